@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             exit_code = EXIT_USER_ERROR if isinstance(cause, UserError) else EXIT_CRASHED
         finally:
             if not await service.let_go():
-                log.warning("an async reward function has not ended though it was cancelled; ending without it")
+                log.warning("an async reward function did not end although it was cancelled; exiting without it")
                 logging.shutdown()
                 os._exit(exit_code)
         return exit_code

@@ -73,13 +73,13 @@ def build_app(
         {415: "Not declared as JSON", 429: "Too many requests are under way; Retry-After says when to come back"}
     )
 
-    @app.get("/livez", summary="The event loop turns")
+    @app.get("/livez", summary="The event loop is running")
     async def livez() -> Health:
         return Health(status="alive")
 
     @app.get(
         "/readyz",
-        summary="Redis answers, workers are warm, a known sum was judged right",
+        summary="Redis answers, the workers are ready, and the self-test has passed",
         response_model=Health,
         responses=responses({503: "Not yet, or not now"}),
     )
@@ -93,7 +93,7 @@ def build_app(
     async def about_rewarder() -> About:
         return about("rewarder", replica_id=replica_id)
 
-    @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=busy)
+    @app.post("/v1/rewards/check", summary="Import reward functions and describe them", responses=busy)
     async def check_rewards(body: CheckRequest) -> RewardFunctions:
         found = await scorer.check(list(dict.fromkeys(body.reward_funcs)), body.reward_kwargs)
         refused = {name: what.detail for name, what in found.items() if isinstance(what, Refused)}

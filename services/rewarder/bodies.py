@@ -49,9 +49,9 @@ class RewardFunctionInfo(Body):
     name: str
     kind: Kind
     summary: str
-    required_columns: list[list[str]] = Field(description="Of each inner list the dataset needs one column")
-    version: str = Field(default="", description="In force; empty for what comes with headrace")
-    warning: str = Field(default="", description="Why an edit of its module is not in force")
+    required_columns: list[list[str]] = Field(description="The dataset needs one column from each inner list")
+    version: str = Field(default="", description="The version in force; empty for built-ins")
+    warning: str = Field(default="", description="Why an edit of its module is not in force; empty otherwise")
 
 
 class RewardFunctions(Body):
@@ -95,7 +95,7 @@ class Rows(Body):
     chat_template_kwargs: dict[str, Any] = Field(
         default={}, description="Passed to the chat template of reward models; as in a run"
     )
-    timeout_s: float = Field(default=30.0, gt=0, le=600, description="Deadline of each function")
+    timeout_s: float = Field(default=30.0, gt=0, le=600, description="Deadline of each function, in seconds")
 
     @field_validator("prompts", "completions")
     @classmethod
@@ -175,7 +175,7 @@ class ScoreRequest(Rows):
 
     reward_funcs: list[RewardName] = Field(min_length=1, max_length=MAX_REWARD_FUNCS)
     reward_weights: list[Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT)]] | None = Field(
-        default=None, max_length=MAX_REWARD_FUNCS, description="One a function; all 1.0 if left out"
+        default=None, max_length=MAX_REWARD_FUNCS, description="One per function; all 1.0 if left out"
     )
     reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
 
@@ -210,8 +210,8 @@ class OutcomeBody(Body):
     weight: float
     detail: str
     latency_s: float
-    components: dict[str, float] = Field(description="What the value was made of, where the function says so")
-    version: str = Field(description="Of the function: the same code or endpoint has the same")
+    components: dict[str, float] = Field(description="The parts of the value, if the function reports them")
+    version: str = Field(description="The function's version; the same code or endpoint has the same version")
 
 
 class ScoreReply(Body):

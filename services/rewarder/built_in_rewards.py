@@ -64,7 +64,7 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "reasoning_accuracy_reward": BuiltIn(
         "reasoning_accuracy:reasoning_accuracy_reward",
-        "accuracy_reward of what follows the reasoning; 0.0 if the reasoning does not end",
+        "accuracy_reward of the text after the reasoning; 0.0 if the reasoning does not end",
         _GOLD,
         {"reasoning_delimiters": Option("a list of text", may_be_empty=False)},
     ),
@@ -112,7 +112,7 @@ BUILT_INS: dict[str, BuiltIn] = {
     ),
     "think_format_reward": BuiltIn(
         "think_format:think_format_reward",
-        "1.0 if the reasoning stands between <think> and </think>, 0.0 if not",
+        "1.0 if the completion starts with its reasoning between <think> and </think>, 0.0 if not",
     ),
     "soft_overlong_punishment_reward": BuiltIn(
         "overlong:soft_overlong_punishment_reward",
@@ -152,10 +152,11 @@ def unknown_name(name: str) -> UserError:
     known = ", ".join(BUILT_INS)
     if ":" not in name and "." in name:
         module, _, attribute = name.rpartition(".")
-        return UserError(f"'{name}' is no built-in reward; did you mean '{module}:{attribute}'?")
+        return UserError(f"'{name}' is not a built-in reward; did you mean '{module}:{attribute}'?")
     near = nearest(name, [*BUILT_INS, *ALIASES])
     hint = f" Did you mean '{near}'?" if near else ""
     return UserError(
-        f"'{name}' is no built-in reward.{hint} A function of your own is named 'package.module:function'; an endpoint "
-        f"is registered with POST /v1/rewards, and tried with POST /v1/rewards/NAME/test. Built in are: {known}"
+        f"'{name}' is not a built-in reward.{hint} A function of your own is named 'package.module:function'; an "
+        f"endpoint is registered with POST /v1/rewards, and tried with POST /v1/rewards/NAME/test. "
+        f"The built-ins are: {known}"
     )

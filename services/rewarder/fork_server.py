@@ -28,7 +28,7 @@ _START_TIMEOUT_S = 60.0
 _JOIN_TIMEOUT_S = 5.0
 _UNKNOWN = 255
 """The exit code that multiprocessing returns if it could not read one."""
-_NOBODY_KNOWS = "it ended, and nobody could say how"
+_NOBODY_KNOWS = "it ended, and its exit code is not known"
 # Process.start reads the exit codes of all ended processes. Each can be read only once: a second reader gets 255.
 _exit_codes = threading.Lock()
 
@@ -61,7 +61,7 @@ class StartedWorker:
     def how_it_ended(self) -> str:
         """Return text that continues "its worker process died:". Blocks for a few seconds until the process ends."""
         if not self.wait(_JOIN_TIMEOUT_S):
-            return "it does not end, not even when killed"
+            return "it does not end, even when it is killed"
         if not _exit_codes.acquire(timeout=_JOIN_TIMEOUT_S):
             return _NOBODY_KNOWS  # another thread holds the lock, waiting for a fork server that hangs
         try:
@@ -73,7 +73,7 @@ class StartedWorker:
         if exit_code is None:
             return _NOBODY_KNOWS
         if exit_code == _UNKNOWN and not _is_running(self._server_pid):
-            return "its fork server ended, and took it along"
+            return "its fork server ended, and so it ended too"
         return describe_exit(exit_code)
 
 
@@ -115,7 +115,8 @@ def describe_exit(exit_code: int) -> str:
         return f"it ended with exit status {exit_code}"
     name = signal_name(-exit_code)
     hints = {
-        "SIGKILL": " (if nobody did that, the machine or its container ran out of memory; the kernel's log says so)",
+        "SIGKILL": " (if this was not on purpose, the machine or its container ran out of memory; the kernel's log "
+        "says so)",
         "SIGXCPU": " (it used up its processor time)",
     }
     return f"it was killed by {name}{hints.get(name, '')}"

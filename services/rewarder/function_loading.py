@@ -32,7 +32,7 @@ def check_name(name: str) -> None:
     if ":" not in name:
         raise unknown_name(name)
     if not _NAME.fullmatch(name):
-        raise UserError(f"'{name}' is no 'package.module:function'")
+        raise UserError(f"'{name}' is not of the form 'package.module:function'")
 
 
 def load_function(name: str, *, places: RewardPlaces, sources: Sources | None = None) -> RewardFunction:
@@ -87,7 +87,7 @@ def _function(module: ModuleType, attribute: str, places: RewardPlaces) -> Rewar
         raise UserError(_no_such_function(module, attribute))
     if not callable(function) or inspect.isclass(function):
         raise UserError(
-            f"'{attribute}' in module {module.__name__} is no function; its type is {type(function).__name__}"
+            f"'{attribute}' in module {module.__name__} is not a function; its type is {type(function).__name__}"
         )
     if (home := foreign_home(attribute, module, places)) is not None:
         raise UserError(

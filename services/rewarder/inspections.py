@@ -60,10 +60,10 @@ class Inspections:
                 reply = await self._ask_new_process(Inspect(function, dict(kwargs or {}), sources))
         except TimeoutError:
             if not is_begun:
-                return Refused(f"{module} had to wait for {shown_s} s while others were imported; try again")
+                return Refused(f"{module} had to wait for {shown_s} s until other modules were imported; try again")
             return Refused(f"importing {module} took longer than {shown_s} s")
         if not isinstance(reply, Inspected | Refused):
-            return Refused(f"the reward worker said {type(reply).__name__}")
+            return Refused(f"the reward worker sent an unexpected {type(reply).__name__}")
         return reply
 
     async def _ask_new_process(self, request: Inspect) -> Reply:

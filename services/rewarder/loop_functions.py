@@ -111,7 +111,7 @@ class LoopFunctions:
             if module in self._overdue and not self._overdue[module].done():
                 # The old import holds Python's lock of the module, so importing any version of it would wait too.
                 detail = f"importing {module} took longer than {self._import_timeout_s:g} s and has not ended since"
-                raise RewardFailure("timeout", f"{detail}; mend what it waits for, or start the rewarder again")
+                raise RewardFailure("timeout", f"{detail}; fix the cause of the wait, or restart the rewarder")
             loading = self._start_loading(name, sources)
             loaded = asyncio.wrap_future(loading)
             try:

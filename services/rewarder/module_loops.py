@@ -95,7 +95,7 @@ class ModuleLoops:
         self._blocked.setdefault(loop.module, []).append(loop)
         log.error(
             "reward module %s: %s has blocked its event loop for %.1f s; %s. The next call of the module gets a new "
-            "loop, and what was begun on this one ends at its deadline. It is here:\n%s",
+            "loop, and the calls on this one end at their deadlines. Its stack:\n%s",
             loop.module,
             loop.where(),
             time.monotonic() - turn_began_at,

@@ -80,7 +80,7 @@ class ModuleWatch:
         self._handled[module] = seen
         gone = [Path(file.path).name for file, there in zip(files, state, strict=True) if there is None]
         if gone:
-            self._functions.warn(module, f"{', '.join(gone)} has vanished")
+            self._functions.warn(module, f"{', '.join(gone)} cannot be found")
         elif await asyncio.to_thread(is_on_disk, files):
             self._functions.take_back_warning(module)
             self._retries.pop(module, None)

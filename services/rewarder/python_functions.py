@@ -125,7 +125,7 @@ class PythonFunctions:
             usable, refused = await self._inspect_all(others, left_s, sources=inspected.sources)
             if refused:
                 lost, why = ", ".join(sorted(refused)), next(iter(refused.values()))
-                return Refused(f"{module} was edited, and a run uses {lost}, which cannot be had from it now: {why}")
+                return Refused(f"{module} was edited, and a run uses {lost}, which cannot be used any more: {why}")
             if await self._put_in_force(module, before, ModuleVersion(inspected.sources, usable | {name: inspected})):
                 return _without_columns_of(kwargs, inspected)
         return Refused(f"the files of {module} are being changed; try again when they are saved")
@@ -211,7 +211,7 @@ class PythonFunctions:
             return False
         self.take_back_warning(module)
         if now is not None and now is not self._modules[module]:
-            log.info("reward module %s was edited and is imported anew: version %s", module, _version(version))
+            log.info("reward module %s was edited and is imported again: version %s", module, _version(version))
             self._loop_functions.forget(module)
             self._pool.renew()
         return True

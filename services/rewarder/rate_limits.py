@@ -80,7 +80,7 @@ def check_names(limits: Mapping[str, CallLimits]) -> None:
             check_name(name)
         except UserError as error:
             raise ValueError(
-                f"{error}. These are limits of functions in Python; an endpoint has its own, in what is registered"
+                f"{error}. These are limits of Python functions; an endpoint has its limits in its specification"
             ) from error
 
 

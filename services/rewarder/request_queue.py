@@ -100,11 +100,11 @@ class RequestQueue:
     async def _refuse(self, send: Send, error: TurnedAwayError) -> None:
         retry_after_s = self._retry_after_s()
         if isinstance(error, WaitedTooLongError):
-            what = f"This request {error}, and others were before it"
+            what = f"This request {error}, while others were before it"
         else:
             what = (
-                f"{self._max_inflight} requests are worked on and {self._max_queued} wait, which is all that this "
-                "rewarder takes"
+                f"{self._max_inflight} requests are being handled and {self._max_queued} wait, which is the limit of "
+                "this rewarder"
             )
         detail = f"{what}: come back in {retry_after_s} s, or send fewer and larger batches."
         body = problem(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests", detail)

@@ -165,7 +165,7 @@ def arguments_for(
     missing = [name for name in required(parameters) if name not in arguments]
     if "completion_ids" in missing:
         raise CallError(
-            "needs 'completion_ids', which only a run has by itself: send it in the request, "
+            "needs 'completion_ids', which only a run sets by itself: send it in the request, "
             "one list of token ids for each completion"
         )
     if missing:
@@ -193,7 +193,7 @@ def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str |
     unknown = [name for name in kwargs if name not in names]
     if not unknown:
         return None
-    takes = f"it takes: {', '.join(names)}" if names else "it takes none but what every function is given"
+    takes = f"it takes: {', '.join(names)}" if names else "it takes only the arguments that every function is given"
     return f"takes no argument {_quoted(unknown)}, which reward_kwargs gives it; {takes}"
 
 
@@ -269,7 +269,7 @@ def _judge_one(value: object) -> Verdict:
     except Exception:  # noqa: BLE001  user code: any object can be in the list
         result = None
     if result is None:
-        return Verdict("invalid", None, printable(f"returned {type(value).__name__} where a number belongs"))
+        return Verdict("invalid", None, printable(f"returned {type(value).__name__} instead of a number"))
     if not math.isfinite(result):
         return Verdict(
             "invalid", None, f"returned {result}; return None for a completion the function does not apply to"

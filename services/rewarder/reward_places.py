@@ -129,7 +129,9 @@ def parse_modules(text: str) -> tuple[str, ...]:
     names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"'{name}' is no name of a module; write such as my_package.rewards, separated by commas")
+            raise ValueError(
+                f"'{name}' is not the name of a module; write for example my_package.rewards, separated by commas"
+            )
         if name.partition(".")[0] in sys.stdlib_module_names:
             raise ValueError(
                 f"{name} is part of Python's standard library, and anyone with a key could call all of it; write a "

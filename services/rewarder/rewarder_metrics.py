@@ -27,7 +27,7 @@ class RewarderMetrics:
         self._keys_file_broken = keys_file_gauge(self.registry)
         self.seconds = Histogram(
             "headrace_reward_seconds",
-            "Time one reward function took for one group, waiting for its turn not included: 0 for an overload, "
+            "Time one reward function took for one group, without the wait for its turn: 0 for an overload, "
             "the deadline for a timeout. By its most frequent outcome",
             ["function", "outcome"],
             buckets=SECONDS,
@@ -35,11 +35,11 @@ class RewarderMetrics:
         )
         self.outcomes = Counter(
             "headrace_reward_outcomes",
-            "Completions by what a function said",
+            "Completions by a function's outcome",
             ["function", "outcome"],
             registry=self.registry,
         )
-        self.groups = Counter("headrace_reward_groups", "Groups by how they left", ["end"], registry=self.registry)
+        self.groups = Counter("headrace_reward_groups", "Groups by how they ended", ["end"], registry=self.registry)
         self.groups_in_flight = Gauge("headrace_reward_groups_in_flight", "Groups being scored", registry=self.registry)
         self.in_flight = Gauge(
             "headrace_reward_calls_in_flight",
@@ -49,7 +49,7 @@ class RewarderMetrics:
         )
         self.queued = Gauge(
             "headrace_reward_queue_depth",
-            "What waits: calls for a worker, or for a function's limits; requests for their turn. By who wants it",
+            "Calls that wait for a worker or for a function's limits, and requests that wait for their turn, by lane",
             ["queue", "lane"],
             registry=self.registry,
         )
@@ -57,12 +57,15 @@ class RewarderMetrics:
             self.queued.labels(queue, lane)  # 0 from the start
         self.value_mean = Gauge(
             "headrace_reward_value_mean",
-            "Mean of what a function scored, over about the last thousand completions",
+            "Mean of a function's values over about the last thousand completions",
             ["function"],
             registry=self.registry,
         )
         self.value_std = Gauge(
-            "headrace_reward_value_std", "Standard deviation of the same", ["function"], registry=self.registry
+            "headrace_reward_value_std",
+            "Standard deviation of a function's values over about the last thousand completions",
+            ["function"],
+            registry=self.registry,
         )
         self.worker_kills = Counter(
             "headrace_reward_worker_kills", "Workers replaced, by reason", ["reason"], registry=self.registry
@@ -78,13 +81,13 @@ class RewarderMetrics:
         )
         self.endpoint_breaker = Gauge(
             "headrace_reward_endpoint_breaker_state",
-            "0 closed, 1 half-open: one request tries it, 2 open: it is left alone",
+            "0 closed, 1 half-open: one request tests it, 2 open: it is not called",
             ["endpoint"],
             registry=self.registry,
         )
         self.endpoint_retries = Counter(
             "headrace_reward_endpoint_retries",
-            "Requests sent again, by what came of the try before: connection, 429, 502, 503 or 504",
+            "Requests sent again, by the result of the previous try: connection, 429, 502, 503 or 504",
             ["endpoint", "reason"],
             registry=self.registry,
         )

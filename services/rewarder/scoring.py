@@ -25,7 +25,7 @@ from shared.messages import RewardOutcome, is_failure
 
 log = logging.getLogger(__name__)
 
-_TAKES_NO_KWARGS = "is no Python function and takes no reward_kwargs; leave its entry out"
+_TAKES_NO_KWARGS = "is not a Python function and takes no reward_kwargs; remove its entry"
 _MAX_TRACES = 1000
 """Each distinct failure is logged once, with its trace. The set of logged failures is cleared at this size."""
 

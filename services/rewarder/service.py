@@ -209,7 +209,7 @@ class RewarderService:
             try:
                 await self._watch.run()
             except Exception:
-                log.exception("edited reward modules could not be looked for; trying again")
+                log.exception("the search for edited reward modules failed; trying again")
                 await asyncio.sleep(self._settings.reward_reload_every_s)
 
     async def _stop(self, work: "asyncio.Task[None]") -> None:
@@ -251,7 +251,7 @@ class RewarderService:
         if self._starting is not None:
             return self._starting
         if self._pool.num_alive == 0:
-            return "no reward worker is up"
+            return "no reward worker is running"
         try:
             async with asyncio.timeout(_PING_TIMEOUT_S):
                 await cast("Any", self._redis).ping()

@@ -24,7 +24,9 @@ class SandboxSettings(BaseSettings):
 
     sandbox: Kind = Field(default="bubblewrap", description="Where generated code runs: bubblewrap, or docker")
     bwrap: str = Field(default="", description="Path of bubblewrap; looked up in PATH if empty")
-    sandbox_python: str = Field(default="", description="Python for generated code in bubblewrap; found if empty")
+    sandbox_python: str = Field(
+        default="", description="Python for generated code in bubblewrap; found automatically if empty"
+    )
     sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
 
     def choice_for(self, num_workers: int) -> SandboxChoice:
@@ -42,7 +44,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     )
     reward_modules: str = Field(
         default="",
-        description="Installed modules whose functions may be rewards, each with all below it, separated by commas",
+        description="Installed modules whose functions may be rewards, each with its submodules, separated by commas",
     )
     num_reward_workers: int = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2),
@@ -55,18 +57,18 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     queue_timeout_s: float = Field(default=300.0, gt=0, description="Longest wait for a free worker, then `overload`")
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a reward function's module")
     check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/rewards/check")
-    poll_every_s: float = Field(default=0.25, gt=0, description="How often to look for runs")
-    drain_s: float = Field(default=5.0, ge=0, description="How long running groups may finish after SIGTERM")
+    poll_every_s: float = Field(default=0.25, gt=0, description="Seconds between two looks for runs")
+    drain_s: float = Field(default=5.0, ge=0, description="How long groups in flight may finish after SIGTERM")
     reward_reload_every_s: float = Field(
         default=1.0,
         ge=0,
-        description="How often reward modules are looked at for edits; 0 to take edits at checks only",
+        description="Seconds between two looks for edits of reward modules; 0 to read edits only at checks",
     )
     reward_model_device: str = Field(
         default="auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto is cuda if there is a GPU, else cpu"
     )
     reward_model_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="Of reward models; auto is the one they were saved in"
+        default="auto", description="Data type of reward models; auto is the one they were saved in"
     )
     reward_model_max_batch_tokens: int = Field(
         default=16384, ge=1, description="Tokens of one forward pass of a reward model, with padding"
@@ -81,9 +83,13 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     )
     reward_allowed_networks: str = Field(default="", description="Networks that reward endpoints may be in")
     reward_allowed_ports: str = Field(default="80,443", description="Ports of reward endpoints, such as 443,8000-8999")
-    reward_secrets_dir: Path | None = Field(default=None, description="Directory with one file a secret for endpoints")
-    reward_ca_file: Path | None = Field(default=None, description="Certificates that endpoints are checked against")
-    reward_max_answer_bytes: int = Field(default=MIB, ge=1024, description="Longer answers of endpoints: `invalid`")
+    reward_secrets_dir: Path | None = Field(
+        default=None, description="Directory with one file per secret for endpoints"
+    )
+    reward_ca_file: Path | None = Field(default=None, description="CA certificates that endpoints are verified with")
+    reward_max_answer_bytes: int = Field(
+        default=MIB, ge=1024, description="Longest answer of an endpoint; a longer one is `invalid`"
+    )
 
     def outbound_rules(self) -> OutboundRules:
         """Return the rules for URLs of reward endpoints; raises ValueError."""
@@ -97,7 +103,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         default={}, description='JSON: limits of Python functions by name, such as {"my_rewards:judge": {...}}'
     )
     max_inflight_requests: int = Field(
-        default=64, ge=1, description="Requests that score, check or test rewards and are worked on at a time"
+        default=64, ge=1, description="Requests that score, check or test rewards and are handled at a time"
     )
     max_queued_requests: int = Field(default=256, ge=0, description="Such requests that may wait; more get a 429")
 
@@ -140,14 +146,14 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
             if path is not None:
                 ssl.create_default_context(cafile=str(path))
         except OSError as error:  # SSLError is an OSError
-            raise ValueError(f"{path} holds no certificates that can be read") from error
+            raise ValueError(f"{path} does not hold certificates that can be read") from error
         return path
 
     @field_validator("reward_secrets_dir")
     @classmethod
     def _the_secrets_are_in_a_directory(cls, path: Path | None) -> Path | None:
         if path is not None and not path.is_dir():
-            raise ValueError(f"{path} is no directory; name one with one file a secret")
+            raise ValueError(f"{path} is not a directory; name one with one file per secret")
         return path
 
     @field_validator("reward_modules")
@@ -161,5 +167,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     def _reward_directories_exist(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
         missing = [str(path) for path in paths if not path.is_dir()]
         if missing:
-            raise ValueError(f"{', '.join(missing)} is no directory; name existing ones, separated by '{os.pathsep}'")
+            raise ValueError(
+                f"{', '.join(missing)} is not a directory; name existing ones, separated by '{os.pathsep}'"
+            )
         return tuple(path.resolve() for path in paths)

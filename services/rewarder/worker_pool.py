@@ -239,7 +239,7 @@ class WorkerPool:
                 self._release(waiter.result())
             if isinstance(error, TimeoutError):
                 detail = (
-                    f"no reward worker got free within {self._queue_timeout_s:g} s; set HEADRACE_NUM_REWARD_WORKERS"
+                    f"no reward worker became free within {self._queue_timeout_s:g} s; set HEADRACE_NUM_REWARD_WORKERS"
                 )
                 raise RewardFailure("overload", detail) from error
             raise

@@ -65,16 +65,16 @@ class WorkerProcess:
                 reply = await worker.receive()
         except TimeoutError as error:
             await worker.kill()
-            raise WorkerStartError(f"it did not set itself up within {_SET_UP_TIMEOUT_S:g} s") from error
+            raise WorkerStartError(f"it was not ready within {_SET_UP_TIMEOUT_S:g} s") from error
         except WorkerDiedError as error:
             how = await worker.kill()
-            raise WorkerStartError(f"while it set itself up, {error.why or how}") from error
+            raise WorkerStartError(f"during its setup, {error.why or how}") from error
         except BaseException:
             await worker.kill()
             raise
         if not isinstance(reply, Ready):
             await worker.kill()
-            raise WorkerStartError(f"a new worker said {type(reply).__name__}")
+            raise WorkerStartError(f"a new worker sent an unexpected {type(reply).__name__}")
         return worker
 
     @property
@@ -113,12 +113,12 @@ class WorkerProcess:
         try:
             (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             if num_bytes > MAX_FRAME_BYTES:
-                raise WorkerDiedError(f"it wanted to answer {num_bytes} bytes, and was killed")
+                raise WorkerDiedError(f"it tried to send {num_bytes} bytes, and was killed")
             reply: Reply = decode_reply(await self._reader.readexactly(num_bytes))
         except (asyncio.IncompleteReadError, OSError) as error:
             raise WorkerDiedError from error
         except msgspec.DecodeError as error:  # user code can reach the socket and write to it
-            raise WorkerDiedError("it said what cannot be read, and was killed") from error
+            raise WorkerDiedError("it sent an invalid reply, and was killed") from error
         return reply
 
     async def kill(self) -> str:

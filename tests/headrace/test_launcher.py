@@ -180,10 +180,10 @@ def test_when_the_run_api_refuses_everything_ends_with_its_message(rig: Launcher
 
 
 def test_when_the_rewarder_refuses_to_start_nothing_is_said_to_be_up(rig: LauncherRig) -> None:
-    rig.order("rewarder", exit=2, message="HEADRACE_REWARD_LIMITS: 'judge' is no built-in reward")
+    rig.order("rewarder", exit=2, message="HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward")
     launcher = rig.launch()
     assert launcher.wait(timeout=PATIENCE_S) == 1
-    assert "rewarder gave up: HEADRACE_REWARD_LIMITS: 'judge' is no built-in reward" in rig.output()
+    assert "rewarder gave up: HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward" in rig.output()
     assert "headrace cannot run without rewarder" in rig.output()
     assert "headrace is up" not in rig.output()
     assert "the rest goes on" not in rig.output()

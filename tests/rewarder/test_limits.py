@@ -92,7 +92,7 @@ async def test_more_requests_than_fit_get_a_429_and_those_that_wait_are_answered
     assert refused.status_code == 429, refused.text
     assert refused.headers["content-type"] == "application/problem+json"
     assert int(refused.headers["retry-after"]) >= 1
-    assert "2 requests are worked on and 1 wait" in refused.json()["detail"]
+    assert "2 requests are being handled and 1 wait" in refused.json()["detail"]
     large = await client.post("/v1/score", json=body(user("one"), text="x" * 7_000_000))
     assert large.status_code == 429, "also who sends a large body reads why"
     assert (await client.post("/v1/rewards/nobody/test", json={})).status_code == 429
@@ -159,7 +159,7 @@ async def test_a_function_is_called_no_more_often_a_minute_than_its_limit(
         ("{", "HEADRACE_REWARD_LIMITS: it is not JSON"),
         ('{"my_rewards:judge": {"max_concurency": 1}}', "HEADRACE_REWARD_LIMITS"),
         ('{"my_rewards:judge": {"max_concurrency": 0}}', "greater than or equal to 1"),
-        ('{"judge": {"max_concurrency": 1}}', "HEADRACE_REWARD_LIMITS: 'judge' is no built-in reward"),
+        ('{"judge": {"max_concurrency": 1}}', "HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward"),
     ],
 )
 def test_limits_that_cannot_be_read_are_a_sentence_and_exit_status_2(

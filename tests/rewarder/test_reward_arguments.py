@@ -138,7 +138,7 @@ def test_what_is_listed_needs_what_it_needs_without_arguments(rewarder: Rewarder
 
 def test_what_is_no_python_function_takes_no_arguments(rewarder: RewarderProcess) -> None:
     body: dict[str, Any] = {"reward_funcs": ["org/model"], "reward_kwargs": {"org/model": {"scale": 2}}}
-    says = "is no Python function and takes no reward_kwargs; leave its entry out"
+    says = "is not a Python function and takes no reward_kwargs; remove its entry"
     refused = post(rewarder, "/v1/rewards/check", body)
     assert refused.status_code == 422
     assert refused.json()["errors"] == [{"field": "org/model", "message": f"org/model {says}"}]

@@ -105,16 +105,16 @@ def test_good_functions_are_told_apart(client: httpx.Client) -> None:
     [
         (
             "acuracy_reward",
-            "'acuracy_reward' is no built-in reward. Did you mean 'accuracy_reward'? A function of your own",
+            "'acuracy_reward' is not a built-in reward. Did you mean 'accuracy_reward'? A function of your own",
         ),
-        ("my_rewards.judge", "'my_rewards.judge' is no built-in reward; did you mean 'my_rewards:judge'?"),
+        ("my_rewards.judge", "'my_rewards.judge' is not a built-in reward; did you mean 'my_rewards:judge'?"),
         (
             "my_rewards:judge",
             "no module named my_rewards: put my_rewards.py into one of the directories of HEADRACE_REWAR",
         ),
-        ("os.path:no such", "'os.path:no such' is no 'package.module:function'"),
+        ("os.path:no such", "'os.path:no such' is not of the form 'package.module:function'"),
         (user("exakt"), "module rewards_under_test has no function exakt. Did you mean exact? It has: one, exact,"),
-        (user("NOT_A_FUNCTION"), "'NOT_A_FUNCTION' in module rewards_under_test is no function; its type is int"),
+        (user("NOT_A_FUNCTION"), "'NOT_A_FUNCTION' in module rewards_under_test is not a function; its type is int"),
         (
             "needy_rewards:one",
             "module needy_rewards imports no_such_package_anywhere, which is not installed where the",
@@ -262,12 +262,12 @@ def test_json_that_is_no_object_is_a_422(client: httpx.Client, body: str) -> Non
 def test_what_a_function_needs_and_the_request_lacks_is_asked_for(client: httpx.Client) -> None:
     reply = score(client, reward_funcs=["soft_overlong_punishment_reward"])
     assert reply.json()["outcomes"][0][0]["detail"] == (
-        "needs 'completion_ids', which only a run has by itself: send it in the request, "
+        "needs 'completion_ids', which only a run sets by itself: send it in the request, "
         "one list of token ids for each completion"
     )
     reply = score(client, reward_funcs=["soft_overlong_punishment_reward"], completion_ids=[[1], [2]])
     assert reply.json()["outcomes"][0][0]["detail"] == (
-        "needs 'max_completion_length', which only a run has by itself: send it in the request"
+        "needs 'max_completion_length', which only a run sets by itself: send it in the request"
     )
 
 

@@ -135,7 +135,7 @@ def test_help_needs_nothing_heavy_and_no_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"HEADRACE_REWARD_PATH": "/no/such/place"}, "HEADRACE_REWARD_PATH: /no/such/place is no directory"),
+        ({"HEADRACE_REWARD_PATH": "/no/such/place"}, "HEADRACE_REWARD_PATH: /no/such/place is not a directory"),
         ({"HEADRACE_NUM_REWARD_WORKERS": "0"}, "HEADRACE_NUM_REWARD_WORKERS: "),
         ({"HEADRACE_HOST": "0.0.0.0", "HEADRACE_API_KEY": ""}, "HEADRACE_API_KEY"),
     ],

@@ -23,7 +23,7 @@ from tests.eventually import eventually
 from tests.rewarder.conftest import LIMITS, RewarderProcess, call_with, descendants, is_running, user, wait_for
 
 ONE = msgspec.msgpack.encode(call_with("a"))
-KILLED = "it was killed by SIGKILL (if nobody did that, the machine or its container ran out of memory; the kernel's"
+KILLED = "it was killed by SIGKILL (if this was not on purpose, the machine or its container ran out of memory; the"
 
 
 def fork_servers(pid: int) -> set[int]:
@@ -217,7 +217,7 @@ async def test_what_nobody_foresaw_in_the_background_is_not_hidden(
     [
         (0, "it ended with exit status 0"),
         (255, "it ended with exit status 255"),
-        (-9, f"{KILLED} log says so)"),
+        (-9, f"{KILLED} kernel's log says so)"),
         (-11, "it was killed by SIGSEGV"),
         (-24, "it was killed by SIGXCPU (it used up its processor time)"),
         (-150, "it was killed by signal 150"),

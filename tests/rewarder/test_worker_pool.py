@@ -181,7 +181,7 @@ async def test_the_deadline_of_a_check_includes_waiting_for_other_imports(
     checks = [asyncio.create_task(pool.inspections.inspect("held:f", timeout_s=600)) for _ in range(2)]
     await eventually(lambda: held.num_held == 2)
     refused = await pool.inspections.inspect("quick:f", timeout_s=0.1)
-    assert refused == Refused("quick had to wait for 0.1 s while others were imported; try again")
+    assert refused == Refused("quick had to wait for 0.1 s until other modules were imported; try again")
     for check in checks:
         check.cancel()
     await asyncio.gather(*checks, return_exceptions=True)

@@ -86,7 +86,7 @@ async def test_a_check_takes_in_no_edit_that_lacks_what_a_run_uses(files: Files,
     files.write("m", ONE)
     in_use.add("m:other")
     assert await files.functions.inspect("m:one") == Refused(
-        "m was edited, and a run uses m:other, which cannot be had from it now: module m has no function other"
+        "m was edited, and a run uses m:other, which cannot be used any more: module m has no function other"
     )
     assert files.in_force("m") == BOTH
     in_use.clear()

@@ -131,14 +131,16 @@ async def test_who_finds_the_queue_full_and_who_waits_in_vain_are_told_what_happ
     await turn_loop()
     full = Client(b"2")
     await full.ask(queue)
-    assert "1 requests are worked on and 0 wait, which is all that this rewarder takes" in full.problem()["detail"]
+    assert "1 requests are being handled and 0 wait, which is the limit of this rewarder" in full.problem()["detail"]
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
     queue, _ = queue_before(application, queue_timeout_s=0.01)
     working, late = Client(b"1").ask(queue), Client(b"2")
     await turn_loop()
     await late.ask(queue)
-    assert "This request waited 0.01 s for its turn: 1 at a time, and others were before it" in late.problem()["detail"]
+    assert (
+        "This request waited 0.01 s for its turn: 1 at a time, while others were before it" in late.problem()["detail"]
+    )
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
 

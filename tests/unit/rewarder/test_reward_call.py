@@ -114,7 +114,7 @@ def test_a_misspelt_built_in_is_told_what_else_a_name_can_be() -> None:
 def test_a_call_without_token_ids_is_told_to_send_them() -> None:
     def function(completion_ids: Any, **_: Any) -> None: ...
 
-    with pytest.raises(CallError, match="needs 'completion_ids', which only a run has by itself: send it in the req"):
+    with pytest.raises(CallError, match="needs 'completion_ids', which only a run sets by itself: send it in the req"):
         arguments_for(function, RewardCall(prompts=["p"], completions=["a"], columns={}))
 
 
@@ -192,7 +192,7 @@ def test_what_is_no_list_of_the_right_length_is_invalid_for_all(returned: object
 def test_a_verdict_is_taken_from_a_built_in_alone() -> None:
     verdict = Verdict("scored", 0.5, components={"style": 0.5})
     assert judge([verdict], 1, is_built_in=True) == [verdict]
-    assert judge([verdict], 1) == [Verdict("invalid", None, "returned Verdict where a number belongs")]
+    assert judge([verdict], 1) == [Verdict("invalid", None, "returned Verdict instead of a number")]
 
 
 def test_a_plain_function_that_returns_a_coroutine_is_told_to_say_async() -> None:
