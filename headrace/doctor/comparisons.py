@@ -34,12 +34,12 @@ def _headrace(found: Mapping[str, About]) -> list[Finding]:
                 ASKED,
                 "releases",
                 f"run different releases of headrace: {_listed(by_release)}",
-                "bring all to one release: docs/operations.md, Upgrading",
+                "install one release everywhere: docs/operations.md, Upgrading",
             )
         ]
     findings = [ok(ASKED, "releases", f"headrace {release}") for release in by_release]
     if by_release and VERSION not in by_release:
-        findings.append(note("doctor", "releases", f"this command is of headrace {VERSION}"))
+        findings.append(note("doctor", "releases", f"this command is from headrace {VERSION}"))
     return findings
 
 
@@ -51,7 +51,7 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
                 ASKED,
                 "wire",
                 f"write messages of different schema versions: {_listed(by_version)}",
-                "messages of another version are buried as dead letters: stop the run, bring all to one release",
+                "messages of another version are buried as dead letters: stop the run, install one release everywhere",
             )
         ]
     if by_version and str(SCHEMA_VERSION) not in by_version:
@@ -62,7 +62,7 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
 def _torch(pushing: Mapping[str, About]) -> list[Finding]:
     """Compare torch's releases without the build suffix, as the join does (services/trainer/push/fleet.py)."""
     told = {name: about.torch.partition("+")[0] for name, about in pushing.items() if about.torch}
-    do = "install the same in both: the join of a weight push refuses the others"
+    do = "install the same release in both: the join of a weight push refuses others"
     return _one_release("torch", told, pushing, do)
 
 
@@ -80,11 +80,11 @@ def _one_release(what: str, told: Mapping[str, str], pushing: Mapping[str, About
     silent = ", ".join(name for name in pushing if name not in told)
     if len(by_release) > 1:
         says = f"have different releases of {what}: {_listed(by_release)}"
-        return [problem(where, what, says + (f"; not told by {silent}" if silent else ""), do)]
+        return [problem(where, what, says + (f"; not reported by {silent}" if silent else ""), do)]
     if not silent:
         return [ok(where, what, f"{what} {release}") for release in by_release]
     known = f"{_listed(by_release)}; " if by_release else ""
-    says = f"{known}{silent}: pip knows of no {what} there, so it was not compared"
+    says = f"{known}{silent}: pip does not know {what} there, so it was not compared"
     return [note(where, what, says, "the join of a weight push compares it too")]
 
 
@@ -93,17 +93,15 @@ def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> lis
     if not seen:
         return []
     if not any(seen.values()):
-        return [
-            note(ASKED, "GPUs", f"none is visible to {listed(list(seen))}: what they compute, they compute on CPUs")
-        ]
+        return [note(ASKED, "GPUs", f"none is visible to {listed(list(seen))}: they compute on CPUs")]
     return [
         ok(name, "GPUs", f"sees {count}")
         if count
         else problem(
             name,
             "GPUs",
-            "sees no GPU, while others do",
-            "give it one (compose: deploy.resources, Kubernetes: nvidia.com/gpu) and look at CUDA_VISIBLE_DEVICES",
+            "sees no GPU, but others do",
+            "give it one (compose: deploy.resources, Kubernetes: nvidia.com/gpu) and check CUDA_VISIBLE_DEVICES",
         )
         for name, count in seen.items()
     ]
@@ -124,15 +122,15 @@ def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
             name,
             "clock",
             f"its clock is {abs(ahead - middle):.0f} s {'ahead of' if ahead > middle else 'behind'} the others'",
-            "synchronise it (NTP, chrony); a step of Redis's clock makes healthy work be done twice, and endpoints "
-            "refuse requests that are signed with the wrong time",
+            "synchronise it (NTP, chrony): if Redis's clock jumps, healthy work is done twice, and endpoints refuse "
+            "requests that are signed with the wrong time",
         )
         for name, ahead in ahead_s.items()
         if abs(ahead - middle) > MAX_CLOCK_SKEW_S
     ]
     if not findings:
         whose = f"{listed(list(ahead_s))} and this machine"
-        findings = [ok("clocks", "clocks", f"those of {whose} differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
+        findings = [ok("clocks", "clocks", f"the clocks of {whose} differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
     if abs(middle) > MAX_CLOCK_SKEW_S:
         findings.append(
             note(
@@ -151,19 +149,21 @@ def disk_findings(name: str, disk: RunsDisk) -> list[Finding]:
                 name,
                 "disk",
                 f"may not write into {disk.path}",
-                "mend the owner of the volume, or name another directory in HEADRACE_RUNS_DIR",
+                "correct the owner of the volume, or name another directory in HEADRACE_RUNS_DIR",
             )
         ]
     make_room = "make room, or lower save_total_limit: a run waits while a checkpoint cannot be written"
     if disk.checkpoint_bytes is not None:
-        next_one = f"{free}; a checkpoint has {sized(disk.checkpoint_bytes)}"
+        next_one = f"{free}; a checkpoint takes {sized(disk.checkpoint_bytes)}"
         if disk.free_bytes < _MARGIN * disk.checkpoint_bytes:
-            return [problem(name, "disk", f"{next_one}, and the next one is written before the oldest goes", make_room)]
+            return [
+                problem(
+                    name, "disk", f"{next_one}, and the next one is written before the oldest is deleted", make_room
+                )
+            ]
         return [ok(name, "disk", next_one)]
     if disk.free_bytes < _ENOUGH_BYTES:
-        return [
-            note(name, "disk", free, "a checkpoint of all weights has 12 bytes a parameter; `headrace plan` says more")
-        ]
+        return [note(name, "disk", free, "a checkpoint of all weights takes 12 bytes a parameter; see `headrace plan`")]
     return [ok(name, "disk", free)]
 
 

@@ -42,8 +42,11 @@ def coverage(
     least = "at least " if generators is None else ""
     silent = [name for name in looked_at if name not in told]
     says = f"{len(told)} of {least}{total}" + (f": {listed(list(told))}" if told else "")
-    says += f"; {listed(silent)} told nothing" if silent else ""
-    return [note(ASKED, "asked", f"{says}; releases, GPUs and disks of others were not looked at"), *about_generators]
+    says += f"; {listed(silent)} did not report" if silent else ""
+    return [
+        note(ASKED, "asked", f"{says}; releases, GPUs and disks of the others were not looked at"),
+        *about_generators,
+    ]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -61,12 +64,12 @@ def _generators(
     is_redis_named: bool,
 ) -> list[Finding]:
     """Return a note on the generators that doctor did not examine."""
-    redis = "" if is_redis_named else "name Redis with --redis-url, which knows where they are, or "
+    redis = "" if is_redis_named else "name Redis with --redis-url, which has their addresses, or "
     do = f"{redis}name each with --generator-url"
     if generators is None:
         if "generator" in looked_at.values():
             return []
-        return [note("generators", "reachable", "not looked at: nobody said where they are", do)]
+        return [note("generators", "reachable", "not looked at: their addresses are unknown", do)]
     seen = {about.replica_id for about in told.values()} | set(looked_at)
     if not (unseen := sorted(name for name, url in generators.items() if name not in seen and url not in urls)):
         return []

@@ -152,9 +152,9 @@ def _unused(targets: Targets) -> list[Finding]:
     if not targets.unused:
         return []
     says = (
-        f"{', '.join(targets.unused)}: set, and not used, for all addresses and keys are those in {targets.directory}"
+        f"{', '.join(targets.unused)}: set but not used, because all addresses and keys come from {targets.directory}"
     )
-    do = "to have it used, name its services with --url, --rewarder-url and --redis-url; otherwise leave it out"
+    do = "to use it, name its services with --url, --rewarder-url and --redis-url; otherwise unset it"
     return [note("doctor", "environment", says, do)]
 
 
@@ -166,7 +166,7 @@ def _not_named(targets: Targets) -> list[Finding]:
         REDIS: (targets.redis_url, "--redis-url, or HEADRACE_REDIS_URL; its password stays in the environment"),
     }
     return [
-        note(name, "reachable", "not looked at: nobody said where it is", f"name it with {option}")
+        note(name, "reachable", "not looked at: its address is unknown", f"name it with {option}")
         for name, (given, option) in missing.items()
         if not given
     ]

@@ -7,10 +7,16 @@ from headrace.argument_checks import seconds
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser."""
-    parser.add_argument("--rewarder-url", action="append", default=[], metavar="URL", help="a rewarder; several times")
     parser.add_argument(
-        "--generator-url", action="append", default=[], metavar="URL", help="a generator; Redis knows those that live"
+        "--rewarder-url", action="append", default=[], metavar="URL", help="a rewarder; may be repeated"
     )
-    parser.add_argument("--redis-url", metavar="URL", help="Redis; better in HEADRACE_REDIS_URL, if it has a password")
+    parser.add_argument(
+        "--generator-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a generator; may be repeated (Redis has the live ones)",
+    )
+    parser.add_argument("--redis-url", metavar="URL", help="Redis; with a password, better in HEADRACE_REDIS_URL")
     parser.add_argument("--timeout-s", type=seconds, default=5.0, metavar="S", help="longest wait for each answer (5)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")

@@ -32,9 +32,9 @@ def _without(one: Looked, key: str) -> Looked:
 def _remedy(key: str, source: str, targets: Targets) -> str:
     if targets.directory:
         return (
-            f"{source or 'it'} is no longer what they were started with: start them again, or name them with --url, "
+            f"{source or 'it'} has changed since they were started: start them again, or name them with --url, "
             "and their keys in the environment"
         )
     return (
-        f"give doctor the deployment's {key}; if this is it, the services were not started again since it was changed"
+        f"give doctor the deployment's {key}; if it has that key, the services were not restarted after a change of it"
     )

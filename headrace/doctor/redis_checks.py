@@ -49,7 +49,7 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
     try:
         client = connect(url)
     except ValueError:  # its text may contain a part of the password
-        return LookedAtRedis([unknown(REDIS, "reachable", "its address cannot be read", "mend it")])
+        return LookedAtRedis([unknown(REDIS, "reachable", "its address cannot be read", "correct it")])
     try:
         if (finding := await why_not_there(client, url, timeout_s=timeout_s)) is not None:
             return LookedAtRedis([finding])
@@ -63,7 +63,7 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
         )
     finally:
         await client.aclose()
-    password = ", and takes the password" if urlsplit(url).password else ""
+    password = ", and accepts the password" if urlsplit(url).password else ""
     findings = [ok(REDIS, "reachable", f"answers{password}"), *at_the_door]
     if isinstance(info, Exception):
         findings.append(_not_allowed("settings", "INFO", info))
@@ -111,7 +111,7 @@ def _version(info: Mapping[str, Any]) -> Finding:
 
 def _role(info: Mapping[str, Any]) -> Finding:
     if info.get("role", "master") != "master":
-        return problem(REDIS, "role", "is a replica, which takes no writes", "give the address of the primary")
+        return problem(REDIS, "role", "is a replica, which refuses writes", "give the address of the primary")
     return ok(REDIS, "role", "is a primary")
 
 
@@ -121,18 +121,18 @@ def _eviction(info: Mapping[str, Any]) -> Finding:
         return problem(
             REDIS,
             "eviction",
-            f"throws keys away when memory is short (maxmemory-policy {policy}), rollouts among them",
-            "set maxmemory-policy noeviction in its configuration and restart the services, which refuse to start on "
-            "it otherwise",
+            f"deletes keys, including rollouts, when memory is short (maxmemory-policy {policy})",
+            "set maxmemory-policy noeviction in its configuration and restart the services, which otherwise refuse to "
+            "start",
         )
     if evicted:
         return problem(
             REDIS,
             "eviction",
-            f"has thrown {evicted} keys away since it started, under another maxmemory-policy than now",
-            "look whether runs say that their state was lost; docs/operations.md, What is lost in which failure",
+            f"has deleted {evicted} keys since it started, under an earlier maxmemory-policy",
+            "check whether runs report that their state was lost; docs/operations.md, What is lost in which failure",
         )
-    return ok(REDIS, "eviction", "noeviction: a full server refuses writes, and keeps what it has")
+    return ok(REDIS, "eviction", "noeviction: a full server refuses writes, and keeps its data")
 
 
 def _persistence(info: Mapping[str, Any]) -> list[Finding]:
@@ -141,7 +141,7 @@ def _persistence(info: Mapping[str, Any]) -> list[Finding]:
             problem(
                 REDIS,
                 "append-only file",
-                "keeps no append-only file: when it ends, runs and rollouts are gone",
+                "keeps no append-only file: when it ends, runs and rollouts are lost",
                 "set appendonly yes in its configuration (not with CONFIG SET) and give it a volume",
             )
         ]
@@ -156,29 +156,31 @@ def _persistence(info: Mapping[str, Any]) -> list[Finding]:
                 REDIS,
                 "append-only file",
                 f"could not write its append-only file ({', '.join(failed)})",
-                "look at the disk of its volume: full, or read-only",
+                "check the disk of its volume: it may be full, or read-only",
             )
         ]
-    return [ok(REDIS, "append-only file", "its append-only file is on, and was last written well")]
+    return [ok(REDIS, "append-only file", "its append-only file is on, and its last write succeeded")]
 
 
 def _memory(info: Mapping[str, Any]) -> Finding:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     limit = most or int(info.get("total_system_memory", 0))
-    whose = "maxmemory" if most else "its machine's memory, as no maxmemory is set"
+    whose = "maxmemory" if most else "its machine's memory, because maxmemory is not set"
     if not limit:
-        return note(REDIS, "memory", f"{sized(used)} in use; it does not say of how much")
+        return note(REDIS, "memory", f"{sized(used)} in use; its limit is unknown")
     says = f"{sized(used)} of {sized(limit)} in use ({used / limit:.0%} of {whose})"
     if used > FULL_SHARE * limit:
         return problem(
             REDIS,
             "memory",
-            f"{says}: when it is full, writes are refused and runs stand still",
+            f"{says}: when it is full, it refuses writes and runs wait",
             "raise maxmemory, or lower max_staleness, groups_per_step or save_steps; delete ended runs. "
-            "`headrace plan` says how much a run needs",
+            "`headrace plan` shows how much a run needs",
         )
     if not most:
-        return note(REDIS, "memory", says, "set maxmemory: a full machine kills Redis, a full Redis only waits")
+        return note(
+            REDIS, "memory", says, "set maxmemory: a full machine kills Redis, but a full Redis only refuses writes"
+        )
     return ok(REDIS, "memory", says)
 
 
@@ -190,7 +192,7 @@ def of_another_deployment(redis: LookedAtRedis, listed: frozenset[str] | None) -
         REDIS,
         "runs",
         f"the trainer's runs ({len(listed)}) are not in this Redis or database: doctor was given another one",
-        "give doctor the HEADRACE_REDIS_URL that the trainer has, with the number of the database",
+        "give doctor the trainer's HEADRACE_REDIS_URL, with the number of the database",
     )
 
 
@@ -201,8 +203,8 @@ def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:
         problem(
             name,
             "lease",
-            "is registered, and has not renewed its lease: it died without saying goodbye, or cannot reach Redis",
-            "look into its log and start it again; what it had in hand is sampled by others",
+            "is registered, but has not renewed its lease: it died suddenly, or cannot reach Redis",
+            "look into its log and start it again; other generators sample its prompts",
         )
         for name in gone
     ]
@@ -215,8 +217,8 @@ def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:
             REDIS,
             "generators",
             "no generator is registered",
-            "start one; one that is starting registers once vLLM is imported. Look whether it has the same "
-            "HEADRACE_REDIS_URL as the trainer",
+            "start one; a generator registers once vLLM is imported. Check that it has the same HEADRACE_REDIS_URL as "
+            "the trainer",
         ),
     ]
 
@@ -244,5 +246,5 @@ async def _fleet(client: Redis) -> list[FleetMember]:
 def _not_allowed(check: str, command: str, error: Exception) -> Finding:
     do = "look into Redis's log, or give it more time with --timeout-s"
     if isinstance(error, NoPermissionError):
-        do = "give doctor a Redis user that may read it: the trainer's may"
+        do = "give doctor a Redis user that may read it, such as the trainer's"
     return unknown(REDIS, check, f"could not be looked at: {command}: {short(error)}", do)

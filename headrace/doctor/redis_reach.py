@@ -50,17 +50,20 @@ async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding
         within = f" within {timeout_s:g} s" if isinstance(error, TimeoutError) else f" ({short(error)})"
         says = f"did not answer{within}"
         if url.startswith("rediss:"):
-            says, do = f"{says}; nor would a Redis without TLS, asked with rediss://", _OWN_ADDRESS
+            says, do = f"{says}; a Redis without TLS does not answer rediss:// either", _OWN_ADDRESS
     elif isinstance(error, InvalidResponse):
-        says, do = f"what listens there is no Redis, but perhaps a web server ({short(error)})", _OWN_ADDRESS
+        says, do = f"the server there is not a Redis, but perhaps a web server ({short(error)})", _OWN_ADDRESS
     elif "CERTIFICATE_VERIFY_FAILED" in str(error):
-        says, do = f"its certificate is not trusted here ({short(error)})", "trust who signed it on this machine"
+        says, do = (
+            f"its certificate is not trusted here ({short(error)})",
+            "make this machine trust the CA that signed it",
+        )
     elif "SSL" in str(error):
-        says, do = f"what listens there does not speak TLS ({short(error)})", _OWN_ADDRESS
+        says, do = f"the server there does not speak TLS ({short(error)})", _OWN_ADDRESS
     elif any(words in str(error) for words in _HUNG_UP):
         says, do = f"hangs up without an answer ({short(error)})", _OWN_ADDRESS
     return problem(
-        REDIS, "reachable", says, do or "start it, mend HEADRACE_REDIS_URL, or look at firewalls and network policies"
+        REDIS, "reachable", says, do or "start it, correct HEADRACE_REDIS_URL, or check firewalls and network policies"
     )
 
 
@@ -72,15 +75,15 @@ async def door(url: str, *, timeout_s: float) -> list[Finding]:
     finally:
         await stranger.aclose()
     if isinstance(seen, AuthenticationError):
-        return [ok(REDIS, "asks for a password", "refuses who shows no password")]
+        return [ok(REDIS, "asks for a password", "refuses clients without a password")]
     if isinstance(seen, NoPermissionError):
-        return [ok(REDIS, "asks for a password", "lets who shows no password read nothing of headrace's")]
+        return [ok(REDIS, "asks for a password", "lets clients without a password read nothing of headrace's")]
     if isinstance(seen, Exception):
         return []
     do = "give its users passwords, the user `default` too (requirepass, or an ACL file as in deploy/redis)"
     if is_loopback(url):
-        return [note(REDIS, "asks for a password", "asks for no password, on an address of this machine alone", do)]
-    says = "asks for no password: whoever reaches it may read what headrace keeps there, and perhaps delete it"
+        return [note(REDIS, "asks for a password", "asks for no password, on an address of this machine only", do)]
+    says = "asks for no password: any client that reaches it may read headrace's data, and perhaps delete it"
     return [problem(REDIS, "asks for a password", says, do)]
 
 

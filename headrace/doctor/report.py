@@ -67,7 +67,7 @@ def last_line(findings: Sequence[Finding], *, took_s: float) -> str:
     parts += [f"{counts['note']} to know"] * bool(counts["note"])
     parts += [f"{counts['unknown']} could not be looked at"] * bool(counts["unknown"])
     parts += [f"{counts['problem']} wrong"] * bool(counts["problem"])
-    return f"{', '.join(parts)}; looked for {took_s:.1f} s"
+    return f"{', '.join(parts)}; took {took_s:.1f} s"
 
 
 def clean(text: str) -> str:

@@ -40,7 +40,7 @@ async def look_at_endpoints(name: str, url: str, asker: Asker, *, key: str) -> l
             name,
             "reward endpoints",
             f"{endpoint} is left alone for now: {state.get('detail') or state.get('breaker')}",
-            f"look whether the endpoint is up; POST /v1/rewards/{endpoint}/test calls it once and shows what it says",
+            f"check whether the endpoint is up; POST /v1/rewards/{endpoint}/test calls it once and shows its answer",
         )
         for endpoint, state in left_alone.items()
     ]

@@ -35,16 +35,14 @@ class LookedAtRuns:
 async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
     """Return the findings on the runs that have not ended, and the generators and rewarders that serve them."""
     if not key:
-        return LookedAtRuns(
-            [note("runs", "list", "not looked at: doctor was given no API key to ask the trainer with")]
-        )
+        return LookedAtRuns([note("runs", "list", "not looked at: doctor has no API key for the trainer")])
     listed = await asker.get_all(f"{api_url}/v1/runs?limit=1000", "runs", key=key)
     if listed.status == HTTPStatus.UNAUTHORIZED:
         return LookedAtRuns([note("runs", "list", "not looked at: the trainer refuses doctor's API key")])
     if listed.status == HTTPStatus.FORBIDDEN:
         return LookedAtRuns([note("runs", "list", f"not looked at: {listed.detail}")])
     if listed.status != HTTPStatus.OK or not isinstance(listed.get("runs"), list):
-        do = "mend what it says; the trainer's log says more"
+        do = "correct the cause; the trainer's log says more"
         return LookedAtRuns([problem("runs", "list", f"GET /v1/runs{_what(listed)}", do)])
     runs = listed.objects("runs")
     failed = [finding for run in runs if (finding := _failed(run)) is not None]
@@ -86,7 +84,7 @@ def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
     says = f"{status}" + (f", waiting for {waiting_for}" if waiting_for else "")
     findings = [ok(run_id, "run", says)]
     if run.get("waiting_kind") in _TROUBLE:
-        do = f"look into {run.get('run_dir') or 'its directory'}/rank.log, and at the machine it is on"
+        do = f"look into {run.get('run_dir') or 'its directory'}/rank.log, and check the machine it is on"
         findings = [problem(run_id, "run", says, do)]
     elif status == "paused":
         findings = [_paused(run_id, run)]
@@ -97,7 +95,7 @@ def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
                 run_id,
                 "refusals",
                 f"{refusal.get('kind')} {refusal.get('replica_id')} cannot serve it: {refusal.get('reason')}",
-                "mend what it says; it tries again by itself, or when it is started again",
+                "correct the cause; it tries again by itself, or when it is restarted",
             )
         )
     if status in ("running", "paused"):
@@ -122,8 +120,13 @@ def _paused(run_id: str, run: Mapping[str, Any]) -> Finding:
     by_rewards = isinstance(pause, dict) and cast("dict[str, Any]", pause).get("by") == "rewards"
     says = f"paused: {run.get('reason')}"
     if by_rewards:
-        return problem(run_id, "run", says, "mend the reward function; one group now and then tries it, and it goes on")
-    return note(run_id, "run", says, f"`headrace resume {run_id}` lets it go on")
+        return problem(
+            run_id,
+            "run",
+            says,
+            "correct the reward function; the run tries a group from time to time, and goes on once it works",
+        )
+    return note(run_id, "run", says, f"`headrace resume {run_id}` continues it")
 
 
 def _dead_letters(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
@@ -135,8 +138,8 @@ def _dead_letters(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
         problem(
             run_id,
             "dead letters",
-            f"{count} prompt groups killed or confused whoever worked on them",
-            f"GET /v1/runs/{run_id}/dead_letters says why; mend it, then replay them",
+            f"{count} prompt groups killed the process that worked on them, or were malformed",
+            f"GET /v1/runs/{run_id}/dead_letters says why; correct the cause, then replay them",
         )
     ]
 
@@ -149,8 +152,8 @@ def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
         problem(
             run_id,
             "generators",
-            f"{name} took part, and its lease has run out",
-            "look into its log and start it again; others take over what it had in hand",
+            f"{name} took part, but its lease has expired",
+            "look into its log and start it again; other generators take over its prompts",
         )
         for name in gone
     ]

@@ -106,20 +106,20 @@ def _why_not_alive(service: Service, alive: Answer) -> Finding | None:
             service.name,
             "reachable",
             f"{service.url} answers {alive.status} where a headrace service answers 200",
-            f"give the address of the {service.kind} alone, such as http://HOST:8000; something else may listen there",
+            f"give only the address of the {service.kind}, such as http://HOST:8000; another server may listen there",
         )
     if service.is_found:
         return note(
             service.name,
             "reachable",
-            f"{service.url}, where it is registered, is out of reach from here: {alive.why}",
-            "the trainer must reach it, this machine need not; to have it examined, run doctor where the trainer runs",
+            f"{service.url}, where it is registered, cannot be reached from here: {alive.why}",
+            "only the trainer must reach it; to examine it, run doctor where the trainer runs",
         )
     return problem(
         service.name,
         "reachable",
         f"{service.url}: {alive.why}",
-        f"start the {service.kind}, look into its log, or mend the address; between machines, look at firewalls and "
+        f"start the {service.kind}, look into its log, or correct the address; between machines, check firewalls and "
         "network policies",
     )
 
@@ -131,8 +131,10 @@ def _readiness(service: Service, ready: Answer) -> Finding:
         return problem(service.name, "ready", f"/readyz: {ready.why}", "look into its log; restart it if it hangs")
     says = ready.detail or f"/readyz answers {ready.status}"
     if service.kind == "generator":
-        return note(service.name, "ready", f"takes no prompts: {says}", "if it stays so while a run runs, see its log")
-    return problem(service.name, "ready", f"not ready: {says}", "mend what it says; its log says more")
+        return note(
+            service.name, "ready", f"takes no prompts: {says}", "if this lasts while a run is running, see its log"
+        )
+    return problem(service.name, "ready", f"not ready: {says}", "correct the cause; its log says more")
 
 
 def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
@@ -144,13 +146,13 @@ def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
             service.name, "asks for a key", f"without a key: {nobody.why or anybody.why}", "look into its log"
         )
     if nobody.status != HTTPStatus.OK and anybody.status != HTTPStatus.OK:
-        return note(service.name, "asks for a key", f"answers {nobody.status} without a key, and not 401")
+        return note(service.name, "asks for a key", f"answers {nobody.status} without a key, instead of 401")
     if is_loopback(service.url):
-        return note(service.name, "asks for a key", "answers without a key; it listens on this machine alone")
+        return note(service.name, "asks for a key", "answers without a key, on an address of this machine only")
     return problem(
         service.name,
         "asks for a key",
-        "answers without a key: whoever reaches it may use it",
+        "answers without a key: any client that reaches it may use it",
         "set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY of the service, and restart it",
     )
 
@@ -158,23 +160,21 @@ def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
 def _api_key(service: Service, known: Answer, targets: Targets) -> Finding:
     if not targets.api_key:
         return unknown(
-            service.name, "API key", "not tried: there is none to try", "set HEADRACE_API_KEY to the deployment's"
+            service.name, "API key", "not tried: doctor has none", "set HEADRACE_API_KEY to the deployment's key"
         )
     refused = (
-        "give all services the same HEADRACE_API_KEY, and restart those that have another; or give doctor the "
-        "deployment's"
+        "give all services the same HEADRACE_API_KEY, and restart services that have another; or give doctor the "
+        "deployment's key"
     )
     return _tried(service, "API key", known, path=ABOUT_PATH, refused=refused)
 
 
 def _internal_key(service: Service, internal: Answer, targets: Targets) -> Finding:
     if not targets.internal_key:
-        return note(
-            service.name, "internal key", "not tried: none was given", "set HEADRACE_INTERNAL_KEY to have it tried"
-        )
+        return note(service.name, "internal key", "not tried: doctor has none", "set HEADRACE_INTERNAL_KEY to try it")
     refused = (
-        "give trainer and generators the same HEADRACE_INTERNAL_KEY, and restart those that have another: weight "
-        "pushes are refused meanwhile"
+        "give trainer and generators the same HEADRACE_INTERNAL_KEY, and restart services that have another: weight "
+        "pushes are refused until then"
     )
     return _tried(service, "internal key", internal, path=INTERNAL_ABOUT_PATH, refused=refused)
 
@@ -195,10 +195,10 @@ def _tried(service: Service, key: str, told: Answer, *, path: str, refused: str)
         return unknown(
             service.name,
             key,
-            f"not told: {answers}, and not what a headrace service says there",
-            "something else may listen there, or a proxy hide it: give the address of the service itself",
+            f"unknown: {answers}, which is not the answer of a headrace service",
+            "another server may listen there, or a proxy may hide it: give the address of the service itself",
         )
-    return problem(service.name, key, answers, "look into its log, and at what stands between it and doctor")
+    return problem(service.name, key, answers, "look into its log, and check proxies between it and doctor")
 
 
 def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None]:
@@ -206,7 +206,7 @@ def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None
         return None, note(
             service.name,
             "releases",
-            "does not tell its releases: another implementation, or an older release of headrace",
+            "does not report its releases: another implementation, or an older release of headrace",
             "upgrade all services together",
         )
     if told.status != HTTPStatus.OK:
@@ -214,7 +214,7 @@ def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None
     about = _parsed(told)
     if about is None:
         return None, problem(
-            service.name, "releases", f"{service.url} does not answer like a headrace service", "mend the address"
+            service.name, "releases", f"{service.url} does not answer like a headrace service", "correct the address"
         )
     return about, None
 
@@ -226,7 +226,7 @@ def _why_another(service: Service, told: Answer) -> Finding | None:
     return problem(
         service.name,
         "reachable",
-        f"{service.url} is a {about.service}, and was taken for a {service.kind}",
+        f"{service.url} is a {about.service}, not a {service.kind}",
         f"give the address of the {service.kind}",
     )
 

@@ -72,7 +72,7 @@ def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] =
 
 
 def _local(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Targets:
-    instead = ", or say with --url where the run API is"
+    instead = ", or give the address of the run API with --url"
     state, endpoint = service_finder.local_service(arguments, instead=instead)
     keys, redis_url = state.keys(), state.redis_url()
     own = {

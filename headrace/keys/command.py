@@ -56,14 +56,14 @@ def add(arguments: argparse.Namespace) -> int:
         )
         path = keys_file(arguments)
         if key.has_expired():
-            raise UserError(f"--expires {arguments.expires}: that is over already")
+            raise UserError(f"--expires {arguments.expires}: that time has passed")
         with _editing(path) as lines:
             if any(name_on(line) == key.name for line in lines):
-                raise UserError(f"{path} has a key {key.name}: revoke it first, or choose another name")
+                raise UserError(f"{path} already has a key {key.name}: revoke it first, or choose another name")
             lines.append(key.line())
     sys.stdout.write(f"{shown}\n")
     sys.stdout.flush()
-    _say(f"this is the key {key.name}, shown only now. Services that read {path} take it at once")
+    _say(f"this is the key {key.name}, shown only now. Services that read {path} accept it at once")
     return 0
 
 
@@ -78,7 +78,7 @@ def revoke(arguments: argparse.Namespace) -> int:
                     f"{path} has no key {terminal.printable(arguments.name)}; `headrace keys list` shows all"
                 )
             lines[:] = left
-    _say(f"{arguments.name} opens nothing from now on, and streams that run under it end within two seconds")
+    _say(f"{arguments.name} is refused from now on, and streams opened with it end within two seconds")
     return 0
 
 
@@ -88,7 +88,7 @@ def list_keys(arguments: argparse.Namespace) -> int:
         path = keys_file(arguments)
         keys = read_keys_file(path) if path.exists() else ()
     if not keys:
-        _say(f"there are no named keys in {path}: `headrace keys add NAME --scopes read,submit` makes one")
+        _say(f"{path} has no named keys: `headrace keys add NAME --scopes read,submit` makes one")
         return 0
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "scopes", "ends"):
@@ -171,7 +171,7 @@ def _end_of(key: NamedKey) -> Text:
     if key.expires_at is None:
         return Text("-")
     at = f"{key.expires_at:%Y-%m-%d %H:%M %Z}"
-    return Text(f"{at}, which is over", style="red") if key.has_expired() else Text(at)
+    return Text(f"{at}, expired", style="red") if key.has_expired() else Text(at)
 
 
 def _say(text: str) -> None:

@@ -15,11 +15,13 @@ def add_key_commands(keys: argparse.ArgumentParser) -> dict[str, argparse.Argume
         help="make a key and print it, once",
         description=f"Prints a new key on stdout and puts its hash into the keys file. Scopes: {scopes}.",
     )
-    add.add_argument("name", metavar="NAME", help="stands in logs wherever the key is used")
-    add.add_argument("--scopes", required=True, metavar="SCOPE,...", help=f"what it is for: {', '.join(MEANINGS)}")
+    add.add_argument("name", metavar="NAME", help="name of the key in logs")
+    add.add_argument(
+        "--scopes", required=True, metavar="SCOPE,...", help=f"what it may be used for: {', '.join(MEANINGS)}"
+    )
     add.add_argument("--expires", metavar="TIME", help="when it ends: 2027-01-31, or 2027-01-31T18:00Z (never)")
     listed = commands.add_parser("list", help="list the keys of the file: names, scopes, and when they end")
-    revoke = commands.add_parser("revoke", help="take a key out of the file; services heed it within two seconds")
+    revoke = commands.add_parser("revoke", help="take a key out of the file; services refuse it within two seconds")
     revoke.add_argument("name", metavar="NAME")
     for command in (add, listed, revoke):
         command.add_argument(

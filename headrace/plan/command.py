@@ -105,10 +105,10 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
     longest = None if shape is None else shape.max_position_embeddings
     wanted = (config.max_prompt_length or 0) + config.max_completion_length
     if longest is not None and wanted > longest:
-        raise UserError(f"prompt and completion may have {wanted} tokens, the model takes {longest}")
+        raise UserError(f"prompt and completion may have {wanted} tokens, but the model takes {longest}")
     if work.completion_tokens is not None and work.completion_tokens > config.max_completion_length:
         raise UserError(
-            f"completions have {work.completion_tokens:g} tokens on average and may have "
+            f"completions have {work.completion_tokens:g} tokens on average, more than "
             f"max_completion_length={config.max_completion_length}: raise that"
         )
     return work, ran
@@ -143,7 +143,7 @@ def _config(arguments: argparse.Namespace, ran: Measured | None) -> RunConfig:
     if "model" not in settings and arguments.parameters:
         settings["model"] = _ANY_MODEL
     if "model" not in settings:
-        raise UserError("say which model with --model, a run file, or --from-run; or how large one, with --parameters")
+        raise UserError("name a model with --model, a run file, or --from-run; or give its size with --parameters")
     return parse_run_config(_without_doubles(settings))
 
 
@@ -170,7 +170,7 @@ def _rates(arguments: argparse.Namespace, of_run: Rates) -> Rates:
         rates = replace(rates, push_standstill_s=arguments.push_standstill_s)
     if arguments.drop_share:
         if arguments.drop_share >= 1:
-            raise UserError("--drop-share is a share below 1: of all groups, those that are dropped")
+            raise UserError("--drop-share is the share of all groups that are dropped, below 1")
         rates = replace(rates, drop_share=arguments.drop_share)
     return replace(rates, reward_s=arguments.reward_s) if arguments.reward_s else rates
 

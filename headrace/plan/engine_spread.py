@@ -19,7 +19,7 @@ def spread(config: RunConfig, shape: ModelShape | None, *, num_gpus: int | None)
     if num_gpus is not None:
         if num_gpus % (pipeline * data):
             raise UserError(
-                f"--generator-gpus {num_gpus} is no multiple of pipeline_parallel_size={pipeline} x "
+                f"--generator-gpus {num_gpus} is not a multiple of pipeline_parallel_size={pipeline} x "
                 f"data_parallel_size={data} of the run's vllm section"
             )
         tensor, named = num_gpus // (pipeline * data), f"--generator-gpus {num_gpus}"
@@ -27,7 +27,7 @@ def spread(config: RunConfig, shape: ModelShape | None, *, num_gpus: int | None)
         sizes = [str(size) for size in range(1, shape.num_heads + 1) if shape.splits_over(size)]
         raise UserError(
             f"{named} splits each layer over {tensor} GPUs, and {shape.num_heads} attention heads "
-            f"({shape.num_kv_heads} of keys and values) cannot be shared evenly: take one of {', '.join(sizes)}. "
-            f"Whole engines beside each other are data_parallel_size of the run's vllm section"
+            f"({shape.num_kv_heads} of keys and values) cannot be shared evenly: choose from {', '.join(sizes)}. "
+            f"For whole engines side by side, set data_parallel_size in the run's vllm section"
         )
     return Engine(tensor, pipeline, data)

@@ -65,7 +65,7 @@ def measured(
         UserError: There are fewer than 4 steps.
     """
     if len(lines) < _MIN_STEPS:
-        raise UserError(f"{run_id} has made {len(lines)} steps; {_MIN_STEPS} are the fewest that tell a rate")
+        raise UserError(f"{run_id} has made {len(lines)} steps; a rate needs at least {_MIN_STEPS}")
     first = len(lines) // 4
     warm = lines[first:]
     train_s, step_s = _sum(warm, "train_time"), _sum(warm, "step_time")

@@ -22,7 +22,7 @@ def _of_trainer(work: Workload) -> list[Row]:
     ranks = work.trainer_gpus
     on_a_node = -(-ranks // work.config.nnodes)
     over = f" / {ranks} ranks x {on_a_node} of a node" if ranks > 1 else ""
-    how = f"12 bytes x what learns{over}, while a checkpoint is written"
+    how = f"12 bytes x trained parameters{over}, while a checkpoint is written"
     return [_row("trainer node", 12 * saved / ranks * on_a_node, f"{how}; Python and torch come on top")]
 
 

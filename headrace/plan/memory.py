@@ -18,7 +18,7 @@ _UTILIZATION = 0.92
 _LEFT_FREE_BYTES = 1 << 30
 _FULL_SHARE, _AIM = 0.9, 0.8
 """inflight_window.py: HIGH and AIM."""
-_NO_SHAPE = "give --model: its config.json says how many layers and heads there are"
+_NO_SHAPE = "give --model: its config.json has the numbers of layers and heads"
 
 
 def trainer_rows(work: Workload) -> list[Row]:
@@ -34,14 +34,22 @@ def trainer_rows(work: Workload) -> list[Row]:
             _row("Adam's moments", _MOMENTS * count / ranks, f"2 x 4 bytes x parameters, float32{over}"),
         ]
         if config.beta:
-            rows.append(_row("reference", _REFERENCE * count / ranks, f"4 bytes x parameters, as beta is set{over}"))
+            rows.append(
+                _row("reference", _REFERENCE * count / ranks, f"4 bytes x parameters, because beta is set{over}")
+            )
     rows += _gathered(work) + _activations(work)
     total = sum(row.value or 0.0 for row in rows)
     rows.append(_total(TRAINER, "in all, at least", total, work))
     saved = work.adapter_parameters if config.use_peft else count
     if saved is not None:
         rows.append(
-            Row(TRAINER, "main memory for checkpoints", 12 * saved / ranks, "bytes", f"12 bytes x what learns{over}")
+            Row(
+                TRAINER,
+                "main memory for checkpoints",
+                12 * saved / ranks,
+                "bytes",
+                f"12 bytes x trained parameters{over}",
+            )
         )
     return rows
 
@@ -62,7 +70,7 @@ def disk_rows(work: Workload) -> list[Row]:
         return []
     one = 12 * saved + (_REFERENCE * saved if config.sync_ref_model else 0)
     return [
-        Row(DISK, "a checkpoint", one, "bytes", "12 bytes x what learns: float32 weights and two moments"),
+        Row(DISK, "a checkpoint", one, "bytes", "12 bytes x trained parameters: float32 weights and two moments"),
         Row(
             DISK,
             "all of a run's",
@@ -108,7 +116,7 @@ def _activations(work: Workload) -> list[Row]:
         return [Row(TRAINER, "activations, at least", None, "bytes", _NO_SHAPE)]
     kept = 4 * work.shape.num_layers * work.config.max_tokens_per_microbatch * work.shape.hidden_size
     how = "4 bytes x layers x max_tokens_per_microbatch x hidden size, kept between layers; others come on top: "
-    return [_row("activations, at least", kept, how + "memory/device_peak_bytes of a run says how much")]
+    return [_row("activations, at least", kept, how + "memory/device_peak_bytes of a run shows how much")]
 
 
 def _gathered(work: Workload) -> list[Row]:
@@ -162,13 +170,13 @@ def _staging(work: Workload) -> list[Row]:
     if staged is None:
         return []
     num_bytes, fits = staged
-    how = f"{work.dtype_bytes} bytes x what is pushed, whole in every worker (push_staging: memory)"
+    how = f"{work.dtype_bytes} bytes x pushed parameters, all of them in every worker (push_staging: memory)"
     if work.gpu_bytes is not None:
         beside = (1.0 - _utilization(work)) * work.gpu_bytes
         how += (
             f"; fits beside the engine's {_utilization(work):.0%}"
             if fits
-            else f"; {sized(beside)} are left beside the engine's {_utilization(work):.0%}: it lies in main memory"
+            else f"; {sized(beside)} are left beside the engine's {_utilization(work):.0%}: kept in main memory"
         )
     return [_row("staged weights", num_bytes, how, GENERATOR)]
 
@@ -179,7 +187,7 @@ def _room(work: Workload) -> list[Row]:
         return [Row(GENERATOR, "sequences that fit", None, "", "give --gpu-gib")]
     share = f"{_utilization(work):.2f} of {sized(work.gpu_bytes)} less weights"
     share += f" and {sized(work.engine_bytes)}" if work.engine_bytes else (
-        "; what vLLM needs beside is not counted: its log says `Available KV cache memory`, or give --engine-gib"
+        "; vLLM's other memory is not counted: its log says `Available KV cache memory`, or give --engine-gib"
     )  # fmt: skip
     if room <= 0:
         return [Row(GENERATOR, "KV cache", room, "bytes", f"{share}: does not fit; use more GPUs a replica", True)]

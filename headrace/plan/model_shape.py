@@ -139,5 +139,7 @@ def _is_sparse(text: Mapping[str, Any], index: int) -> bool:
 def _whole(text: Mapping[str, Any], name: str, where: str) -> int:
     value = text.get(name)
     if not isinstance(value, int) or value < 1:
-        raise UserError(f"{where} has no {name}, so it is no config.json of a language model that can be planned for")
+        raise UserError(
+            f"{where} has no {name}, so it is not the config.json of a language model that can be planned for"
+        )
     return value

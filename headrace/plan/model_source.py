@@ -38,23 +38,23 @@ def read_shape(model: str, *, revision: str | None = None, num_parameters: float
     """
     directory = Path(model)
     if directory.is_file() and directory.suffix != ".json":
-        raise UserError(f"{model} is no config.json; give the directory it is in, or the config.json there")
+        raise UserError(f"{model} is not a config.json; give its directory, or the config.json there")
     if directory.is_file():
         where, config, counted = model, _read(directory), _count(directory.parent)
     elif directory.is_dir():
         where, config, counted = str(directory / "config.json"), _read(directory / "config.json"), _count(directory)
     elif model.endswith(".json"):
-        raise UserError(f"there is no file {model}; give the model's directory, or its config.json")
+        raise UserError(f"the file {model} does not exist; give the model's directory, or its config.json")
     elif model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model) or ".." in model:
-        raise UserError(f"there is no directory {model}, and it is no Hugging Face id either")
+        raise UserError(f"{model} is neither an existing directory nor a Hugging Face id")
     else:
         where, config, counted = f"config.json of {model}", _fetch(model, revision or "main"), None
     shape = model_shape(config, where=where)
     known = int(num_parameters) if num_parameters else counted or shape.num_parameters
     if known is None:
         raise UserError(
-            f"the weights of {shape.model_type or model} cannot be counted by its config.json (those of "
-            f"{', '.join(FAMILIES)} can): give a directory with its weight files, or --parameters"
+            f"the weights of {shape.model_type or model} cannot be counted from its config.json (possible for "
+            f"{', '.join(FAMILIES)}): give a directory with its weight files, or --parameters"
         )
     return replace(shape, num_parameters=known)
 
@@ -63,7 +63,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     try:
         return _table(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
-        raise UserError(f"{file.parent} has no config.json, so it is no transformers model") from None
+        raise UserError(f"{file.parent} has no config.json, so it is not a transformers model") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
 
@@ -77,11 +77,11 @@ def _fetch(model: str, revision: str) -> Mapping[str, Any]:
         raise UserError(f"the Hugging Face hub cannot be asked for {model}: {answer.why}; {instead}")
     if answer.status != HTTPStatus.OK:
         raise UserError(
-            f"there is no directory {model} here, and {url} answers {answer.status}: check the spelling, "
+            f"{model} is not a directory here, and {url} answers {answer.status}: check the spelling, "
             f"set HF_TOKEN if it is private, or {instead}"
         )
     if not isinstance(answer.body, dict):
-        raise UserError(f"{url} is no table of settings in JSON of at most {MAX_BYTES >> 20} MiB; {instead}")
+        raise UserError(f"{url} is not a JSON object of at most {MAX_BYTES >> 20} MiB; {instead}")
     return cast("Mapping[str, Any]", answer.body)
 
 
@@ -94,9 +94,9 @@ def _table(text: str, where: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON: {error}") from error
+        raise UserError(f"{where} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise UserError(f"{where} is no table of settings")
+        raise UserError(f"{where} is not a JSON object")
     return cast("Mapping[str, Any]", found)
 
 

@@ -19,8 +19,8 @@ _RUN_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser."""
-    parser.add_argument("file", metavar="FILE", nargs="?", help="a run file; options win over what it says")
-    parser.add_argument("--from-run", metavar="RUN", help="take settings and rates from a run, by what it has measured")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a run file; options override its settings")
+    parser.add_argument("--from-run", metavar="RUN", help="take settings and measured rates from a run")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     run = parser.add_argument_group("the run (as in a run file; --set for every other setting)")
     for name, (kind, metavar, text) in _RUN_OPTIONS.items():
@@ -28,21 +28,21 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="another setting"
     )
-    shape = parser.add_argument_group("lengths on average, and the model's size")
+    shape = parser.add_argument_group("mean lengths, and the model's size")
     _number(shape, "--prompt-tokens", "TOKENS", "mean length of prompts")
     _number(shape, "--completion-tokens", "TOKENS", "mean length of completions (completions/mean_length)")
     _number(
         shape,
         "--parameters",
         "N",
-        "weights of the model, such as 8e9: if they cannot be counted, or of any model, without --model",
+        "number of weights, such as 8e9: if it cannot be counted, or without --model",
     )
     machines = parser.add_argument_group("machines")
-    _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it nothing is said of what fits")
+    _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it the plan does not show what fits")
     _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", positive)
     _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (by its parallel sizes, or 1)", positive)
-    _number(machines, "--engine-gib", "GIB", "what vLLM needs beside weights and KV cache; its log says at start")
-    rates = parser.add_argument_group("measured rates; nothing is assumed where one is missing")
+    _number(machines, "--engine-gib", "GIB", "memory that vLLM needs beside weights and KV cache; see its log at start")
+    rates = parser.add_argument_group("measured rates; a missing rate is never assumed")
     _number(rates, "--trainer-tokens-per-s", "RATE", "sampled tokens that the trainer trains a second while it trains")
     _number(rates, "--generator-tokens-per-s", "RATE", "sampled tokens of one generator replica a second")
     _number(rates, "--push-standstill-s", "S", "how long a weight push stops decoding (push/standstill_s)")

@@ -20,13 +20,13 @@ _GENERATOR_RATE = (
     "give --generator-tokens-per-s: throughput/generated_tokens_per_s of a run whose trainer waits, over its "
     "generators; rate(headrace_generated_tokens_total[5m]) of a busy one; or `make bench-generator`"
 )
-_LENGTHS = "give --completion-tokens: completions/mean_length of a run, or what is expected"
+_LENGTHS = "give --completion-tokens: completions/mean_length of a run, or the expected length"
 _REWARD_TIME = (
     "give --reward-s: headrace_reward_seconds_sum / _count of each function, added up; `headrace rewards check` tries "
     "one"
 )
 _STANDSTILL = "; pushes are not counted: give --push-standstill-s (push/standstill_s, or `make bench-push`)"
-_TAKES_TURNS = "with max_staleness: 0 sampling and training take turns: no number of them keeps the trainer busy"
+_TAKES_TURNS = "with max_staleness: 0 sampling and training take turns: no number of generators keeps the trainer busy"
 
 
 def pace_rows(work: Workload) -> list[Row]:
@@ -60,7 +60,7 @@ def reward_rows(work: Workload) -> list[Row]:
             "groups to score",
             groups_per_s,
             "groups/s",
-            "groups_per_step / num_iterations / T, and those that are dropped",
+            "groups_per_step / num_iterations / T, plus dropped groups",
         )
     ]
     reward_s = work.rates.reward_s
@@ -84,7 +84,7 @@ def _generators(work: Workload, needed: float, step_s: float | None) -> list[Row
         return [_row("generators", None, "replicas", "generated / one generator's rate, which is missing")]
     share, how = 1.0, "generated / g"
     if work.rates.holds_pushes:
-        how = "generated / g, which has pushes in it"
+        how = "generated / g, which includes pushes"
     elif stop_s is None or step_s is None:
         how += _STANDSTILL
     else:
@@ -125,7 +125,7 @@ def _staleness(work: Workload, replicas: int, generator: float, step_s: float) -
     config, fit = work.config, groups_that_fit(work)
     held, what = float(work.max_unsettled), "all that admission lets in"
     if fit is not None and fit[1] * replicas + config.groups_per_step < held:
-        held, what = fit[1] * replicas + config.groups_per_step, "what engines hold, and a step's that wait"
+        held, what = fit[1] * replicas + config.groups_per_step, "in engines, and a step's groups that wait"
     expected = min(float(config.max_staleness), max(0.0, held / config.groups_per_step - 1.0))
     running = min(work.max_unsettled / replicas, fit[1] if fit else math.inf) * config.num_generations
     longest_s = config.max_completion_length * running / generator
@@ -155,7 +155,7 @@ def _source(work: Workload, *, is_trainer: bool) -> str:
     if rates.generator_tokens_per_s is None:
         return _GENERATOR_RATE
     if rates.is_generator_lower_bound:
-        return f"{rates.generator_source}; at least: the trainer was the slower one, and generators waited"
+        return f"{rates.generator_source}; at least: the trainer was slower, and generators waited"
     return rates.generator_source
 
 

@@ -47,7 +47,7 @@ def named_function(text: str) -> NamedFunction:
         raise UserError(f"{text} names no function: write {text}:FUNCTION")
     if not colon and os.sep in text:
         raise UserError(
-            f"{text} names a reward model, and this checks functions only. A rewarder's POST /v1/rewards/check "
+            f"{text} names a reward model, but this checks only functions. A rewarder's POST /v1/rewards/check "
             "loads a model and says whether it can be used, and POST /v1/score what it scores (docs/reward-models.md). "
             "A function is named FILE.py:FUNCTION"
         )
@@ -60,12 +60,12 @@ def named_function(text: str) -> NamedFunction:
         return NamedFunction(text, RewardPlaces((*directories, os.getcwd()), packages))
     file = Path(place).expanduser().absolute()
     if not file.is_file():
-        raise UserError(f"there is no file {file}")
+        raise UserError(f"the file {file} does not exist")
     if file.suffix != ".py":
-        raise UserError(f"{file} is no Python file: its name must end in .py")
+        raise UserError(f"{file} is not a Python file: its name must end in .py")
     if not file.stem.isidentifier():
         raise UserError(
-            f"{file.name} cannot be imported, because '{file.stem}' is no Python name: rename it, for example to "
+            f"{file.name} cannot be imported, because '{file.stem}' is not a Python name: rename it, for example to "
             f"{''.join(c if c.isalnum() else '_' for c in file.stem)}.py"
         )
     _refuse_hidden(file)

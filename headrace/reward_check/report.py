@@ -44,7 +44,7 @@ def summary(name: str, read: RowGroups, trial: Trial) -> Iterator[str]:
     yield f"function:    {name}, {inspected.kind}{f', version {inspected.version}' if inspected.version else ''}"
     if inspected.summary:
         yield f"says:        {inspected.summary}"
-    yield f"completions: {read.completions_are}; completion_ids are their UTF-8 bytes, for want of a tokenizer"
+    yield f"completions: {read.completions_are}; completion_ids are their UTF-8 bytes, without a tokenizer"
     missing = [" or ".join(names) for names in inspected.required_columns if not set(names) & set(read.columns)]
     if missing:
         yield f"missing:     the data set has no column {', '.join(missing)}, which the function needs"

@@ -70,7 +70,7 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
     problems = [row.problem for row in rows if row.problem is not None]
     good = [row for row in rows if row.problem is None]
     if not good:
-        raise UserError(f"no row can be used: {problems[0]}. --prompt-column and --rename say what is what")
+        raise UserError(f"no row can be used: {problems[0]}. map the columns with --prompt-column and --rename")
     column = _column(completion_column, dataset.columns)
     if column is None:
         groups = tuple(RowGroup(row.position, row.prompt, row.columns, ("", _text_of(row.prompt))) for row in good)
@@ -80,7 +80,7 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
         RowGroup(row.position, row.prompt, row.columns, _with_another(texts, index)) for index, row in enumerate(good)
     )
     one_each = all(len(found) == 1 for found in texts)
-    said = f"the column '{column}'" + (": the row's own, and that of another row" if one_each else "")
+    said = f"the column '{column}'" + (": the row's own text, and another row's" if one_each else "")
     return RowGroups(groups, dataset.columns, said, tuple(problems))
 
 
@@ -88,7 +88,7 @@ def _require_file(dataset: str) -> None:
     # The trainer's message advises an absolute path, because there the user is on another machine.
     path = Path(dataset).expanduser().absolute()
     if dataset.endswith((".jsonl", ".parquet")) and not path.is_file():
-        raise UserError(f"there is no file {path}")
+        raise UserError(f"the file {path} does not exist")
 
 
 def _require_libraries(dataset: str) -> None:
@@ -101,7 +101,7 @@ def _column(wanted: str | None, columns: Sequence[str]) -> str | None:
     if wanted is None:
         return next((name for name in GOLD_COLUMNS if name in columns), None)
     if wanted not in columns:
-        raise UserError(f"there is no column '{wanted}'; the columns are: {', '.join(columns) or 'none'}")
+        raise UserError(f"the data set has no column '{wanted}'; its columns are: {', '.join(columns) or 'none'}")
     return wanted
 
 
@@ -128,7 +128,7 @@ def _texts(value: object, column: str, row: int) -> list[str]:
         if texts and len(texts) == len(found):
             return texts
     raise UserError(
-        f"row {row} has in '{column}' what is neither text, nor messages, nor a list of those; name another column "
+        f"row {row}: '{column}' is neither text, nor messages, nor a list of texts or messages; name another column "
         "with --completion-column"
     )
 

@@ -75,7 +75,7 @@ async def test_something_else_on_the_port_is_a_sentence(answer: Any) -> None:
 async def test_a_generator_given_as_rewarder_is_named() -> None:
     with service("generator") as api:
         found = await examine(targets(rewarder_urls=(api.url,)))
-    assert "is a generator, and was taken for a rewarder" in wrong(found)["rewarder", "reachable"]
+    assert "is a generator, not a rewarder" in wrong(found)["rewarder", "reachable"]
 
 
 async def test_a_mistaken_address_is_one_finding_whatever_else_it_answers() -> None:
@@ -151,12 +151,12 @@ async def test_what_a_refused_key_keeps_from_being_looked_at_is_said() -> None:
     with serving(lambda asked: refuses_keys(asked, "trainer")) as api:
         refused = await examine(targets(api_url=api.url, internal_key=""))
         missing = await examine(targets(api_url=api.url, api_key="", internal_key=""))
-    for found, why in ((refused, "refuses doctor's API key"), (missing, "doctor was given no API key")):
+    for found, why in ((refused, "refuses doctor's API key"), (missing, "doctor has no API key")):
         (runs,) = [one for one in found.findings if one.where == "runs"]
         assert (runs.level, why in runs.says) == ("note", True)
         (asked,) = [one for one in found.findings if one.where == "services asked"]
         assert asked.says == (
-            "0 of at least 2; trainer told nothing; releases, GPUs and disks of others were not looked at"
+            "0 of at least 2; trainer did not report; releases, GPUs and disks of the others were not looked at"
         )
 
 
@@ -168,7 +168,7 @@ async def test_nothing_is_claimed_of_services_that_nobody_asked() -> None:
         found = await examine(targets(api_url=api.url))
     said = {(one.where, one.check): (one.level, one.says) for one in found.findings}
     assert said["services asked", "asked"] == (
-        "note", "1 of 7: trainer; releases, GPUs and disks of others were not looked at"
+        "note", "1 of 7: trainer; releases, GPUs and disks of the others were not looked at"
     )  # fmt: skip
     assert said["generators", "reachable"] == ("note", "not looked at: g0, g1, g2, g3, g4")
     assert said["services asked", "GPUs"][1].startswith("none is visible to trainer: ")
@@ -275,7 +275,7 @@ async def test_a_service_that_needs_no_key_is_known_on_loopback_and_wrong_elsewh
         ({"wire": 2}, ("services asked", "wire"), "2 (generator)"),
         ({"torch": "2.12.1+cu130"}, ("trainer, generators", "torch"), "2.12.1 (generator); 2.13.0 (trainer)"),
         ({"nccl": "2.28.9"}, ("trainer, generators", "NCCL"), "2.28.9 (generator); 2.29.7 (trainer)"),
-        ({"num_gpus": 0}, ("generator", "GPUs"), "sees no GPU, while others do"),
+        ({"num_gpus": 0}, ("generator", "GPUs"), "sees no GPU, but others do"),
     ],
 )
 async def test_releases_and_gpus_that_do_not_fit_together_are_named(
@@ -294,7 +294,7 @@ async def test_a_release_that_one_side_does_not_tell_is_not_taken_for_equal(what
         found = await examine(targets(api_url=trainer.url, generator_urls=(generator.url,)))
     (one,) = [finding for finding in found.findings if finding.check == what]
     assert one.level == "note"
-    assert f"generator: pip knows of no {what} there" in one.says
+    assert f"generator: pip does not know {what} there" in one.says
     assert wrong(found) == {}
 
 

@@ -61,7 +61,7 @@ def test_keys_may_come_from_files_and_a_fine_deployment_ends_with_0(
         assert cli.main(["doctor", "--url", api.url]) == 0
     shown = capsys.readouterr().out
     assert "takes the API key; takes the internal key" in " ".join(shown.split())
-    assert "not looked at: nobody said where it is" in shown
+    assert "not looked at: its address is unknown" in shown
 
 
 def test_a_key_file_that_is_not_there_is_a_sentence(
@@ -109,7 +109,7 @@ def test_keys_of_a_directory_go_to_no_address_of_the_environment_and_doctor_says
     names = ["HEADRACE_API_KEY", *(["HEADRACE_URL"] if is_named else []), "HEADRACE_REWARDER_URL", "HEADRACE_REDIS_URL"]
     assert unused["level"] == "note"
     assert unused["says"] == (
-        f"{', '.join(names)}: set, and not used, for all addresses and keys are those in {state.path}"
+        f"{', '.join(names)}: set but not used, because all addresses and keys come from {state.path}"
     )
     assert "with --url, --rewarder-url and --redis-url" in unused["do"]
     assert "wrong-and-secret" not in json.dumps(said)

@@ -29,8 +29,8 @@ async def test_a_redis_as_it_should_be_is_fine_but_for_what_is_missing(tmp_path:
     ("flags", "check", "says"),
     [
         ((*AOF, "--maxmemory-policy", "allkeys-lru"), "eviction", "allkeys-lru"),
-        (("--save", ""), "append-only file", "when it ends, runs and rollouts are gone"),
-        ((*AOF, "--maxmemory", "1100kb"), "memory", "writes are refused"),
+        (("--save", ""), "append-only file", "when it ends, runs and rollouts are lost"),
+        ((*AOF, "--maxmemory", "1100kb"), "memory", "it refuses writes"),
         ((*AOF, "--requirepass", "secret"), "reachable", "does not take the user and password"),
         ((*AOF, "--replicaof", "127.0.0.1 1"), "role", "is a replica"),
     ],
@@ -68,7 +68,7 @@ async def test_of_generators_that_it_may_not_see_doctor_says_nothing(tmp_path: P
     assert wrong(found) == {}
     (one,) = [finding for finding in found.findings if finding.level == "unknown"]
     assert (one.where, one.check) == ("redis", "generators")
-    assert "the trainer's may" in one.do
+    assert "such as the trainer's" in one.do
     assert exit_status(found.findings) == CANNOT_LOOK
 
 
@@ -100,9 +100,9 @@ async def test_a_redis_that_lets_strangers_in_is_a_note_on_this_machine_and_wron
     assert at_the_door(here)[0] == "note"
     assert at_the_door(elsewhere) == (
         "problem",
-        "asks for no password: whoever reaches it may read what headrace keeps there, and perhaps delete it",
+        "asks for no password: any client that reaches it may read headrace's data, and perhaps delete it",
     )
-    assert at_the_door(closed) == ("ok", "refuses who shows no password")
+    assert at_the_door(closed) == ("ok", "refuses clients without a password")
 
 
 async def test_the_stranger_at_the_door_shows_no_password_wherever_the_address_has_it(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_the_stranger_at_the_door_shows_no_password_wherever_the_address_h
         known = url.replace("127.0.0.1", "0.0.0.0") + "?username=default&password=secret&socket_timeout=5"
         found = await look_at_redis(known, timeout_s=5.0)
     (one,) = [finding for finding in found.findings if finding.check == "asks for a password"]
-    assert (one.level, one.says) == ("ok", "refuses who shows no password")
+    assert (one.level, one.says) == ("ok", "refuses clients without a password")
 
 
 async def test_a_redis_whose_strangers_may_only_ping_keeps_what_is_in_it_to_itself(tmp_path: Path) -> None:
@@ -124,12 +124,12 @@ async def test_a_redis_whose_strangers_may_only_ping_keeps_what_is_in_it_to_itse
         found = await look_at_redis(known, timeout_s=5.0)
         await admin.aclose()
     (one,) = [finding for finding in found.findings if finding.check == "asks for a password"]
-    assert (one.level, one.says) == ("ok", "lets who shows no password read nothing of headrace's")
+    assert (one.level, one.says) == ("ok", "lets clients without a password read nothing of headrace's")
 
 
 @pytest.mark.parametrize(
     ("scheme", "says"),
-    [("redis://", "what listens there is no Redis, but perhaps a web server"), ("rediss://", "does not speak TLS")],
+    [("redis://", "the server there is not a Redis, but perhaps a web server"), ("rediss://", "does not speak TLS")],
 )
 async def test_a_web_server_in_the_place_of_redis_is_told_from_a_redis_that_is_down(scheme: str, says: str) -> None:
     with service("trainer") as api:
@@ -143,7 +143,7 @@ async def test_a_redis_that_is_asked_with_tls_and_speaks_none_may_not_answer_and
     with hanging_port() as port:
         found = await look_at_redis(f"rediss://127.0.0.1:{port}/0", timeout_s=0.5)
     (one,) = found.findings
-    assert one.says == "did not answer within 0.5 s; nor would a Redis without TLS, asked with rediss://"
+    assert one.says == "did not answer within 0.5 s; a Redis without TLS does not answer rediss:// either"
 
 
 async def test_a_redis_in_the_place_of_a_service_is_one_finding_that_says_what_it_may_be(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ async def test_generators_that_redis_knows_are_looked_at_and_dead_ones_named(red
         await redis.hset(FLEET, mapping={"g0": f'{{"url": "{alive.url}"}}', "g1": '{"url": "http://127.0.0.1:1"}'})
         await redis.zadd(FLEET_LEASES, {"g0": 9e15, "g1": 1000.0})
         found = await examine(targets(api_url=trainer.url, redis_url=redis_url))
-    assert "died without saying goodbye" in wrong(found)["g1", "lease"]
+    assert "died suddenly" in wrong(found)["g1", "lease"]
     assert level(found, "g0", "internal key") == "ok"
     assert ("g1", "reachable") not in {(one.where, one.check) for one in found.findings}
 

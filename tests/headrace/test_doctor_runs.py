@@ -26,7 +26,7 @@ def run_page(**more: Any) -> dict[str, Any]:
         (
             {"generators": [*run_page()["generators"], {"replica_id": "g1", "is_alive": False, "doing": ""}]},
             "generators",
-            "g1 took part, and its lease has run out",
+            "g1 took part, but its lease has expired",
         ),
         (
             {"refusals": [{"kind": "generator", "replica_id": "g1", "reason": "use auto or gloo"}]},

@@ -123,7 +123,7 @@ def test_the_file_that_the_environment_names_counts_unless_an_option_names_anoth
         (["add", "a b", "--scopes", "read"], "a name has 1 to 64 letters"),
         (["add", "api-key", "--scopes", "read"], "api-key is not the name of a key here"),
         (["add", "x", "--scopes", "read", "--expires", "soon"], "when a key ends is written 2027-01-31"),
-        (["add", "x", "--scopes", "read", "--expires", "2020-01-01"], "that is over already"),
+        (["add", "x", "--scopes", "read", "--expires", "2020-01-01"], "that time has passed"),
         (["revoke", "nobodys"], "has no key nobodys; `headrace keys list` shows all"),
     ],
 )

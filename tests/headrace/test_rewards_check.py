@@ -166,7 +166,7 @@ def test_a_function_that_fails_shows_how_and_the_exit_status_says_so(
     [
         (["my_rewards:brevty"], "Did you mean brevity?"),
         (["acuracy_reward"], "Did you mean 'accuracy_reward'?"),
-        (["my_rewards:brevity", "--completion-column", "gold"], "there is no column 'gold'"),
+        (["my_rewards:brevity", "--completion-column", "gold"], "the data set has no column 'gold'"),
         (["my_rewards:brevity", "--timeout-s", "0"], "0 is no time to wait: above 0 s, and at most 3600 s"),
         (["regex_reward", "--kwargs", "{"], "--kwargs is no JSON: "),
         (["regex_reward", "--kwargs", "[1]"], "--kwargs: write a table of arguments and values"),

@@ -63,7 +63,7 @@ def test_memory_of_trainer_and_generator_is_as_worked_out_by_hand(
     assert value(body, generator, "sequences at full length") == int(room / 147_456) // 4608
     assert value(body, generator, "groups in flight") == int(0.8 * room / 147_456) // (200 + 8 * 1500)
     assert value(body, "disk", "a checkpoint") == 12 * 8_190_735_360
-    assert "lies in main memory" in body["plan"][generator]["staged weights"]["how"]
+    assert "kept in main memory" in body["plan"][generator]["staged weights"]["how"]
 
 
 def test_tensor_parallelism_divides_weights_and_heads_but_not_what_is_staged(
@@ -95,7 +95,7 @@ def test_a_pipeline_divides_the_layers_and_engines_beside_each_other_have_a_cach
     given = planned(capsys, *asked, "--set", sizes, "--generator-gpus", 32, status=1)
     assert value(given, generator, "KV cache of a token") == per_token / 2, "layers split over twice as many"
     assert cli.main(["plan", "--model", str(model), "--set", sizes, "--generator-gpus", "12"]) == 2
-    assert "no multiple of pipeline_parallel_size=4 x data_parallel_size=2" in capsys.readouterr().err
+    assert "not a multiple of pipeline_parallel_size=4 x data_parallel_size=2" in capsys.readouterr().err
 
 
 def test_a_lora_run_keeps_the_base_in_its_dtype_and_sixteen_bytes_an_adapter_parameter(
@@ -189,10 +189,10 @@ async def test_a_group_takes_the_memory_in_redis_that_is_planned_for(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "say which model"),
-        (["--model", "/nowhere"], "there is no directory /nowhere"),
+        ([], "name a model"),
+        (["--model", "/nowhere"], "/nowhere is neither an existing directory nor a Hugging Face id"),
         (["--model", "."], "has no config.json"),
-        (["--model", "q8/config.json"], "there is no file q8/config.json; give the model's directory"),
+        (["--model", "q8/config.json"], "the file q8/config.json does not exist; give the model's directory"),
         (["--parameters", "8e9", "--generator-gpus", "3", "--model", "MODEL"], "cannot be shared evenly"),
         (["run.yaml"], "there is no file run.yaml"),
         (["--model", "MODEL", "--set", "num_generatons=4"], "did you mean num_generations?"),

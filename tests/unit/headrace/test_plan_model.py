@@ -80,7 +80,7 @@ def test_a_file_that_is_no_config_is_refused_without_being_read(tmp_path: Path) 
     weights.write_bytes(b"\xff" * 20)
     with pytest.raises(UserError) as refusal:
         read_shape(str(weights))
-    assert str(refusal.value) == f"{weights} is no config.json; give the directory it is in, or the config.json there"
+    assert str(refusal.value) == f"{weights} is not a config.json; give its directory, or the config.json there"
 
 
 def test_key_value_heads_are_shared_evenly_or_copied_evenly() -> None:
@@ -138,5 +138,5 @@ def test_a_hub_that_drips_is_given_up_and_an_answer_without_end_is_broken_off(mo
     monkeypatch.setattr(model_source, "_TIMEOUT_S", 60.0)
     with serving(lambda _: Answer(body=b" " * MAX_BYTES + b"{}")) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        with pytest.raises(UserError, match="no table of settings in JSON of at most 4 MiB"):
+        with pytest.raises(UserError, match="not a JSON object of at most 4 MiB"):
             read_shape("org/name")

@@ -58,11 +58,11 @@ def test_a_module_is_looked_for_where_headrace_up_would(here: Path, monkeypatch:
     ("text", "says"),
     [
         ("mine.py", "mine.py names no function: write mine.py:FUNCTION"),
-        ("no.py:judge", "there is no file "),
-        ("dir/mine.txt:judge", "is no Python file"),
+        ("no.py:judge", "no.py does not exist"),
+        ("dir/mine.txt:judge", "is not a Python file"),
         ("my-own.py:judge", "rename it, for example to my_own.py"),
         ("no.py", "no.py names no function: write no.py:FUNCTION"),
-        ("some-org/rm", "some-org/rm names a reward model, and this checks functions only"),
+        ("some-org/rm", "some-org/rm names a reward model, but this checks only functions"),
         (
             "imp.py:judge",
             "imp.py is hidden by the standard module imp, which is found first: rename it, for example to",
@@ -146,7 +146,7 @@ def test_what_takes_long_is_told_while_it_is_waited_for(here: Path, monkeypatch:
 def test_a_missing_file_of_rows_is_named_whole(here: Path) -> None:
     with pytest.raises(UserError) as error:
         read_row_groups({"dataset_name": "no.jsonl"}, num_rows=1, completion_column=None)
-    assert str(error.value) == f"there is no file {here}/no.jsonl"
+    assert str(error.value) == f"the file {here}/no.jsonl does not exist"
 
 
 def test_the_gold_column_gives_each_row_its_own_answer_and_another_ones(here: Path) -> None:
@@ -189,8 +189,8 @@ def test_rows_that_a_run_would_drop_are_left_out_with_a_reason(here: Path) -> No
     ("row", "column", "says"),
     [
         ({"question": "q", "answer": "1"}, None, "no row can be used: "),
-        ({"prompt": "p", "answer": "1"}, "gold", "there is no column 'gold'; the columns are: answer"),
-        ({"prompt": "p", "answer": {"a": 1}}, None, "row 0 has in 'answer' what is neither text, nor messages"),
+        ({"prompt": "p", "answer": "1"}, "gold", "the data set has no column 'gold'; its columns are: answer"),
+        ({"prompt": "p", "answer": {"a": 1}}, None, "row 0: 'answer' is neither text, nor messages"),
     ],
 )
 def test_rows_that_cannot_be_scored_are_a_sentence(here: Path, row: dict[str, Any], column: str, says: str) -> None:
