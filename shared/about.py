@@ -37,7 +37,7 @@ class RunsDisk(BaseModel):
     total_bytes: int
     free_bytes: int
     checkpoint_bytes: int | None = Field(
-        default=None, description="Of the largest newest checkpoint of a run that has not ended; null if there is none"
+        default=None, description="Size of the largest newest checkpoint of a run that has not ended; null without one"
     )
 
 
@@ -51,11 +51,15 @@ class About(BaseModel):
     headrace: str = Field(description="Release of headrace")
     wire: int = Field(description="Schema version of the messages on the streams")
     python: str
-    torch: str | None = Field(default=None, description="Installed release; null if there is none")
-    nccl: str | None = Field(default=None, description="Installed release of torch's NCCL; null if pip knows of none")
-    vllm: str | None = Field(default=None, description="Installed release; null if there is none")
-    num_gpus: int = Field(description="GPUs that its processes see")
-    runs_disk: RunsDisk | None = Field(default=None, description="Of the trainer alone")
+    torch: str | None = Field(default=None, description="Installed release; null if not installed")
+    nccl: str | None = Field(
+        default=None, description="Installed release of torch's NCCL; null if pip does not know it"
+    )
+    vllm: str | None = Field(default=None, description="Installed release; null if not installed")
+    num_gpus: int = Field(description="Number of GPUs that its processes see")
+    runs_disk: RunsDisk | None = Field(
+        default=None, description="Disk of the runs' checkpoints; only the trainer reports it"
+    )
 
 
 def about(

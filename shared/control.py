@@ -59,20 +59,24 @@ class ReplicaInfo(ControlBody):
         ge=0, le=_MAX_RANKS, description="vLLM workers, each a rank of the communicator; 0 while loading"
     )
     dtype: str | None
-    epoch: int = Field(ge=0, le=MAX_EPOCH, description="Communicator epoch it belongs to; 0 is none")
+    epoch: int = Field(ge=0, le=MAX_EPOCH, description="Communicator epoch it belongs to; 0 means none")
     policy_version: int = Field(
-        ge=-1, le=MAX_POLICY_VERSION, description="Version read back from the engine; -1 is none of this run's"
+        ge=-1, le=MAX_POLICY_VERSION, description="Version read back from the engine; -1 means no version of this run"
     )
     incarnation: int = Field(
-        default=0, ge=0, le=MAX_INCARNATION, description="Of the trainer that pushed it; see lineage.py"
+        default=0, ge=0, le=MAX_INCARNATION, description="Incarnation of the trainer that pushed it; see lineage.py"
     )
     is_held: bool = Field(description="Whether decoding is held")
     staged_checksum: str | None = Field(
-        default=None, description="Of the full set it keeps aside, which a delta may be sent against; None is none"
+        default=None, description="Checksum of the staged full set, the base for a delta; None without a staged set"
     )
-    engine_id: str = Field(default="", description="Of the engine it has now: one that was started again has another")
-    device_uuid: str | None = Field(default=None, description="Of its GPU, for ipc; None if it has none, or several")
-    is_asleep: bool = Field(default=False, description="Whether its engine has given its GPU memory away until a push")
+    engine_id: str = Field(default="", description="Id of its engine; a restarted engine has another id")
+    device_uuid: str | None = Field(
+        default=None, description="UUID of its GPU, for ipc; None unless it has exactly one"
+    )
+    is_asleep: bool = Field(
+        default=False, description="Whether its engine has released its GPU memory until the next push"
+    )
 
 
 class JoinRequest(ControlBody):
@@ -91,8 +95,8 @@ class JoinRequest(ControlBody):
         ge=1, le=MAX_BYTES, description="Size after which a packed chunk is cut; equal on both sides"
     )
     timeout_s: Timeout = Field(description="Deadline of the rendezvous and of each collective")
-    nccl_unique_id: str | None = Field(default=None, description="Base64, for nccl: names the rendezvous")
-    ipc_buffer: IpcBuffer | None = Field(default=None, description="For ipc: memory of the trainer's that workers map")
+    nccl_unique_id: str | None = Field(default=None, description="Base64, for nccl: identifies the rendezvous")
+    ipc_buffer: IpcBuffer | None = Field(default=None, description="For ipc: the trainer's memory that workers map")
     weight_dir: str | None = Field(default=None, description="For disk: where versions are written")
 
     @model_validator(mode="after")
@@ -116,7 +120,9 @@ class BeginRequest(ControlBody):
     sizes: Annotated[list[NumBytes], Field(fail_fast=True)] | None = Field(
         default=None, description="For a delta: bytes of each parameter's changes"
     )
-    base_checksum: str | None = Field(default=None, description="For a delta: of what is staged before it")
+    base_checksum: str | None = Field(
+        default=None, description="For a delta: checksum of the staged set that it changes"
+    )
     place: DiskPlace | None = Field(default=None, description="For disk: the version's directory")
 
     @model_validator(mode="after")
@@ -156,8 +162,8 @@ class CommitRequest(ControlBody):
     epoch: Epoch
     policy_version: PolicyVersion
     timeout_s: Timeout = Field(description="Deadline of the last bytes and of loading; the probe has its own")
-    checksum: str | None = Field(default=None, description="Of the bytes that were sent; None is not compared")
-    probe: Probe | None = Field(default=None, description="None: nothing is compared")
+    checksum: str | None = Field(default=None, description="Checksum of the sent bytes; None is not compared")
+    probe: Probe | None = Field(default=None, description="None: no probe")
 
 
 class CommitReply(ControlBody):
@@ -166,14 +172,14 @@ class CommitReply(ControlBody):
     replica_id: str
     policy_version: PolicyVersion = Field(description="Read back from the engine")
     receive_s: Duration = Field(description="From begin to the last byte")
-    load_s: Duration = Field(description="Of the standstill: putting the weights into the engine")
+    load_s: Duration = Field(description="Part of the standstill: loading the weights into the engine")
     standstill_s: Duration = Field(description="From decoding held to decoding resumed")
     probe_s: Duration = Field(description="From decoding resumed to the probe compared")
     probe_max_diff: float | None = Field(
-        default=None, ge=0, description="In nats; None without a probe, or an answer to it"
+        default=None, ge=0, description="In nats; None without a probe, or without an answer to it"
     )
     probe_failure: str | None = Field(
-        default=None, description="Why nothing that these weights sample is handed on; None: they are the right ones"
+        default=None, description="Why samples of these weights are not published; None: the weights are right"
     )
 
     @property

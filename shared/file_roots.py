@@ -53,7 +53,7 @@ class FileRoots:
         """
         shown = path[:200]
         if "\0" in path or ".." in path.split("/"):
-            raise UserError(f"{shown!r} has '..' in it; write the path without", field=field)
+            raise UserError(f"{shown!r} has '..' in it; write the path without it", field=field)
         if "://" in path and not path.startswith("file://"):
             allowed = any(_is_below(path, root) for root in self.roots if "://" in root)
             if not allowed:
@@ -134,7 +134,7 @@ class FileRoots:
     def _named(self) -> str:
         if self.is_default:
             return (
-                f"{self.variable} of this service is empty: runs name what lies in the directories of its user, never "
+                f"{self.variable} of this service is empty: runs may name files in the directories of its user, never "
                 "in the operating system's"
             )
         return f"{self.variable} of this service names {', '.join(self.roots)}"

@@ -78,7 +78,7 @@ class HttpGuard:
         elif scope["path"] in PROBES:
             await _Exchange(scope, receive, send, self._limits).run(self._app)
         elif self._num_requests >= self._limits.max_requests:
-            detail = f"{self._num_requests} requests are worked on, which is all that may be. Come back in a moment."
+            detail = f"{self._num_requests} requests are in progress, which is the limit. Try again in a moment."
             await reply(send, problem(503, "Too many requests", detail), extra=[(b"retry-after", b"1")])
         else:
             self._num_requests += 1

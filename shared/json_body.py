@@ -52,7 +52,7 @@ def refuse_nested(body: bytes, *, max_nested: int = MAX_NESTED) -> None:
     """Raise BodyError 422 if a body has more arrays, objects and keys than ``max_nested``. Nothing is decoded."""
     if not _has_more_than(body, max_nested):
         return
-    detail = f"The body has more than {max_nested} lists, tables and names in tables, or {_MAX_VALUES} values."
+    detail = f"The body has more than {max_nested} arrays, objects and object keys, or {_MAX_VALUES} values."
     raise BodyError(422, "Invalid request", detail)
 
 

@@ -44,7 +44,7 @@ class LineageVersion(NamedTuple):
         """
         found = _ON_THE_WIRE.fullmatch(text)
         if found is None:
-            raise ValueError(f"{text[:100]!r} is no version of weights; one looks like 2:40")
+            raise ValueError(f"{text[:100]!r} is not a version of weights, such as 2:40")
         return cls(int(found[1] or 0), int(found[2]))
 
     def satisfies(self, required: "LineageVersion") -> bool:

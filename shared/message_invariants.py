@@ -91,7 +91,7 @@ def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None
         branches = [rollout.branch for rollout in rollouts[:10]]
         raise MessageError(f"group {prompt.group_id} has branches that are not 0 to {len(rollouts) - 1}: {branches}")
     if len({rollout.rollout_id for rollout in rollouts}) < len(rollouts):
-        raise MessageError(f"group {prompt.group_id} has two rollouts of one id")
+        raise MessageError(f"group {prompt.group_id} has two rollouts with the same id")
     unsampled = bytes(num_prompt)
     for rollout in rollouts:
         _check_rollout(rollout, prompt, unsampled)
@@ -118,10 +118,15 @@ def check_rewards(rollouts: Sequence["Rollout"]) -> None:
         raise _wrong(rollouts[0], "has no outcome of a reward function")
     for rollout in rollouts:
         if len(rollout.rewards) != len(first):
-            raise _wrong(rollout, f"has outcomes of {len(rollout.rewards)} reward functions, another of {len(first)}")
+            raise _wrong(
+                rollout, f"has outcomes of {len(rollout.rewards)} reward functions, another rollout of {len(first)}"
+            )
         for reward, of_first in zip(rollout.rewards, first, strict=True):
             if reward.name != of_first.name or reward.weight != of_first.weight:
-                raise _wrong(rollout, f"has reward {reward.name!r} where another has {of_first.name!r}, or its weight")
+                raise _wrong(
+                    rollout,
+                    f"has reward {reward.name!r} where another rollout has {of_first.name!r}, or another weight",
+                )
             if (reward.outcome == "scored") != (reward.value is not None):
                 raise MessageError(f"reward {reward.name!r} says {reward.outcome} with value {reward.value}")
 
@@ -175,15 +180,15 @@ def _check_logprobs(rollout: "Rollout") -> None:
     logprobs = rollout.generator_logprobs()
     # NaN means that the engine does not know a token's logprob. If all are NaN, the engine is broken.
     if bool(((logprobs > MAX_LOGPROB) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
-        raise _wrong(rollout, "has a logprob that is not a finite number at most 0, or none at all")
+        raise _wrong(rollout, "has a logprob that is positive or infinite, or only NaN")
 
 
 def _check_columns(group: "PromptGroup") -> None:
     for name, value in group.columns.items():
         if type(value) not in _PLAIN and not _is_data(value, depth=1):
             raise MessageError(
-                f"group {group.group_id} has a column {name[:100]!r} that is nested deeper than {_MAX_DEPTH}, or made "
-                "of what is not data"
+                f"group {group.group_id} has a column {name[:100]!r} that is nested deeper than {_MAX_DEPTH}, or "
+                "contains a value that is not data"
             )
 
 

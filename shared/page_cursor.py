@@ -17,8 +17,8 @@ from shared.json_body import BodyError
 
 MAX_CURSOR: Final = 200
 """Most characters of a cursor."""
-MEANING: Final = "next_cursor of the page before"
-NEXT_MEANING: Final = "Send it back as cursor for the next page; null on the last"
+MEANING: Final = "next_cursor of the previous page"
+NEXT_MEANING: Final = "Send it back as cursor for the next page; null on the last page"
 _PositionT = TypeVar("_PositionT")
 
 

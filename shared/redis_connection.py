@@ -128,7 +128,7 @@ async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise UserError(
-            f"Redis evicts keys when memory is short (maxmemory-policy {policy}) and would throw rollouts away. "
+            f"Redis evicts keys when memory is short (maxmemory-policy {policy}) and would delete rollouts. "
             "Set maxmemory-policy noeviction."
         )
     code = _our_functions()
@@ -144,7 +144,7 @@ def _require_certificates(client: Redis) -> None:
     """Raise UserError if the file with certificates is missing. redis-py would only report a failed connection."""
     certificates: str | None = client.connection_pool.connection_kwargs.get("ssl_ca_certs")
     if certificates and not Path(certificates).is_file():
-        raise UserError(f"HEADRACE_REDIS_URL: there is no file {certificates} (ssl_ca_certs)")
+        raise UserError(f"HEADRACE_REDIS_URL: the file {certificates} (ssl_ca_certs) does not exist")
 
 
 async def _ping(client: Redis) -> None:
@@ -153,11 +153,11 @@ async def _ping(client: Redis) -> None:
             await cast("Any", client).ping()
     except AuthenticationError as error:  # for redis-py this is a ConnectionError
         raise UserError(
-            f"Redis does not take the user and password that it is shown ({error}): set the right ones in "
+            f"Redis does not take the user and password that it was given ({error}): set the right ones in "
             "HEADRACE_REDIS_URL, or the password in the file that HEADRACE_REDIS_PASSWORD_FILE names"
         ) from error
     except InvalidResponse as error:
-        raise UserError("what answers at HEADRACE_REDIS_URL is no Redis: it speaks another protocol") from error
+        raise UserError("the server at HEADRACE_REDIS_URL is not a Redis: it speaks another protocol") from error
 
 
 def _our_functions() -> str:
@@ -191,7 +191,7 @@ async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> 
     async def look() -> None:
         libraries: Any = await client.function_list(library="headrace", withcode=True)
         if not libraries:
-            raise BusyLoadingError("headrace's functions are not there yet; the trainer loads them")
+            raise BusyLoadingError("headrace's functions are not loaded yet; the trainer loads them")
         if not any(code.encode() in library for library in libraries):
             raise BusyLoadingError("Redis has the functions of another release; start this release's trainer")
 
@@ -281,12 +281,12 @@ def _no_room(error: Exception) -> str:
     if isinstance(error, _FullDiskError):
         return (
             "Redis cannot write to its disk, and so refuses every write. Runs wait and lose nothing. Make room on that "
-            "disk, or see in Redis's log what else is wrong with it; then ask again."
+            "disk, or look in Redis's log for another cause; then try again."
         )
     return (
-        "Redis is full: its maxmemory is used up, and it refuses what needs more. Runs go on with what they hold, then "
+        "Redis is full: its maxmemory is used up, and it refuses new data. Runs go on with the groups they hold, then "
         "wait and lose nothing. Room comes with their next checkpoint, with the deletion of runs that have ended, or "
-        "with a higher maxmemory (compose: HEADRACE_REDIS_MAXMEMORY, Helm: redis.maxmemory); then ask again."
+        "with a higher maxmemory (compose: HEADRACE_REDIS_MAXMEMORY, Helm: redis.maxmemory); then try again."
     )
 
 

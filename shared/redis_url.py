@@ -14,7 +14,7 @@ def why_no_redis_url(url: str) -> str | None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        return "its port is no number from 1 to 65535, or its host is in wrong brackets"
+        return "its port is not a number from 1 to 65535, or its host is in wrong brackets"
     if parts.scheme not in _SCHEMES:
         return "it does not begin with redis://, rediss:// (with TLS) or unix://"
     if parts.scheme == "unix":
@@ -25,5 +25,5 @@ def why_no_redis_url(url: str) -> str | None:
         return "it names no host"
     database = parts.path.strip("/")
     if database and not database.isdecimal():
-        return "what stands after the host is the number of a database, and this is none"
+        return "the part after the host must be the number of a database"
     return None

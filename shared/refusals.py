@@ -52,7 +52,7 @@ async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_
             write, what="writing why this replica cannot serve", timeout_s=_PATIENCE_S, waits_for_room=False
         )
     except (UnavailableError, RedisError) as error:  # full memory or disk, read-only: must not hide the reason itself
-        log.warning("why this replica cannot serve could not be written: %s", error)
+        log.warning("the reason why this replica cannot serve could not be written: %s", error)
 
 
 async def take_back(redis: Redis, kind: Kind, replica_id: str, *, run_id: str | None) -> None:

@@ -38,11 +38,11 @@ class RunConfig(
     """One GRPO run. Every field except ``model``, the data set and ``reward_funcs`` has a default."""
 
     # Model
-    name: str | None = Field(default=None, description="For people; the run id is made by the API")
+    name: str | None = Field(default=None, description="Name for people; the API makes the run id")
     model: str = Field(description="Directory or Hugging Face id of a causal language model")
     model_revision: str | None = Field(default=None, description="Git revision of a hub model")
     dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Of the computation and of the generator; master weights are float32"
+        default="float32", description="dtype of the computation and of the generator; master weights are float32"
     )
 
     # Rewards
@@ -53,23 +53,29 @@ class RunConfig(
         "'org/name' or a directory",
     )
     reward_weights: list[float] | None = Field(
-        default=None, max_length=MAX_REWARD_FUNCS, description="One a function; all 1.0 if left out"
+        default=None, max_length=MAX_REWARD_FUNCS, description="One weight for each function; all 1.0 if left out"
     )
     reward_kwargs: RewardKwargs = Field(
         default={}, description="Extra keyword arguments by reward function: `{NAME: {ARGUMENT: value}}`; no secrets"
     )
-    reward_timeout_s: Positive = Field(default=30.0, description="Deadline of one function for one group")
+    reward_timeout_s: Positive = Field(default=30.0, description="Deadline of a function for a group, in seconds")
     min_scored_completions: int = Field(
         default=2, ge=2, description="A group with fewer scored completions is dropped (counted)"
     )
     reward_failure_threshold: float = Field(
-        default=0.5, ge=0, lt=1, description="The run pauses when a function fails for a larger share of completions"
+        default=0.5, ge=0, lt=1, description="The run pauses if a function fails for a larger share of completions"
     )
-    reward_failure_window: int = Field(default=16, ge=1, description="Newest groups over which that share is taken")
+    reward_failure_window: int = Field(
+        default=16, ge=1, description="Number of newest groups over which that share is taken"
+    )
 
     # Asynchrony
-    max_staleness: int = Field(default=2, ge=0, description="Optimizer steps; no group older than this is trained on")
-    groups_per_step: int = Field(default=8, ge=1, description="Prompt groups an optimizer step")
+    max_staleness: int = Field(
+        default=2,
+        ge=0,
+        description="Most optimizer steps by which a group may be stale; older groups are not trained on",
+    )
+    groups_per_step: int = Field(default=8, ge=1, description="Prompt groups in an optimizer step")
     drop_zero_std_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal (counted) instead of training on them"
     )
@@ -120,7 +126,7 @@ class RunConfig(
                 f"num_iterations={self.num_iterations} and steps_per_generation={self.steps_per_generation} make "
                 f"{steps} optimizer steps on one batch: even the freshest group is {steps - 1} steps stale in the last "
                 f"of them, but max_staleness={self.max_staleness}; raise it to at least {steps - 1}, and to "
-                f"{2 * steps - 1} if generation shall go on while a batch is trained"
+                f"{2 * steps - 1} if generation should go on while a batch is trained"
             )
         return self
 
@@ -138,7 +144,7 @@ class RunConfig(
     def _lora_goes_with_the_rest(self) -> Self:
         if self.use_peft and self.sync_ref_model:
             raise ValueError(
-                "sync_ref_model moves a reference model towards the policy, and use_peft has none: the reference is "
+                "sync_ref_model moves a reference model towards the policy, but use_peft has none: the reference is "
                 "the base with the adapters off. Leave one of them out"
             )
         if self.load_in_4bit and self.dtype != "bfloat16":

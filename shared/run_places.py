@@ -54,7 +54,9 @@ def _not_of_the_hub(name: str) -> str | None:
     if name in _FORMATS:
         return f"{name!r} is a format and not a data set; name a file, or a Hugging Face id"
     if name and os.path.exists(name):
-        return f"{name!r} is also a file or directory where the service runs, which is not meant; give an absolute path"
+        return (
+            f"{name!r} is also a file or directory where the service runs, which is never used; give an absolute path"
+        )
     return None
 
 

@@ -53,7 +53,7 @@ class ServiceSettings(BaseSettings):
     )
     tls_key_file: Path | None = Field(default=None, description="Key of that certificate")
     tls_ca_file: Path | None = Field(
-        default=None, description="Certificates of the CAs that are trusted where other services are called over https"
+        default=None, description="Certificates of the CAs that are trusted when other services are called over https"
     )
     data_roots: str = Field(
         default="",
@@ -74,20 +74,18 @@ class ServiceSettings(BaseSettings):
     request_head_timeout_s: float = Field(
         default=10.0, gt=0, description="Deadline of a request's head, and of a TLS handshake; then 408"
     )
-    request_body_timeout_s: float = Field(
-        default=30.0, gt=0, description="How long a request's body may be waited for; then 408"
-    )
+    request_body_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a request's body; then 408")
     send_timeout_s: float = Field(
-        default=60.0, gt=0, description="How long a client may take nothing of its answer; then it is cut off"
+        default=60.0, gt=0, description="How long a client may read nothing of its answer; then it is cut off"
     )
     keep_alive_s: int = Field(default=KEEP_ALIVE_S, ge=1, description="How long a connection is kept without a request")
     max_connections: int = Field(
         default=4096,
         ge=8,
-        description="Open at a time; one more closes an idle one. At most 5/8 of the files that may be open",
+        description="Most open connections; one more closes an idle one. At most 5/8 of the limit of open files",
     )
     max_requests: int = Field(
-        default=1024, ge=1, description="Worked on at a time, without /livez and /readyz; one more gets a 503"
+        default=1024, ge=1, description="Most requests in progress, without /livez and /readyz; one more gets a 503"
     )
     log_level: LogLevel = Field(default="INFO")
     log_format: LogFormat = Field(default="json", description="json for machines, text for people")
@@ -159,7 +157,7 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="after")
     def _metrics_have_a_port_of_their_own(self) -> Self:
         if self.metrics_port and self.metrics_port == self.port:
-            raise ValueError(f"HEADRACE_METRICS_PORT and HEADRACE_PORT are both {self.port}; each wants one of its own")
+            raise ValueError(f"HEADRACE_METRICS_PORT and HEADRACE_PORT are both {self.port}; set two different ports")
         return self
 
     @model_validator(mode="after")
@@ -201,7 +199,7 @@ class ServiceSettings(BaseSettings):
         if self.max_requests > self.max_connections * 3 // 4:
             raise ValueError(
                 f"HEADRACE_MAX_REQUESTS={self.max_requests} is more than three quarters of HEADRACE_MAX_CONNECTIONS="
-                f"{self.max_connections}: probes could not connect while so many are worked on. Raise the latter to "
+                f"{self.max_connections}: probes could not connect while so many are in progress. Raise the latter to "
                 f"{-(-self.max_requests * 4 // 3)}"
             )
         return self

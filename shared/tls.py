@@ -74,7 +74,7 @@ class ServerCertificate:
         try:
             self._newest = _loaded(*self._files)
         except UserError as error:
-            log.error("%s. The certificate that was read last is shown on", error)  # noqa: TRY400  a sentence
+            log.error("%s. The certificate that was read last stays in use", error)  # noqa: TRY400  a sentence
             return
         log.info("the certificate in %s was read again", self._files[0])
 
@@ -169,13 +169,13 @@ def why_away(error: "httpx.HTTPError | httpx.InvalidURL", *, url: str) -> str:
         return trouble
     said = str(error) or type(error).__name__
     if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and url.startswith("http:"):
-        return f"{said}; a server that speaks TLS hangs up so: if this is one, write https://"
+        return f"{said}; a server that speaks TLS closes the connection like this: if it does, write https://"
     return said
 
 
 def _why_untrusted(error: ssl.SSLCertVerificationError, host: str) -> str:
     if error.verify_code in _WRONG_NAME:
-        name = f"{host}" if host else "the name that it was called by"
+        name = f"{host}" if host else "the name in its address"
         return f"its certificate is not for {name}: issue one that names it, or use a name that it has"
     if error.verify_code == _EXPIRED:
         return "its certificate has expired: renew it in the files of HEADRACE_TLS_CERT_FILE and HEADRACE_TLS_KEY_FILE"
@@ -190,7 +190,7 @@ def _why_untrusted(error: ssl.SSLCertVerificationError, host: str) -> str:
 def _why_no_tls(error: ssl.SSLError) -> str:
     reason = error.reason or str(error)
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING"):
-        return f"what listens there does not speak TLS: write http://, if that is meant ({reason})"
+        return f"the server there does not speak TLS: write http:// if that is meant ({reason})"
     return f"TLS failed ({reason})"
 
 
@@ -212,7 +212,7 @@ def _loaded(cert_file: Path, key_file: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
     except _EncryptedError as error:
-        raise UserError(f"HEADRACE_TLS_KEY_FILE: {key_file} has a password: give a key without one") from error
+        raise UserError(f"HEADRACE_TLS_KEY_FILE: {key_file} has a password: use a key without a password") from error
     except OSError as error:  # ssl.SSLError is one; another means that a file has just disappeared
         raise UserError(_why_not_loaded(cert_file, key_file, error)) from error
     return context
@@ -239,5 +239,5 @@ def _why_not_loaded(cert_file: Path, key_file: Path, error: OSError) -> str:
 
 def _why_unreadable(file: Path, error: OSError, what: str) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"{file} holds no {what} as PEM"
+        return f"{file} contains no {what} as PEM"
     return f"{file} cannot be read: {error.strerror or type(error).__name__}"

@@ -65,4 +65,4 @@ def warn_of_unknown_variables(environment: Mapping[str, str], *, simulated: Iter
             continue
         near = nearest(own, known)  # without the prefix, which would make all names similar
         hint = f"; did you mean {PREFIX}{near}?" if near else ""
-        log.warning("%s is ignored: no service of headrace reads a variable of this name%s", name, hint)
+        log.warning("%s is ignored: no service of headrace reads it%s", name, hint)

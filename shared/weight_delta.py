@@ -98,7 +98,7 @@ def parse_delta(data: bytes) -> Delta:
         raise ValueError(f"a delta of {len(data)} bytes is cut off")
     magic, positions_as, values_as, item_bytes, num_elements, num_changed, positions_end = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise ValueError("these bytes are no delta")
+        raise ValueError("these bytes are not a delta")
     (crc,) = _CRC.unpack_from(data, len(data) - _CRC.size)
     if zlib.crc32(memoryview(data)[: -_CRC.size]) != crc:
         raise ValueError("a delta was damaged on its way: its CRC is wrong")

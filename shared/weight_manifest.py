@@ -37,7 +37,7 @@ class WeightFile(_Body):
 
     name: str = Field(pattern=r"^weights-[0-9]{5}-of-[0-9]{5}\.safetensors$")
     num_bytes: int = Field(ge=0, le=MAX_BYTES)
-    digest: str = Field(pattern="^[0-9a-f]{32}$", description="shared/weight_checksum.py, of its bytes")
+    digest: str = Field(pattern="^[0-9a-f]{32}$", description="Digest of its bytes (shared/weight_checksum.py)")
 
 
 class Manifest(_Body):
@@ -55,9 +55,9 @@ class Manifest(_Body):
     @model_validator(mode="after")
     def _a_delta_has_a_base(self) -> Self:
         if (self.encoding == "delta") != (self.base is not None and self.base_checksum is not None):
-            raise ValueError("a delta names what it starts from, and nothing else does")
+            raise ValueError("a delta must name its base, and a full set must not")
         if len({file.name for file in self.files}) < len(self.files):
-            raise ValueError("a file is there twice")
+            raise ValueError("a file is listed twice")
         return self
 
 
@@ -100,11 +100,11 @@ def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = No
     """
     data = store.read(f"{directory}/{MANIFEST}")
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise PushError(f"{directory}/{MANIFEST} is not the one that the trainer wrote")
+        raise PushError(f"{directory}/{MANIFEST} is not the file that the trainer wrote")
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
-        raise PushError(f"{directory}/{MANIFEST} is damaged: {error.error_count()} things in it are wrong") from error
+        raise PushError(f"{directory}/{MANIFEST} is damaged: it has {error.error_count()} errors") from error
 
 
 def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Callable[[], None]) -> bytes:
@@ -133,7 +133,7 @@ def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Ca
     if len(data) != file.num_bytes:
         raise PushError(f"{directory}/{file.name} has {len(data)} bytes and should have {file.num_bytes}")
     if _digest(data) != file.digest:
-        raise PushError(f"{directory}/{file.name} is damaged: its checksum is not that of the manifest")
+        raise PushError(f"{directory}/{file.name} is damaged: its checksum differs from the manifest's")
     return data
 
 

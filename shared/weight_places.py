@@ -38,7 +38,7 @@ class DiskPlace(_Body):
     """One version below the run's directory. The join body names that directory."""
 
     name: str = Field(pattern=f"^{VERSION_NAME}$")
-    manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Of its manifest, so that it is the one meant")
+    manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$", description="sha256 of its manifest, which identifies it")
 
 
 class IpcBuffer(_Body):

@@ -17,7 +17,7 @@ def add_key_commands(keys: argparse.ArgumentParser) -> dict[str, argparse.Argume
     )
     add.add_argument("name", metavar="NAME", help="name of the key in logs")
     add.add_argument(
-        "--scopes", required=True, metavar="SCOPE,...", help=f"what it may be used for: {', '.join(MEANINGS)}"
+        "--scopes", required=True, metavar="SCOPE,...", help=f"scopes of the key, from: {', '.join(MEANINGS)}"
     )
     add.add_argument("--expires", metavar="TIME", help="when it ends: 2027-01-31, or 2027-01-31T18:00Z (never)")
     listed = commands.add_parser("list", help="list the keys of the file: names, scopes, and when they end")

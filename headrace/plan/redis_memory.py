@@ -70,6 +70,6 @@ def redis_rows(work: Workload) -> list[Row]:
         Row(REDIS, "streams, about", one * groups, "bytes", "a group x groups"),
         Row(
             REDIS, "maxmemory", _REWRITE * one * groups + (256 << 20), "bytes",
-            "2 x streams, as a rewrite of the append-only file copies changed pages, and 256 MiB for events and records",
+            "2 x streams, as rewriting the append-only file copies changed pages, and 256 MiB for events and records",
         ),
     ]  # fmt: skip

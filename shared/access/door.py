@@ -164,9 +164,7 @@ async def _refuse_unknown(send: Send, key: NamedKey | None) -> None:
     if key is None:
         detail = "Send the header 'Authorization: Bearer KEY'. `headrace up` prints where the key is."
     else:
-        detail = (
-            f"The key {key.name} is no longer good: its time is over. Ask whoever operates this service for another."
-        )
+        detail = f"The key {key.name} has expired. Ask the operator of this service for another key."
     await reply(send, problem(401, "Key required", detail), extra=[_ASK_FOR_KEY])
 
 
@@ -175,7 +173,7 @@ async def _refuse_scope(send: Send, key: NamedKey, need: Need) -> None:
     body = problem(
         403,
         "Scope missing",
-        f"This needs a key with the scope {need}; the key {key.name} has {has}. Use one that has it.",
+        f"This needs a key with the scope {need}; the key {key.name} has {has}. Use a key that has it.",
         missing_scope=need,
     )
     await reply(send, body)

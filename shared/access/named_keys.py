@@ -132,7 +132,7 @@ def _checked(path: Path, text: str) -> Iterator[NamedKey]:
 
 def _key(words: Sequence[str]) -> NamedKey:
     if not 3 <= len(words) <= 4:
-        raise KeysFileError("write NAME sha256:HEX SCOPES, and perhaps when the key ends, with spaces between them")
+        raise KeysFileError("write NAME sha256:HEX SCOPES, and optionally when the key ends, with spaces between them")
     matched = _DIGEST.fullmatch(words[1])
     if matched is None:
         # Not quoted: it may be the key itself.
@@ -154,7 +154,7 @@ def checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise KeysFileError("a name has 1 to 64 letters, digits, dots, dashes, underscores and @")
     if name in _TAKEN:
-        raise KeysFileError(f"{name} is not the name of a key here: it stands for something else in logs")
+        raise KeysFileError(f"{name} is reserved: it means something else in logs")
     return name
 
 
@@ -167,8 +167,8 @@ def parse_scopes(text: str) -> frozenset[Scope]:
     names = [name for name in text.split(",") if name]
     unknown = sorted(set(names) - set(SCOPES))
     if unknown or not names:
-        what = f"there is no scope {unknown[0][:40]!r}" if unknown else "a key needs a scope"
-        raise KeysFileError(f"{what}; there are {', '.join(SCOPES)}")
+        what = f"{unknown[0][:40]!r} is not a scope" if unknown else "a key needs a scope"
+        raise KeysFileError(f"{what}; scopes are {', '.join(SCOPES)}")
     return frozenset(cast("list[Scope]", names))
 
 
@@ -181,5 +181,5 @@ def parse_expiry(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise KeysFileError("when a key ends is written 2027-01-31, or 2027-01-31T18:00Z") from error
+        raise KeysFileError("write the time when a key ends as 2027-01-31, or 2027-01-31T18:00Z") from error
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -24,15 +24,18 @@ _PROBLEM: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["type", "title", "status", "detail", "request_id"],
     "properties": {
-        "type": {"type": "string", "description": "Says what went wrong; it never changes", "pattern": "^/problems/"},
+        "type": {"type": "string", "description": "The kind of problem; it never changes", "pattern": "^/problems/"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What happened and what to do"},
-        "request_id": {"type": "string", "description": "That of the header X-Request-Id; the log has it too"},
-        "missing_scope": {"type": "string", "description": "With 403: what the key would need"},
+        "request_id": {
+            "type": "string",
+            "description": "The request's id, as in the header X-Request-Id and in the log",
+        },
+        "missing_scope": {"type": "string", "description": "With 403: the scope that the key lacks"},
         "errors": {
             "type": "array",
-            "description": "One for each thing that is wrong",
+            "description": "One entry for each problem",
             "items": {
                 "type": "object",
                 "required": ["field", "message"],

@@ -3,8 +3,8 @@
     method, path --> RouteTable.find --> its scope, its query parameters, its name in the audit log
                                          no such route: the application is never called
 
-    read      look: runs, metrics, rollouts, events, reward functions, releases, API documents
-    infer     ask the policy in training
+    read      read runs, metrics, rollouts, events, reward functions, releases, API documents
+    infer     sample from the policy in training
     score     score completions, try and check reward functions
     submit    submit runs, and check them
     operate   pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
@@ -24,8 +24,8 @@ INTERNAL: Final = "internal"
 Need = Scope | Literal["internal"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MEANINGS: Final[dict[Scope, str]] = {
-    "read": "look: runs, metrics, rollouts, events, reward functions, releases, API documents",
-    "infer": "ask the policy in training",
+    "read": "read runs, metrics, rollouts, events, reward functions, releases, API documents",
+    "infer": "sample from the policy in training",
     "score": "score completions, try and check reward functions",
     "submit": "submit runs, and check them",
     "operate": "pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",

@@ -143,7 +143,7 @@ async def test_a_key_whose_time_is_over_is_told_so(file: KeysFile) -> None:
     async with served(Streams(), Keyring(file=file.path)) as client:
         refused = await client.get("/stream", headers=bearer("watcher"))
     assert refused.status_code == 401
-    assert refused.json()["detail"].startswith("The key watcher is no longer good: its time is over.")
+    assert refused.json()["detail"].startswith("The key watcher has expired.")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ async def test_what_is_no_redis_is_refused_at_once() -> None:
 
     async with asyncio.timeout(120), await asyncio.start_server(answer_http, "127.0.0.1", 0) as server:
         client = connect(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
-        with pytest.raises(UserError, match="is no Redis: it speaks another protocol"):
+        with pytest.raises(UserError, match="is not a Redis: it speaks another protocol"):
             await wait_until_ready(client, timeout_s=600)
         await client.aclose()
 

@@ -236,7 +236,7 @@ async def test_a_key_counts_as_taken_only_where_a_headrace_service_answers(
 
 
 async def test_a_key_without_the_scope_to_look_is_told_from_one_that_is_refused() -> None:
-    detail = "This needs a key with the scope read; the key ci has infer. Use one that has it."
+    detail = "This needs a key with the scope read; the key ci has infer. Use a key that has it."
     refused = Answer(403, json.dumps({"status": 403, "detail": detail, "missing_scope": "read"}).encode())
     with service("trainer", {"/v1/runs": refused, "/v1/about": refused}) as trainer:
         found = await examine(targets(api_url=trainer.url))

@@ -81,7 +81,7 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
         plain = headrace(
             "runs", state=stack.state, **elsewhere | {"HEADRACE_URL": endpoint.api_url.replace("https", "http")}
         )
-        assert "a server that speaks TLS hangs up so: if this is one, write https://" in plain.stderr
+        assert "a server that speaks TLS closes the connection like this: if it does, write https://" in plain.stderr
 
         # A certificate from another CA replaces the first one, without a restart of the services.
         before = stack.everybody()

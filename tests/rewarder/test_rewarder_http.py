@@ -158,7 +158,7 @@ def test_a_large_body_that_is_wrong_everywhere_gets_a_short_answer(client: httpx
     assert len(reply.json()["errors"]) == 100
     for num_fields, said in (
         (200, "100 fields"),
-        (100_000, "100000 lists, tables and names in tables, or 2000000 values"),
+        (100_000, "100000 arrays, objects and object keys, or 2000000 values"),
     ):
         reply = score(client, **{f"field_{number}": 1 for number in range(num_fields)})
         assert reply.status_code == 422

@@ -113,7 +113,7 @@ def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
     assert len(said) == 2
     assert said[0].startswith(f"HEADRACE_TLS_KEY_FILE: {first.key} is not the key of the certificate in {first.cert}.")
     assert "cannot be read: No such file" in said[1]
-    assert all("The certificate that was read last is shown on" in line for line in said)
+    assert all("The certificate that was read last stays in use" in line for line in said)
     first.key.write_bytes(second.key.read_bytes())
     assert serial_shown(port, authority) == serial_in(second)
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_a_certificate_is_refused_with_what_to_do(authority: Auth
         (good.cert, other.key, r"other\.key is not the key of the certificate in .*service\.pem"),
         (nonsense, good.key, r"nonsense\.pem must hold a certificate and .*service\.key its key, both as PEM"),
         (good.cert, nonsense, r"must hold a certificate and .*nonsense\.pem its key"),
-        (locked.cert, locked.key, r"HEADRACE_TLS_KEY_FILE: .*locked\.key has a password: give a key without one"),
+        (locked.cert, locked.key, r"HEADRACE_TLS_KEY_FILE: .*locked\.key has a password: use a key without a password"),
     ):
         with pytest.raises(UserError, match=says):
             ServerCertificate(cert, key)
@@ -204,5 +204,5 @@ def test_a_call_that_fails_for_tls_says_what_to_do(
         assert client.get(f"https://127.0.0.1:{with_tls}/").text == "hello"
     assert "set HEADRACE_TLS_CA_FILE" in asked(f"https://127.0.0.1:{with_tls}/", stranger)
     assert "does not speak TLS: write http://" in asked(f"https://127.0.0.1:{without}/", authority)
-    assert "if this is one, write https://" in asked(f"http://127.0.0.1:{with_tls}/", authority)
+    assert "if it does, write https://" in asked(f"http://127.0.0.1:{with_tls}/", authority)
     assert why_away(httpx.ConnectError("refused"), url="https://127.0.0.1:1/") == "refused"

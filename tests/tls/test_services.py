@@ -127,7 +127,7 @@ async def test_the_trainer_calls_generators_over_tls_and_says_why_it_refuses_one
         )
         assert "set HEADRACE_TLS_CA_FILE to a file with the certificate of the CA that issued it" in untrusted
         plain = await said_of(generator.url.replace("https", "http"), PeerTls(authority.file))
-        assert "a server that speaks TLS hangs up so: if this is one, write https://" in plain
+        assert "a server that speaks TLS closes the connection like this: if it does, write https://" in plain
 
 
 async def test_certificates_of_generators_may_be_for_one_name_whatever_their_addresses_are(

@@ -40,10 +40,10 @@ def test_a_table_that_is_no_json_is_a_line_and_not_a_trace(monkeypatch: pytest.M
     [
         ("127.0.0.1:6379", "it does not begin with redis://"),
         ("http://:canary@127.0.0.1:6379", "it does not begin with redis://"),
-        ("redis://:canary@127.0.0.1:99999/0", "its port is no number from 1 to 65535"),
+        ("redis://:canary@127.0.0.1:99999/0", "its port is not a number from 1 to 65535"),
         ("redis://:canary@127.0.0.1:0/0", "its port is 0"),
         ("redis://:canary@/0", "it names no host"),
-        ("redis://:canary@127.0.0.1:6379/abc", "the number of a database, and this is none"),
+        ("redis://:canary@127.0.0.1:6379/abc", "must be the number of a database"),
     ],
 )
 def test_where_no_redis_can_be_is_said_without_the_password(

@@ -41,12 +41,9 @@ def test_a_mistyped_variable_is_named_with_the_nearest_one_and_without_its_value
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said = warnings_of(caplog, {"HEADRACE_REDIS_ULR": "redis://:canary@redis", "HEADRACE_PORT": "1", "PATH": "x"})
-    assert said == (
-        "HEADRACE_REDIS_ULR is ignored: no service of headrace reads a variable of this name; "
-        "did you mean HEADRACE_REDIS_URL?"
-    )
+    assert said == ("HEADRACE_REDIS_ULR is ignored: no service of headrace reads it; did you mean HEADRACE_REDIS_URL?")
     said = warnings_of(caplog, {"HEADRACE_TYPO": "1"})
-    assert said == "HEADRACE_TYPO is ignored: no service of headrace reads a variable of this name"
+    assert said == "HEADRACE_TYPO is ignored: no service of headrace reads it"
 
 
 def test_what_another_service_reads_and_what_kubernetes_adds_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:

@@ -163,7 +163,7 @@ async def test_after_a_damaged_file_the_old_version_is_served_until_a_full_one_i
         patch.setattr(DiskWriter, "publish", publish_and_damage)
         result = await disk_sender.push(weights_of(policies[1]), policy_version=1)
     assert not result.is_confirmed
-    assert "is damaged: its checksum is not that of the manifest" in result.failed[replica.replica_id]
+    assert "is damaged: its checksum differs from the manifest's" in result.failed[replica.replica_id]
     assert not replica.info().is_held
     await check(replica, policies[0], version=0)
 

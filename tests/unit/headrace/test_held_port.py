@@ -167,7 +167,7 @@ def test_what_a_service_starts_takes_its_sockets_for_nothing(port: HeldPort) -> 
 
 @pytest.mark.parametrize(
     ("host", "port_asked_for", "sentence"),
-    [("127.0.0.1", 1, "and 1 is asked for"), ("127.0.0.2", 0, "and HEADRACE_HOST is 127.0.0.2")],
+    [("127.0.0.1", 1, "but the port should be 1"), ("127.0.0.2", 0, "but HEADRACE_HOST is 127.0.0.2")],
 )
 def test_a_socket_that_is_bound_elsewhere_is_refused(
     port: HeldPort, host: str, port_asked_for: int, sentence: str

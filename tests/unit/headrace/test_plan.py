@@ -146,7 +146,7 @@ def test_a_replica_on_gpus_that_cannot_share_the_heads_is_refused_with_numbers_t
     assert cli.main(["plan", "--model", str(model), *arguments]) == 2
     said = capsys.readouterr().err
     assert "splits each layer over 3 GPUs, and 32 attention heads (8 of keys and values)" in said
-    assert "take one of 1, 2, 4, 8, 16, 32." in said
+    assert "choose from 1, 2, 4, 8, 16, 32." in said
 
 
 def test_what_lies_in_main_memory_is_summed_up_for_a_trainer_node_and_a_replica(

@@ -199,10 +199,10 @@ def flip_a_bit_of_the_manifest(directory: Path) -> None:
     ("damage", "complaint"),
     [
         (lose_a_file, "cannot be read .*: No such file"),
-        (flip_a_bit, "is damaged: its checksum is not that of the manifest"),
+        (flip_a_bit, "is damaged: its checksum differs from the manifest's"),
         (cut_a_file, r"has \d+ bytes and should have \d+"),
         (lose_the_manifest, "cannot be read .*: No such file"),
-        (flip_a_bit_of_the_manifest, "is not the one that the trainer wrote"),
+        (flip_a_bit_of_the_manifest, "is not the file that the trainer wrote"),
     ],
 )
 def test_damaged_or_missing_files_are_refused_and_a_full_version_heals(
