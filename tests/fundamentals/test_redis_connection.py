@@ -60,7 +60,7 @@ async def test_what_is_no_redis_is_refused_at_once() -> None:
 
 async def test_a_certificate_that_is_not_there_is_named() -> None:
     client = connect("rediss://127.0.0.1:1/0?ssl_ca_certs=/nope.crt")
-    with pytest.raises(UserError, match=r"there is no file /nope\.crt \(ssl_ca_certs\)"):
+    with pytest.raises(UserError, match=r"the file /nope\.crt \(ssl_ca_certs\) does not exist"):
         await wait_until_ready(client, timeout_s=600)
 
 
