@@ -30,13 +30,13 @@ class DatasetSource(Section):
     split: Name = Field(default="train", description="Split of a hub data set")
     fraction: Positive | None = Field(
         default=None,
-        description="Share of the prompts, of the sum of all fractions; in proportion to the rows if left out",
+        description="Share of the prompts, relative to the sum of all fractions; in proportion to the rows if left out",
     )
     rename_columns: dict[Name, Name] | None = Field(
-        default=None, max_length=MAX_COLUMNS, description="Instead of the run's, for this one"
+        default=None, max_length=MAX_COLUMNS, description="Replaces the run's rename_columns for this data set"
     )
     columns: list[Name] | None = Field(
-        default=None, max_length=MAX_COLUMNS, description="Instead of the run's, for this one"
+        default=None, max_length=MAX_COLUMNS, description="Replaces the run's columns for this data set"
     )
 
     @property
@@ -64,8 +64,8 @@ class DataOptions(Section):
     )
     dataset_config: str | None = Field(default=None, description="Configuration of a hub data set")
     dataset_train_split: Name = Field(default="train", description="Split of a hub data set")
-    shuffle_dataset: bool = Field(default=True, description="Anew in each epoch")
-    seed: int = Field(default=42, ge=0, description="Of the shuffling and of the trainer")
+    shuffle_dataset: bool = Field(default=True, description="Shuffle the rows anew in each epoch")
+    seed: int = Field(default=42, ge=0, description="Seed of the shuffling and of the trainer")
 
     # Rows and prompts
     prompt_column: Name = Field(default="prompt", description="Column with the text or the messages")
@@ -80,7 +80,8 @@ class DataOptions(Section):
         description="Columns that go to reward functions, under their new names; all if left out",
     )
     system_prompt: Name | None = Field(
-        default=None, description="System message put before every prompt that has none; text becomes a user's message"
+        default=None,
+        description="System message put before every prompt without a system message; text becomes a user's message",
     )
     prompt_as_message: bool = Field(
         default=False, description="Text becomes a user's message, so that the chat template applies"
@@ -98,14 +99,17 @@ class DataOptions(Section):
     )
     eval_dataset_config: str | None = Field(default=None, description="Configuration of eval_dataset_name on the hub")
     dataset_test_split: Name | None = Field(
-        default=None, description="Split to evaluate on: of eval_dataset_name (test if left out), else of dataset_name"
+        default=None,
+        description="Split to evaluate on: of eval_dataset_name (test if left out), otherwise of dataset_name",
     )
     eval_steps: int | None = Field(default=None, ge=1, description="Optimizer steps between evaluations")
     eval_on_start: bool = Field(default=False, description="Evaluate the policy before its first step too")
     num_generations_eval: int | None = Field(
-        default=None, ge=1, description="Completions a prompt there; num_generations if left out"
+        default=None, ge=1, description="Completions per prompt in an evaluation; num_generations if left out"
     )
-    max_eval_prompts: int = Field(default=256, ge=1, description="The first so many of the evaluation set")
+    max_eval_prompts: int = Field(
+        default=256, ge=1, description="Number of prompts to evaluate on: the first of the evaluation set"
+    )
 
     @field_validator("dataset_name")
     @classmethod
@@ -148,8 +152,8 @@ class DataOptions(Section):
     def _what_we_set_ourselves_is_not_for_the_template(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
         if ours := [name for name in given or {} if name in _SET_BY_US]:
             raise ValueError(
-                f"{', '.join(ours)} decides how the template is called, which is not free: prompts are token lists "
-                "that end where the answer begins. Give what the template itself asks for"
+                f"{', '.join(ours)} cannot be set, because it decides how the template is called: prompts are token "
+                "lists that end where the answer begins. Give only arguments of the template itself"
             )
         return given
 
@@ -206,13 +210,13 @@ class DataOptions(Section):
         if where == "dataset_test_split" and source.is_file:
             raise ValueError(
                 f"dataset_test_split={source.split!r} is a split of dataset_name, but {source.path} is a file, which "
-                "has none; write the rows to evaluate on to a file of their own and give it as eval_dataset_name"
+                "has none; write the rows to evaluate on to another file and give it as eval_dataset_name"
             )
         for trained in self.train_sources().values():
             if source.same_rows_as(trained):
                 raise ValueError(
-                    f"{where} names what is trained on ({source.path}, split {source.split}); an evaluation on it "
-                    "would show what was memorised"
+                    f"{where} names training data ({source.path}, split {source.split}); an evaluation on it "
+                    "would only show what was memorised"
                 )
         if self.eval_steps is None and not self.eval_on_start:
             raise ValueError(

@@ -14,8 +14,8 @@ from shared.near_name import nearest
 from shared.run_options.engine_arg_names import MODEL_FREE_METHODS, RUN_ENGINE_ARGS, SPECULATIVE_METHODS, TABLES
 
 _RUN = "the run's own settings decide it"
-_TRUTH = "what is recorded of a rollout would no longer be true"
-_TEXT = "the policy is text alone"
+_TRUTH = "the recorded data of a rollout would no longer be true"
+_TEXT = "the policy only takes text"
 _LORA = "the run's own settings say which adapter is served"
 _REPLICA = "one replica is one engine; start more replicas, which a run finds by itself"
 _QUEUE = "prompts in flight are bounded by max_inflight_groups; the engine must refuse none"
@@ -46,12 +46,12 @@ RESERVED_ENGINE_ARGS = {
     "allowed_local_media_path": _TEXT,
     "allowed_media_domains": _TEXT,
     "logprobs_mode": _TRUTH,
-    "generation_config": "the run's sampling settings are all that counts",
-    "override_generation_config": "the run's sampling settings are all that counts",
-    "watermark_config": "a watermark changes what is sampled, unseen by the recorded logprobs",
+    "generation_config": "only the run's sampling settings count",
+    "override_generation_config": "only the run's sampling settings count",
+    "watermark_config": "a watermark changes the samples, and the recorded logprobs do not show it",
     "enable_trace_replay": _TRUTH,
     "weight_transfer_config": "weight_transport and the run's push settings decide it",
-    "worker_extension_cls": "the weight push has its own",
+    "worker_extension_cls": "the weight push has its own extension",
     "scheduling_policy": "the probe after a push comes before everything else",
     "enable_sleep_mode": "the setting is vllm_enable_sleep_mode",
     "enable_lora": "the setting is use_peft",
@@ -103,10 +103,10 @@ RESERVED_ENGINE_ARGS = {
 }
 """Name of the argument to a clause that follows "cannot be set: "."""
 
-_CODE = "it has vLLM load code or files"
+_CODE = "it makes vLLM load code or files"
 _MACHINE = "it is about the machine of a replica"
-_LOG = "what is logged and traced on a replica is for who runs it to say"
-_SECRET = "a run file is no place for secrets; set HF_TOKEN in the generator's environment"
+_LOG = "the operator of a replica decides about its logs and traces"
+_SECRET = "a run file must not contain secrets; set HF_TOKEN in the generator's environment"
 
 OPERATORS_ENGINE_ARGS = {
     "worker_cls": _CODE,
@@ -160,7 +160,7 @@ OPERATORS_ENGINE_ARGS = {
 """The same for arguments that only HEADRACE_ENGINE_ARGS may set."""
 
 
-_OPERATORS_MAY = "whoever runs the generators can set it in HEADRACE_ENGINE_ARGS"
+_OPERATORS_MAY = "the operator of the generators can set it in HEADRACE_ENGINE_ARGS"
 _SPECULATION = {"spec_method": "method", "spec_model": "model"}
 
 
@@ -207,7 +207,7 @@ def _why_not_this_speculation(content: Mapping[str, Any]) -> str | None:
     if method is not None and not (isinstance(method, str) and method in SPECULATIVE_METHODS):
         return f"of its methods a run may use {', '.join(sorted(SPECULATIVE_METHODS))}; {_OPERATORS_MAY}"
     if method is None and model is not None and not _is_surely_a_model(model):
-        return f"say the method with the model {model}, such as draft_model: vLLM may take it for code to load"
+        return f"set a method too, such as draft_model: without it vLLM may take the model {model} for code to load"
     return None
 
 

@@ -7,7 +7,7 @@ are hints in error messages, and a section of docs/run-file.md. A test in tests/
 from collections.abc import Mapping
 
 _BATCH = "a step trains groups_per_step groups of num_generations completions, in passes of max_tokens_per_microbatch"
-_DTYPE = "say dtype: bfloat16 or dtype: float32"
+_DTYPE = "set dtype: bfloat16 or dtype: float32"
 _NODES = "set nproc_per_node and nnodes"
 _LOG_LEVEL = "set HEADRACE_LOG_LEVEL for the trainer"
 _TRACKIO = "set the variables that trackio reads, such as TRACKIO_SPACE_ID, in the trainer's environment"
@@ -19,7 +19,7 @@ ELSEWHERE: Mapping[str, str] = {
     "auto_find_batch_size": "set max_tokens_per_microbatch",
     "torch_empty_cache_steps": "set max_tokens_per_microbatch",
     "generation_batch_size": "a batch has steps_per_generation times groups_per_step groups",
-    "pad_to_multiple_of": "rows are not padded; set packing: false to have one sequence a row",
+    "pad_to_multiple_of": "rows are not padded; with packing: false each row has one sequence",
     "bf16": _DTYPE,
     "fp16": _DTYPE,
     "tf32": _DTYPE,
@@ -55,30 +55,30 @@ ELSEWHERE: Mapping[str, str] = {
     "fsdp": "ranks share the model through FSDP2 by themselves; set nproc_per_node and nnodes",
     "fsdp_config": "set fsdp_reshard_after_forward",
     "ddp_timeout": "set HEADRACE_COLLECTIVE_TIMEOUT_S for the trainer",
-    "data_seed": "seed is of the shuffling too",
+    "data_seed": "seed is also the seed of the shuffling",
     "train_sampling_strategy": "set shuffle_dataset",
     "remove_unused_columns": "every column goes to the reward functions; choose some with columns",
     "hub_token": "set HF_TOKEN in the trainer's environment, or log in with `hf auth login`",
     "hub_strategy": "push_to_hub uploads the final model, once",
     "hub_always_push": "push_to_hub uploads the final model, once",
-    "save_only_model": "`headrace export` makes a model directory of a checkpoint",
-    "log_completions_hub_repo": "log_completions makes the table in rank.log and in the trackers of report_to",
+    "save_only_model": "`headrace export` makes a model directory from a checkpoint",
+    "log_completions_hub_repo": "log_completions writes the table to rank.log and to the trackers in report_to",
     "trackio_space_id": _TRACKIO,
     "trackio_bucket_id": _TRACKIO,
     "trackio_static_space_id": _TRACKIO,
 }
 """TRL's option to the setting that does the same here."""
 
-_ENGINE = "the generator is vLLM always; engine arguments of a run go into its table vllm, such as max_num_seqs"
-_PLACE = "every run has a directory of its own, and goes on from its newest checkpoint by itself"
+_ENGINE = "the generator is always vLLM; engine arguments of a run go into its table vllm, such as max_num_seqs"
+_PLACE = "every run has its own directory, and resumes from its newest checkpoint by itself"
 _LOADER = "prompts are encoded as they are admitted"
-_DDP = "ranks share the model through FSDP2, and nothing of DDP is used"
+_DDP = "ranks share the model through FSDP2, and DDP is not used"
 _EVALUATION = "an evaluation samples completions and scores them, as training does, and has no losses or labels"
 _COMPILE = "the model is not compiled"
-_NO_BEST = "the final model is that of the last step"
-_CONTINUOUS = "transformers' own generation is not used: the generator is vLLM always"
+_NO_BEST = "the final model comes from the last step"
+_CONTINUOUS = "transformers' own generation is not used: the generator is always vLLM"
 _SERVER = "generators join a run by themselves, through Redis"
-_LABELS = "it is for training on given answers; a run trains on what the model wrote"
+_LABELS = "it is for training on given answers; a run trains on the model's own completions"
 
 ABSENT: Mapping[str, str] = {
     "use_vllm": _ENGINE,
@@ -107,13 +107,13 @@ ABSENT: Mapping[str, str] = {
     "neftune_noise_alpha": "noise in the trainer's embeddings would make it disagree with the generator",
     "optim": "the optimizer is AdamW",
     "optim_target_modules": "the optimizer is AdamW",
-    "average_tokens_across_devices": "the loss is that of the whole batch, on however many ranks",
-    "full_determinism": "which policy samples a prompt depends on who is fast; seed fixes the order of the prompts",
+    "average_tokens_across_devices": "the loss is always computed over the whole batch, on any number of ranks",
+    "full_determinism": "which policy version samples a prompt depends on timing; seed fixes the order of the prompts",
     "trust_remote_code": "code of a model's repository is never run",
     "torch_compile": _COMPILE,
     "torch_compile_backend": _COMPILE,
     "torch_compile_mode": _COMPILE,
-    "use_cache": "the trainer's passes have no use for a cache of keys and values",
+    "use_cache": "the trainer's passes need no cache of keys and values",
     "dataloader_num_workers": _LOADER,
     "dataloader_drop_last": _LOADER,
     "dataloader_in_order": _LOADER,
@@ -141,9 +141,9 @@ ABSENT: Mapping[str, str] = {
     "metric_for_best_model": _NO_BEST,
     "greater_is_better": _NO_BEST,
     "hub_revision": "the model is uploaded to the repository's main branch",
-    "include_num_input_tokens_seen": "num_tokens is logged always",
-    "skip_memory_metrics": "memory is logged always",
-    "logging_nan_inf_filter": "a loss that is not finite ends the run, with the batch kept",
+    "include_num_input_tokens_seen": "num_tokens is always logged",
+    "skip_memory_metrics": "memory is always logged",
+    "logging_nan_inf_filter": "a loss that is not finite ends the run, and the batch is kept",
 }
 """TRL's option to the reason why a run has no such option."""
 

@@ -27,11 +27,11 @@ INSTEAD_IN_GENERATION_KWARGS = {
     "n": "the setting is num_generations",
     "max_tokens": "the setting is max_completion_length",
     "max_new_tokens": "the setting is max_completion_length",
-    "seed": "completions are sampled without a seed of their own; groups would otherwise be copies of one completion",
+    "seed": "completions are sampled without their own seed; otherwise a group would be copies of the same completion",
     "min_tokens": "it forbids the end of sequence, whose probability the trainer must learn from",
     "ignore_eos": "the trainer learns where completions end",
-    "logprobs": "those of the sampled tokens are always recorded",
-    "prompt_logprobs": "those of the sampled tokens are recorded",
+    "logprobs": "logprobs of the sampled tokens are always recorded",
+    "prompt_logprobs": "only logprobs of the sampled tokens are recorded",
     "include_stop_str_in_output": "reward functions see the stop string, as it was sampled and is trained on",
     "detokenize": "reward functions see text",
     "skip_special_tokens": "reward functions see completions without special tokens",
@@ -57,7 +57,7 @@ class GenerationKwargs(Section):
     )
     structured_outputs: dict[str, Any] | None = Field(
         default=None,
-        description="One of regex, json (a schema), choice (a list), grammar (EBNF), json_object: true, structural_tag",
+        description="A constraint: regex, json (a schema), choice (a list), grammar (EBNF), json_object: true or structural_tag",
     )
     bad_words: list[str] | None = Field(default=None, max_length=_MAX_STOPS, description="Words that are never sampled")
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
@@ -78,10 +78,12 @@ class GenerationKwargs(Section):
         _check_depth(value)
         unknown = sorted(value.keys() - {*_CONSTRAINTS, *_REFINEMENTS})
         if unknown:
-            raise ValueError(f"there is no {', '.join(unknown)}; use one of {', '.join(_CONSTRAINTS)}")
+            raise ValueError(f"unknown constraint {', '.join(unknown)}; choose from {', '.join(_CONSTRAINTS)}")
         given = [name for name in _CONSTRAINTS if value.get(name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give one of {', '.join(_CONSTRAINTS)}, not {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"give exactly one constraint ({', '.join(_CONSTRAINTS)}), not {' and '.join(given) or 'none'}"
+            )
         return value
 
 
@@ -89,11 +91,11 @@ class GenerationOptions(Section):
     """Options of the generator's engine.py and generation_loop.py."""
 
     # Generation
-    num_generations: int = Field(default=8, ge=2, le=1024, description="Completions a prompt")
-    max_completion_length: int = Field(default=512, ge=1, description="Tokens")
+    num_generations: int = Field(default=8, ge=2, le=1024, description="Completions per prompt")
+    max_completion_length: int = Field(default=512, ge=1, description="Most tokens in a completion")
     temperature: float = Field(default=1.0, gt=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0, description="0 is off")
+    top_k: int = Field(default=0, ge=0, description="0 turns it off")
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0)
     generation_kwargs: GenerationKwargs | None = Field(
@@ -115,7 +117,7 @@ class GenerationOptions(Section):
     @classmethod
     def _engine_arguments_are_the_runs_to_give(cls, args: dict[str, Any]) -> dict[str, Any]:
         if len(args) > _MAX_ENGINE_ARGS:
-            raise ValueError(f"it names {len(args)} engine arguments, and a run may set {_MAX_ENGINE_ARGS}")
+            raise ValueError(f"it names {len(args)} engine arguments, but a run may set at most {_MAX_ENGINE_ARGS}")
         _check_depth(args)
         reasons = [f"{name} cannot be set: {why}" for name in sorted(args) if (why := why_not_in_a_run(name, args))]
         if reasons:

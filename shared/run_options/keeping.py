@@ -18,13 +18,13 @@ class KeepingOptions(Section):
         default=10, ge=1, description="Optimizer steps between checkpoints, which are written while training goes on"
     )
     save_total_limit: int = Field(
-        default=2, ge=1, description="Checkpoints kept; the older one is for a damaged newer one"
+        default=2, ge=1, description="Checkpoints kept; an older checkpoint is used if the newest is damaged"
     )
     push_to_hub: bool = Field(default=False, description="Upload the final model to the Hugging Face Hub")
     hub_model_id: str | None = Field(
-        default=None, description="owner/name there; the run's name, or its id, if left out"
+        default=None, description="owner/name on the hub; the run's name or id if left out"
     )
-    hub_private_repo: bool = Field(default=False, description="Whether a repository that is made there is private")
+    hub_private_repo: bool = Field(default=False, description="Whether a new repository on the hub is private")
 
     # Logs
     log_rollouts_every_steps: int = Field(default=1, ge=1, description="Steps between entries of the rollout log")
@@ -33,15 +33,17 @@ class KeepingOptions(Section):
         description="Share of the logged rollouts that carry logprobs, importance ratio and entropy of every token",
     )
     logging_steps: int = Field(
-        default=1, ge=1, description="Optimizer steps a report or table sums up; the run's own log has every step"
+        default=1,
+        ge=1,
+        description="Number of optimizer steps that a report or table sums up; the run's own log has every step",
     )
     log_completions: bool = Field(
-        default=False, description="Print a table of what the model wrote into rank.log, and report it as one"
+        default=False, description="Print a table of completions into rank.log, and send it to the trackers"
     )
     num_completions_to_print: int | None = Field(
-        default=None, ge=1, description="Rows that are printed, drawn at random; all if left out"
+        default=None, ge=1, description="Number of rows to print, drawn at random; all if left out"
     )
-    log_unique_prompts: bool = Field(default=False, description="One row a prompt in that table")
+    log_unique_prompts: bool = Field(default=False, description="One row per prompt in that table")
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
         default=[], max_length=16, description="Where metrics go besides the run's own log"
     )
@@ -67,14 +69,14 @@ class KeepingOptions(Section):
     @classmethod
     def _a_project_is_a_name_everywhere(cls, name: str) -> str:
         if unwanted := sorted(set(name) & set("/\\#?%:")):
-            raise ValueError(f"wandb takes no {' '.join(unwanted)} in the name of a project")
+            raise ValueError(f"wandb does not allow {' '.join(unwanted)} in a project's name")
         return name
 
     @model_validator(mode="after")
     def _a_table_is_printed_to_be_short(self) -> Self:
         for name in ("num_completions_to_print", "log_unique_prompts"):
             if getattr(self, name) and not self.log_completions:
-                raise ValueError(f"{name} is about a table that is not made; set log_completions: true to have it")
+                raise ValueError(f"{name} has no effect without the table; set log_completions: true to print it")
         return self
 
     @model_validator(mode="after")
@@ -95,7 +97,7 @@ class KeepingOptions(Section):
         *owner, name = repo_id.split("/")
         if len(owner) > 1 or len(repo_id) > _MAX_REPO_ID or not all(_is_hub_name(part) for part in (*owner, name)):
             raise ValueError(
-                f"{repo_id!r} is no repository id; write owner/name (or name alone, which is made yours) with letters, "
+                f"{repo_id!r} is not a repository id; write owner/name (or only name, for your account) with letters, "
                 f"digits, '-', '_' and '.', not at the ends and no two in a row, at most {_MAX_REPO_ID} characters"
             )
         return repo_id

@@ -12,8 +12,8 @@ _ALL_LINEAR = "all-linear"
 _NOT_LAYERS = {
     "lm_head": "the last projection is fused with the loss",
     "embed_out": "the last projection is fused with the loss",
-    "embed_tokens": "embeddings are no linear layers",
-    "wte": "embeddings are no linear layers",
+    "embed_tokens": "embeddings are not linear layers",
+    "wte": "embeddings are not linear layers",
 }
 
 
@@ -23,7 +23,7 @@ class LoraOptions(Section):
     # LoRA
     use_peft: bool = Field(default=False, description="Train LoRA adapters instead of all weights")
     lora_r: int = Field(default=16, ge=1, le=_RANKS_OF_VLLM[-1], description="Rank of the adapters")
-    lora_alpha: int = Field(default=32, ge=1, description="Adapters count alpha / r")
+    lora_alpha: int = Field(default=32, ge=1, description="Adapters are scaled by alpha / r")
     lora_dropout: float = Field(
         default=0.0,
         ge=0,
@@ -34,10 +34,10 @@ class LoraOptions(Section):
         default=None,
         min_length=1,
         max_length=4096,
-        description="Names of the layers that get one; every linear layer if left out",
+        description="Names of the layers that get an adapter; every linear layer if left out",
     )
     load_in_4bit: bool = Field(
-        default=False, description="The base in 4 bits (QLoRA), in trainer and generator; needs GPUs"
+        default=False, description="Load the base in 4 bits (QLoRA), in trainer and generator; needs GPUs"
     )
 
     @field_validator("lora_target_modules", mode="before")

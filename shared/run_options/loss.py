@@ -31,8 +31,12 @@ class LossOptions(Section):
         description="Clip range above 1, epsilon if left out; for cispo the bound of the ratio itself",
     )
     delta: float | None = Field(default=None, gt=0, description="Upper bound of the ratio in two-sided clipping")
-    sapo_temperature_neg: Positive = Field(default=1.05, description="Of sapo, where the advantage is not positive")
-    sapo_temperature_pos: Positive = Field(default=1.0, description="Of sapo, where the advantage is positive")
+    sapo_temperature_neg: Positive = Field(
+        default=1.05, description="Temperature of sapo where the advantage is not positive"
+    )
+    sapo_temperature_pos: Positive = Field(
+        default=1.0, description="Temperature of sapo where the advantage is positive"
+    )
     vespo_k_pos: float = Field(default=2.0, ge=0, description="Power of vespo's weight, advantage not negative")
     vespo_lambda_pos: float = Field(default=3.0, ge=0, description="Decay of vespo's weight, advantage not negative")
     vespo_k_neg: float = Field(default=3.0, ge=0, description="Power of vespo's weight, advantage negative")
@@ -41,10 +45,10 @@ class LossOptions(Section):
     # Advantages
     scale_rewards: Literal["group", "batch", "none"] = Field(
         default="group",
-        description="What centred rewards are divided by: the std of their group, of the batch, nothing",
+        description="Divisor of centred rewards: the std of their group, the std of the batch, or none",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
-        default="sum_then_normalize", description="normalize_then_sum normalises each reward function by itself (GDPO)"
+        default="sum_then_normalize", description="normalize_then_sum normalises each reward function separately (GDPO)"
     )
 
     # Tokens and completions left out of the loss
@@ -52,30 +56,30 @@ class LossOptions(Section):
         default=False, description="Leave completions that hit max_completion_length out of the loss"
     )
     top_entropy_quantile: Share = Field(
-        default=1.0, description="Share of the tokens, those of highest entropy, that stay in the policy loss"
+        default=1.0, description="Share of the tokens, by highest entropy, that stay in the policy loss"
     )
     off_policy_mask_threshold: Positive | None = Field(
-        default=None, description="Completions of negative advantage are left out above this mean KL in nats"
+        default=None, description="Leave completions with a negative advantage out above this mean KL, in nats"
     )
 
     # Reference model and entropy
     beta: float = Field(default=0.0, ge=0, description="Weight of the KL term; 0 loads no reference model")
     use_bias_correction_kl: bool = Field(default=True, description="Multiply the KL term by the importance ratio")
     sync_ref_model: bool = Field(default=False, description="Move the reference model towards the policy (TR-DPO)")
-    ref_model_mixup_alpha: Share = Field(default=0.6, description="Share of the policy in such a move")
+    ref_model_mixup_alpha: Share = Field(default=0.6, description="Share of the policy in each such move")
     ref_model_sync_steps: int = Field(default=512, ge=1, description="Optimizer steps between such moves")
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus")
     use_adaptive_entropy: bool = Field(default=False, description="Adapt entropy_coef towards entropy_target")
     entropy_coef_min: float = Field(default=0.0, ge=0)
     entropy_coef_max: float = Field(default=1.0, ge=0)
     entropy_coef_delta: float = Field(default=0.005, ge=0, description="Change of entropy_coef in a step")
-    entropy_target: float = Field(default=0.2, ge=0, description="Nats a token")
+    entropy_target: float = Field(default=0.2, ge=0, description="Target entropy in nats per token")
 
     # Mixture-of-experts models
     router_aux_loss_coef: float | None = Field(
         default=None,
         ge=0,
-        description="Weight of the loss that balances the experts; the model's own if left out, 0 is off",
+        description="Weight of the loss that balances the experts; the model's own weight if left out; 0 turns it off",
     )
 
     # Several steps on one batch
@@ -83,16 +87,16 @@ class LossOptions(Section):
     steps_per_generation: int = Field(
         default=1,
         ge=1,
-        description="Optimizer steps a batch is cut into; it has this many times groups_per_step groups",
+        description="Number of optimizer steps a batch is split into; a batch has this many times groups_per_step groups",
     )
 
     # Generator to trainer
     vllm_importance_sampling_correction: bool = Field(
-        default=True, description="Correct for the generator's logprobs not being the trainer's"
+        default=True, description="Correct for differences between the generator's and the trainer's logprobs"
     )
     vllm_importance_sampling_mode: CorrectionMode = Field(
         default="sequence_mask",
-        description="Whether weights outside the bounds are cut or zeroed, a token or a completion",
+        description="Whether weights outside the bounds are cut or zeroed, per token or per completion",
     )
     vllm_importance_sampling_clip_max: Positive | None = Field(default=3.0, description="Upper bound of the weights")
     vllm_importance_sampling_clip_min: Positive | None = Field(default=None, description="Lower bound of the weights")
@@ -152,14 +156,14 @@ class LossOptions(Section):
             if self.epsilon_high is None or self.epsilon_high < 1:
                 raise ValueError(
                     f"loss_type cispo cuts the ratio at epsilon_high itself, not at 1 + epsilon_high: epsilon_high="
-                    f"{self.epsilon_high} would cut even what the policy itself wrote, whose ratio is 1; ScaleRL has 5"
+                    f"{self.epsilon_high} would cut even the policy's own tokens, whose ratio is 1; ScaleRL uses 5"
                 )
             return self
         high = self.clip_range()[1]
         if self.epsilon_high is not None and self.epsilon_high < self.epsilon:
             raise ValueError(
-                f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; the upper clip is meant to be the "
-                "wider one (DAPO uses 0.2 and 0.28)"
+                f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; the upper clip range is meant to be "
+                "wider (DAPO uses 0.2 and 0.28)"
             )
         if self.delta is not None and self.delta <= high:
             raise ValueError(
@@ -203,7 +207,7 @@ class LossOptions(Section):
             return self
         if not self.use_decoupled_loss:
             raise ValueError(
-                "use_decoupled_loss false has the loss itself compare the policy with the one that sampled, so "
+                "with use_decoupled_loss: false the loss itself compares the policy with the sampling policy, so "
                 "vllm_importance_sampling_correction would correct for the same difference twice; set it to false"
             )
         default_max = type(self).model_fields["vllm_importance_sampling_clip_max"].default

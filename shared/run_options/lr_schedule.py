@@ -24,8 +24,8 @@ LrSchedulerType = Literal[
 KwargValue = int | float | str
 
 _FOLLOWS_A_METRIC = (
-    "changes the learning rate by a loss that is measured now and then, and a run's loss says nothing of how well the "
-    "policy does; use one that is a function of the step, such as cosine_with_min_lr"
+    "adapts the learning rate to a loss that is measured from time to time, but a run's loss does not show how good the "
+    "policy is; use a function of the step, such as cosine_with_min_lr"
 )
 REFUSED_TYPES = {"reduce_lr_on_plateau": _FOLLOWS_A_METRIC, "greedy": _FOLLOWS_A_METRIC}
 """Schedules of transformers that a run does not offer, with the reason."""
@@ -127,7 +127,7 @@ class LrSchedule:
         known = _KWARGS[self.type]
         if "min_lr" in known and ("min_lr" in self.kwargs) == ("min_lr_rate" in self.kwargs):
             raise ValueError(
-                f"lr_scheduler_type {self.type} needs the learning rate to end at: set one of min_lr and min_lr_rate, "
+                f"lr_scheduler_type {self.type} needs the learning rate to end at: set either min_lr or min_lr_rate, "
                 "its share of learning_rate, in lr_scheduler_kwargs"
             )
         for name, default in (("min_lr", 0.0), ("lr_end", _POLYNOMIAL_LR_END)):

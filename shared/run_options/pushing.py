@@ -30,10 +30,10 @@ class PushingOptions(Section):
     )
     push_encoding: PushEncoding = Field(
         default="auto",
-        description="Send all weights (full), or the bits that changed since the last push (delta); auto is delta for "
-        "disk, and full elsewhere",
+        description="Send all weights (full), or only changes since the last push (delta); auto is delta for "
+        "disk, and full otherwise",
     )
-    push_timeout_s: Positive = Field(default=60.0, description="Deadline of one weight push, all of it")
+    push_timeout_s: Positive = Field(default=60.0, description="Deadline of a whole weight push, in seconds")
     vllm_enable_sleep_mode: bool = Field(
         default=False,
         description="For ipc with max_staleness 0: vLLM gives its GPU memory to the optimizer between two batches",
@@ -41,19 +41,19 @@ class PushingOptions(Section):
 
     push_staging: Literal["memory", "none"] = Field(
         default="memory",
-        description="Receive into memory of its own while decoding goes on (memory), which takes room for the weights "
-        "once more in every vLLM worker, on its GPU if they fit there, else in the host's; or hold decoding for all of "
-        "the push (none)",
+        description="Receive into separate memory while decoding goes on (memory), which takes room for a second copy of "
+        "the weights in every vLLM worker, on its GPU if it fits there, else in main memory; or hold decoding during the "
+        "whole push (none)",
     )
     kv_after_push: Literal["recompute", "keep"] = Field(
         default="recompute",
         description="Keys and values of running requests after a push: computed anew under the new weights, or kept; "
-        "logprobs of what is sampled then are those of neither version",
+        "the logprobs of later tokens then belong to neither version",
     )
     push_probe_tolerance: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
         default="auto",
         description="After a push each generator scores a prompt, and is taken out if a logprob differs from the "
-        "trainer's by more, in nats; auto is 0.05 for float32, 1 for bfloat16, 4 for quantised weights; null asks none",
+        "trainer's by more, in nats; auto is 0.05 for float32, 1 for bfloat16, 4 for quantised weights; null turns it off",
     )
 
     @field_validator("weight_dir")
@@ -71,7 +71,7 @@ class PushingOptions(Section):
     @model_validator(mode="after")
     def _the_directory_goes_with_disk(self) -> Self:
         if self.weight_transport == "disk" and self.weight_dir is None:
-            raise ValueError("weight_transport is disk, so weight_dir must say where the weights are written")
+            raise ValueError("weight_transport is disk, so set weight_dir to the directory for the weights")
         if self.weight_transport != "disk" and self.weight_dir is not None:
             raise ValueError(
                 f"weight_dir is set, but weight_transport is {self.weight_transport}; set weight_transport: disk"
@@ -83,8 +83,8 @@ class PushingOptions(Section):
         if self.push_staging == "memory":
             if self.vllm_enable_sleep_mode:
                 raise ValueError(
-                    "an engine that sleeps decodes nothing while it receives, and push_staging: memory would take what "
-                    "it gives away; set push_staging: none"
+                    "a sleeping engine decodes nothing while it receives, and push_staging: memory would use the memory "
+                    "that it releases; set push_staging: none"
                 )
             return self
         if self.weight_transport == "disk":
@@ -109,7 +109,7 @@ class PushingOptions(Section):
                 f"weight_transport is {self.weight_transport}; set weight_transport: ipc"
             )
         if self.kv_after_push == "keep":
-            raise ValueError("an engine that sleeps keeps no keys and values; leave kv_after_push out")
+            raise ValueError("a sleeping engine keeps no keys and values; leave kv_after_push out")
         if getattr(self, "max_staleness", 0) > 0:
             raise ValueError(
                 "vllm_enable_sleep_mode needs max_staleness: 0: with a higher one the generator works while the "

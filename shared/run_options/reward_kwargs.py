@@ -38,7 +38,7 @@ def check_reward_kwargs(kwargs: RewardKwargs, reward_funcs: Collection[str]) -> 
             if not name.isidentifier():
                 raise ValueError(f"reward_kwargs of {function}: {name[:100]!r} cannot be the name of an argument")
             if name in GIVEN_ARGUMENTS:
-                raise ValueError(f"reward_kwargs of {function}: '{name}' is what every function is given; leave it out")
+                raise ValueError(f"reward_kwargs of {function}: '{name}' is given to every function; leave it out")
             budget -= _characters(value, where=f"reward_kwargs of {function}: '{name}'")
             if budget < 0:
                 raise ValueError(f"reward_kwargs is longer than {MAX_CHARACTERS} characters; put it into a module")
@@ -68,7 +68,7 @@ def _characters(value: object, *, where: str) -> int:
         if isinstance(item, dict):
             table = cast("dict[object, object]", item)
             if not all(isinstance(key, str) for key in table):
-                raise ValueError(f"{where} has a table with a key that is no text; put it in quotes")
+                raise ValueError(f"{where} has a table with a key that is not text; put it in quotes")
             pending += [(part, depth + 1) for pair in table.items() for part in pair]
         elif isinstance(item, list):
             pending += [(part, depth + 1) for part in cast("list[object]", item)]
@@ -80,7 +80,7 @@ def _characters(value: object, *, where: str) -> int:
             if abs(item) > LARGEST:
                 raise ValueError(f"{where} has a whole number beyond {LARGEST}; write it as text")
         elif not isinstance(item, float) or not math.isfinite(item):
-            raise ValueError(f"{where} is no JSON: text, finite numbers, true, false, null, lists and tables are")
+            raise ValueError(f"{where} is not JSON: use text, finite numbers, true, false, null, lists and tables")
     return num_characters
 
 

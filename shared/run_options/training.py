@@ -21,7 +21,9 @@ class TrainingOptions(Section):
     lr_scheduler_kwargs: dict[str, KwargValue] | None = Field(
         default=None, description="Options of the schedule, as in transformers (num_cycles, min_lr_rate, ...)"
     )
-    warmup_steps: int | float = Field(default=0, ge=0, description="Optimizer steps; below 1 a share of the run's")
+    warmup_steps: int | float = Field(
+        default=0, ge=0, description="Optimizer steps; below 1, a share of the run's steps"
+    )
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -29,18 +31,20 @@ class TrainingOptions(Section):
     max_grad_norm: float = Field(default=1.0, ge=0, description="0 turns clipping off")
 
     # Memory and speed
-    max_tokens_per_microbatch: int = Field(default=16384, ge=1, description="Tokens in one forward pass of one rank")
-    packing: bool = Field(default=True, description="Several rollouts in one sequence, without padding")
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1, description="Most tokens in one forward pass of a rank")
+    packing: bool = Field(default=True, description="Put several rollouts into one sequence, without padding")
     gradient_checkpointing: bool = Field(default=True, description="Recompute activations instead of keeping them")
     attn_implementation: Attention = Field(default="auto", description="As in transformers; auto chooses")
-    cast_lm_head_to_fp32: bool = Field(default=False, description="The last projection in float32 whatever the dtype")
+    cast_lm_head_to_fp32: bool = Field(
+        default=False, description="Compute the last projection in float32 for any dtype"
+    )
     use_liger_kernel: bool = Field(default=False, description="Liger-Kernel's layers; needs a GPU")
 
     # Ranks
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto", description="Training ranks on each machine; auto is one a GPU"
+        default="auto", description="Training ranks on each machine; auto is one per GPU"
     )
-    nnodes: int = Field(default=1, ge=1, description="Machines the training ranks are on")
+    nnodes: int = Field(default=1, ge=1, description="Number of machines for the training ranks")
     fsdp_reshard_after_forward: bool = Field(
         default=True, description="Gather a layer's weights again in the backward pass instead of keeping them"
     )

@@ -61,12 +61,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (ONE | {"num_generations_eval": 1}, "num_generations_eval is set, but there is nothing to evaluate on"),
     (ONE | {"eval_dataset_name": "/b.jsonl"}, "eval_dataset_name is set, but nothing says when"),
     (ONE | {"dataset_test_split": "test"}, "dataset_test_split is set, but nothing says when"),
-    (ONE | {"dataset_test_split": "train", "eval_steps": 5}, "names what is trained on .org/data, split train"),
+    (ONE | {"dataset_test_split": "train", "eval_steps": 5}, "names training data .org/data, split train"),
     (
         BASE | {"dataset_name": "/a.jsonl", "dataset_test_split": "test", "eval_steps": 5},
         "is a file, which has none",
     ),
-    (MIXED | {"eval_dataset_name": "/a.jsonl", "eval_steps": 5}, "names what is trained on ./a.jsonl"),
+    (MIXED | {"eval_dataset_name": "/a.jsonl", "eval_steps": 5}, "names training data ./a.jsonl"),
 ]
 
 

@@ -44,8 +44,11 @@ CLASS = "package.module.Class"
     ("speculation", "why"),
     [
         ({"method": "custom_class", "model": CLASS}, "of its methods a run may use .*HEADRACE_ENGINE_ARGS"),
-        ({"model": CLASS}, "say the method with the model package.module.Class"),
-        ({"method": None, "model": CLASS}, "say the method"),
+        (
+            {"model": CLASS},
+            "set a method too, such as draft_model: without it vLLM may take the model package.module.Class",
+        ),
+        ({"method": None, "model": CLASS}, "set a method too"),
         ({"method": ["ngram"], "model": CLASS}, "of its methods"),
         ({"method": "extract_hidden_states"}, "of its methods"),
         ({"method": "ngram", "draft_load_config": {"load_format": "pt"}}, "may not set draft_load_config of it"),
@@ -142,7 +145,7 @@ def test_trls_names_are_understood() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
-        ({"structured_outputs": {"regx": "a"}}, "there is no regx; use one of regex, json"),
+        ({"structured_outputs": {"regx": "a"}}, "unknown constraint regx; choose from regex, json"),
         ({"structured_outputs": {}}, "not none"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "not regex and json"),
         ({"stop": ""}, "before it begins"),

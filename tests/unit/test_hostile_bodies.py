@@ -25,7 +25,10 @@ _RUN: dict[str, Any] = {"model": "m", "dataset_name": "d", "reward_funcs": ["acc
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"vllm": {f"k{n}": 1 for n in range(50_000)}}, "vllm: it names 50000 engine arguments, and a run may set 150"),
+        (
+            {"vllm": {f"k{n}": 1 for n in range(50_000)}},
+            "vllm: it names 50000 engine arguments, but a run may set at most 150",
+        ),
         ({"reward_funcs": [f"f{n}" for n in range(50_000)]}, "reward_funcs: must be a list of at most 64 items"),
         ({"reward_funcs": ["f" * 1_000_000]}, "must be text of at most 1024 characters"),
         ({"f" * 1_000_000: 1}, "there is no such setting"),

@@ -34,7 +34,7 @@ def test_a_repository_id_is_kept_as_it_is(repo_id: str) -> None:
 
 @pytest.mark.parametrize("repo_id", BAD)
 def test_a_repository_id_that_the_hub_would_refuse_at_the_end_is_refused_at_the_beginning(repo_id: str) -> None:
-    with pytest.raises(UserError, match="is no repository id; write owner/name"):
+    with pytest.raises(UserError, match="is not a repository id; write owner/name"):
         uploading(hub_model_id=repo_id)
 
 

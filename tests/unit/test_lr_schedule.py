@@ -18,8 +18,8 @@ def with_kwargs(kind: str, **kwargs: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"lr_scheduler_type": "greedy"}, "greedy changes the learning rate by a loss"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "reduce_lr_on_plateau changes the learning rate by a loss"),
+        ({"lr_scheduler_type": "greedy"}, "greedy adapts the learning rate to a loss"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "reduce_lr_on_plateau adapts the learning rate to a loss"),
         ({"warmup_steps": 2.5}, "warmup_steps=2.5 is neither a whole number of steps nor, below 1, a share"),
         ({"lr_scheduler_type": "constant", "warmup_steps": 0.1}, "set lr_scheduler_type: constant_with_warmup"),
         (with_kwargs("linear", num_cycles=2), "has num_cycles, but lr_scheduler_type linear takes none"),
@@ -31,8 +31,8 @@ def with_kwargs(kind: str, **kwargs: object) -> dict[str, Any]:
         (with_kwargs("cosine", num_cycles=1e308), "num_cycles=1e+308, which must be above 0 and at most 1e+06"),
         (with_kwargs("cosine", num_cycles=10**400), "num_cycles must be at most 9007199254740992"),
         (with_kwargs("cosine_with_restarts", num_cycles=1.5), "which must be a whole number"),
-        (with_kwargs("cosine_with_min_lr"), "set one of min_lr and min_lr_rate"),
-        (with_kwargs("cosine_with_min_lr", min_lr=0.0, min_lr_rate=0.1), "set one of min_lr and min_lr_rate"),
+        (with_kwargs("cosine_with_min_lr"), "set either min_lr or min_lr_rate"),
+        (with_kwargs("cosine_with_min_lr", min_lr=0.0, min_lr_rate=0.1), "set either min_lr or min_lr_rate"),
         (with_kwargs("cosine_with_min_lr", min_lr_rate=1.5), "must be at least 0 and at most 1"),
         (with_kwargs("cosine_with_min_lr", min_lr=1e-5), "min_lr=1e-05, which is not below learning_rate=1e-06"),
         ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-7}, "lr_end=1e-07, which is not below learning_rate"),

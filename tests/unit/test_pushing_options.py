@@ -22,7 +22,7 @@ def test_disk_takes_an_absolute_path_or_the_url_of_a_store(where: str) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"weight_transport": "disk"}, "weight_dir must say where the weights are written"),
+        ({"weight_transport": "disk"}, "set weight_dir to the directory for the weights"),
         ({"weight_dir": "/mnt/weights"}, "weight_dir is set, but weight_transport is auto; set weight_transport: disk"),
         ({"weight_transport": "disk", "weight_dir": "weights"}, "'weights' is neither an absolute path nor a URL"),
         ({"weight_transport": "disk", "weight_dir": "https://example.org/weights"}, "not kept at https://"),

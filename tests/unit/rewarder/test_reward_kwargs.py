@@ -64,7 +64,7 @@ def test_what_a_built_in_looks_for_is_not_empty(name: str, kwargs: dict[str, Any
             "reward_kwargs has arguments for 'regex', which is not among reward_funcs; these are: regex_reward, mine:f",
         ),
         ({"mine:f": {"two words": 1}}, "reward_kwargs of mine:f: 'two words' cannot be the name of an argument"),
-        ({"mine:f": {"completions": 1}}, "reward_kwargs of mine:f: 'completions' is what every function is given"),
+        ({"mine:f": {"completions": 1}}, "reward_kwargs of mine:f: 'completions' is given to every function"),
         ({"mine:f": {"x": float("nan")}}, "reward_kwargs of mine:f: 'x' is no JSON"),
         ({"mine:f": {"x": datetime.date(2026, 1, 1)}}, "reward_kwargs of mine:f: 'x' is no JSON"),
         ({"mine:f": {"x": {1: 2}}}, "reward_kwargs of mine:f: 'x' has a table with a key that is no text"),
