@@ -123,7 +123,7 @@ class Keyring:
         except KeysFileError as error:
             self._is_broken = True
             log.error(  # noqa: TRY400  a sentence
-                "%s: %s. The %d keys that were read last stay in force, even keys that should be revoked: correct the file",
+                "%s: %s. The %d keys that were read last stay in force, even if you revoked some: correct the file",
                 VARIABLE,
                 error,
                 len(self._named),

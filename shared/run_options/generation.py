@@ -57,7 +57,7 @@ class GenerationKwargs(Section):
     )
     structured_outputs: dict[str, Any] | None = Field(
         default=None,
-        description="A constraint: regex, json (a schema), choice (a list), grammar (EBNF), json_object: true or structural_tag",
+        description="regex, json (a schema), choice (a list), grammar (EBNF), json_object: true or structural_tag",
     )
     bad_words: list[str] | None = Field(default=None, max_length=_MAX_STOPS, description="Words that are never sampled")
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)

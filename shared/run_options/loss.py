@@ -87,7 +87,7 @@ class LossOptions(Section):
     steps_per_generation: int = Field(
         default=1,
         ge=1,
-        description="Number of optimizer steps a batch is split into; a batch has this many times groups_per_step groups",
+        description="Optimizer steps a batch is split into; a batch has this many times groups_per_step groups",
     )
 
     # Generator to trainer
@@ -162,8 +162,8 @@ class LossOptions(Section):
         high = self.clip_range()[1]
         if self.epsilon_high is not None and self.epsilon_high < self.epsilon:
             raise ValueError(
-                f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; the upper clip range is meant to be "
-                "wider (DAPO uses 0.2 and 0.28)"
+                f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; the upper clip range is meant to "
+                "be wider (DAPO uses 0.2 and 0.28)"
             )
         if self.delta is not None and self.delta <= high:
             raise ValueError(

@@ -24,8 +24,8 @@ LrSchedulerType = Literal[
 KwargValue = int | float | str
 
 _FOLLOWS_A_METRIC = (
-    "adapts the learning rate to a loss that is measured from time to time, but a run's loss does not show how good the "
-    "policy is; use a function of the step, such as cosine_with_min_lr"
+    "adapts the learning rate to a loss that is measured from time to time, but a run's loss does not show how good "
+    "the policy is; use a function of the step, such as cosine_with_min_lr"
 )
 REFUSED_TYPES = {"reduce_lr_on_plateau": _FOLLOWS_A_METRIC, "greedy": _FOLLOWS_A_METRIC}
 """Schedules of transformers that a run does not offer, with the reason."""

@@ -55,7 +55,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (MIXED | {"dataset_train_split": "all"}, "in `datasets` give each entry its `split`"),
     (MIXED | {"dataset_test_split": "test", "eval_steps": 5}, "name the one to evaluate on as eval_dataset_name"),
     (ONE | {"rename_columns": {"a": "a"}}, "rename_columns: 'a' is renamed to itself"),
-    (ONE | {"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs: tokenize decides how"),
+    (
+        ONE | {"chat_template_kwargs": {"tokenize": False}},
+        "chat_template_kwargs: tokenize cannot be set, because it decides how",
+    ),
     (ONE | {"eval_steps": 5}, "eval_steps is set, but there is nothing to evaluate on"),
     (ONE | {"eval_on_start": True}, "eval_on_start is set, but there is nothing to evaluate on"),
     (ONE | {"num_generations_eval": 1}, "num_generations_eval is set, but there is nothing to evaluate on"),
