@@ -42,8 +42,8 @@ class PushingOptions(Section):
     push_staging: Literal["memory", "none"] = Field(
         default="memory",
         description="Receive into separate memory while decoding goes on (memory), which takes room for a second copy "
-        "of the weights in every vLLM worker, on its GPU if it fits there, else in main memory; or hold decoding during "
-        "the whole push (none)",
+        "of the weights in every vLLM worker, on its GPU if it fits there, else in main memory; or hold decoding "
+        "during the whole push (none)",
     )
     kv_after_push: Literal["recompute", "keep"] = Field(
         default="recompute",
@@ -52,8 +52,8 @@ class PushingOptions(Section):
     )
     push_probe_tolerance: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
         default="auto",
-        description="After a push each generator scores a prompt, and is taken out if a logprob differs from the trainer's "
-        "by more, in nats; auto is 0.05 for float32, 1 for bfloat16, 4 for quantised weights; null turns it off",
+        description="After a push each generator scores a prompt, and is taken out if a logprob differs from the "
+        "trainer's by more, in nats; auto is 0.05 for float32, 1 for bfloat16, 4 for quantised weights; null is off",
     )
 
     @field_validator("weight_dir")
