@@ -145,7 +145,7 @@ class RunConfig(
         if self.use_peft and self.sync_ref_model:
             raise ValueError(
                 "sync_ref_model moves a reference model towards the policy, but use_peft has none: the reference is "
-                "the base with the adapters off. Leave one of them out"
+                "the base with the adapters off. Leave out one setting"
             )
         if self.load_in_4bit and self.dtype != "bfloat16":
             raise ValueError("load_in_4bit needs GPUs, on which adapters are served in bfloat16; set dtype: bfloat16")

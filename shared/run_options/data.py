@@ -122,7 +122,7 @@ class DataOptions(Section):
                 "sets, list them in `datasets` instead"
             )
         if name and info.data["datasets"]:
-            raise ValueError("is set, and `datasets` too; give one of them, or move this one into the list")
+            raise ValueError("is set, and `datasets` too; give only one, or move this data set into the list")
         return name
 
     @field_validator("datasets")

@@ -101,7 +101,7 @@ class LossOptions(Section):
     vllm_importance_sampling_clip_max: Positive | None = Field(default=3.0, description="Upper bound of the weights")
     vllm_importance_sampling_clip_min: Positive | None = Field(default=None, description="Lower bound of the weights")
     vllm_importance_sampling_cap: Positive | None = Field(
-        default=None, description="TRL's older name of vllm_importance_sampling_clip_max; give one of the two"
+        default=None, description="TRL's older name of vllm_importance_sampling_clip_max; give only one"
     )
     use_decoupled_loss: bool = Field(
         default=True,
@@ -140,7 +140,7 @@ class LossOptions(Section):
         if self.multi_objective_aggregation == "normalize_then_sum":
             yield "normalize_then_sum scales by the std of the group and then of the batch", ("scale_rewards",)
         if self.beta == 0:
-            yield "there is no KL term with beta 0; set beta", ("use_bias_correction_kl", "sync_ref_model")
+            yield "the loss has no KL term with beta 0; set beta", ("use_bias_correction_kl", "sync_ref_model")
         if not self.sync_ref_model:
             yield "set sync_ref_model: true as well", ("ref_model_mixup_alpha", "ref_model_sync_steps")
         if not self.use_adaptive_entropy:
