@@ -106,8 +106,6 @@ def _check_address(listener: socket.socket, host: str, port: int) -> None:
     bound = listener.getsockname()
     addresses = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     if listener.family not in (socket.AF_INET, socket.AF_INET6) or bound[0] not in addresses:
-        raise UserError(f"the socket that this service was handed is bound to {bound}, but HEADRACE_HOST is {host}")
+        raise UserError(f"the socket passed to this service is bound to {bound}, but HEADRACE_HOST is {host}")
     if port not in (0, bound[1]):
-        raise UserError(
-            f"the socket that this service was handed is bound to port {bound[1]}, but the port should be {port}"
-        )
+        raise UserError(f"the socket passed to this service is bound to port {bound[1]}, but the port should be {port}")

@@ -16,7 +16,7 @@ _REFINEMENTS = ("disable_any_whitespace", "disable_additional_properties", "whit
 _DEEPEST = 64
 _MAX_ENGINE_ARGS = 150
 _MAX_STOPS = 4096
-_OWN = "it is a setting of its own"
+_OWN = "it is a separate setting"
 
 INSTEAD_IN_GENERATION_KWARGS = {
     "temperature": _OWN,

@@ -234,7 +234,7 @@ class LossOptions(Section):
         if self.loss_type == "vespo" and mode.startswith("sequence"):
             raise ValueError(
                 f"loss_type vespo multiplies the weights of a completion's tokens itself, so "
-                f"vllm_importance_sampling_mode {mode} has no place; use token_truncate or token_mask"
+                f"vllm_importance_sampling_mode {mode} cannot be used; use token_truncate or token_mask"
             )
         return self
 

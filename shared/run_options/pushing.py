@@ -26,7 +26,7 @@ class PushingOptions(Section):
     weight_dir: str | None = Field(
         default=None,
         description="For disk: absolute path, or URL (s3://, gs://, az://), that trainer and generators can reach; "
-        "each run has a directory of its own in it",
+        "each run has its own directory in it",
     )
     push_encoding: PushEncoding = Field(
         default="auto",

@@ -153,7 +153,7 @@ def test_trls_names_are_understood() -> None:
         ({"stop": ["a", ""]}, "before it begins"),
         ({"seed": 1}, "generation_kwargs.seed: there is no such setting; completions are sampled without"),
         ({"min_tokens": 1}, "the end of sequence"),
-        ({"temperature": 1.0}, "it is a setting of its own"),
+        ({"temperature": 1.0}, "it is a separate setting"),
         ({"stopp": "a"}, "did you mean stop?"),
     ],
 )
