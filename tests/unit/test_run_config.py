@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said_in_a_sentence(change: dict[str, Any], sentence: s
             {"loss_type": "vespo", "importance_sampling_level": "sequence"},
             "vespo makes its own weight of a completion.*leave it at token",
         ),
-        ({"loss_type": "vespo"}, "vllm_importance_sampling_mode sequence_mask has no place; use token_truncate"),
+        ({"loss_type": "vespo"}, "vllm_importance_sampling_mode sequence_mask cannot be used; use token_truncate"),
         ({"use_decoupled_loss": False}, "correct for the same difference twice; set it to false"),
         ({"vllm_importance_sampling_clip_min": 3.0}, "clip_min=3.0 is not below .*clip_max=3.0"),
         ({"vllm_importance_sampling_clip_max": 0.9}, "clip_max=0.9 leave out 1, the weight of every token"),
