@@ -22,7 +22,7 @@ def whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
 
 
 def positive(text: str) -> int:
@@ -39,7 +39,7 @@ def above_zero(text: str) -> float:
     """Return a number above 0."""
     value = _number(text)
     if not 0 < value < _TOO_MUCH:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0" if value <= 0 else f"{text} is too much")
+        raise argparse.ArgumentTypeError(f"{text} is not above 0" if value <= 0 else f"{text} is too large")
     return value
 
 
@@ -47,7 +47,9 @@ def seconds(text: str) -> float:
     """Return a timeout in seconds, above 0 and at most MAX_TIMEOUT_S."""
     value = _number(text)
     if not 0 < value <= MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(f"{text} is no time to wait: above 0 s, and at most {MAX_TIMEOUT_S} s")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a valid timeout: it must be above 0 s and at most {MAX_TIMEOUT_S} s"
+        )
     return value
 
 
@@ -55,7 +57,7 @@ def port(text: str) -> int:
     """Return the number of a TCP port."""
     value = whole(text)
     if not 1 <= value <= _MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{value} is no port: 1 to {_MAX_PORT}")
+        raise argparse.ArgumentTypeError(f"{value} is not a port: 1 to {_MAX_PORT}")
     return value
 
 
@@ -72,5 +74,5 @@ def _number(text: str) -> float:
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise argparse.ArgumentTypeError(f"{text} is no number")
+        raise argparse.ArgumentTypeError(f"{text} is not a number")
     return value

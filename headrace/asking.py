@@ -78,14 +78,14 @@ class Asker:
             async with asyncio.timeout(self.timeout_s):
                 return await self._get(url, headers)
         except (TimeoutError, httpx.TimeoutException):
-            tls = "; nor would a server without TLS, asked with https://" if url.startswith("https://") else ""
+            tls = "; a server without TLS does not answer https:// either" if url.startswith("https://") else ""
             return Answer(why=f"it did not answer within {self.timeout_s:g} s{tls}")
         except httpx.ConnectError as error:
             return Answer(why=_why_not_connected(error))
         except (httpx.RemoteProtocolError, httpx.ReadError) as error:
             return Answer(why=_why_no_http(error))
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-            return Answer(why=f"it could not be asked ({_reason(error)})")
+            return Answer(why=f"the request failed ({_reason(error)})")
 
     async def get_all(self, url: str, items: str, *, key: str = "") -> Answer:
         """Get all pages of a list.
@@ -168,8 +168,8 @@ def _why_not_connected(error: httpx.ConnectError) -> str:
 
 def _why_no_http(error: httpx.TransportError) -> str:
     if "illegal" in str(error):
-        return "what listens there does not speak HTTP: this may be the address of something else, such as Redis"
-    return "what listens there hangs up without an answer: Redis does so, and so does a server that wants https://"
+        return "the server there does not speak HTTP: this may be the address of something else, such as Redis"
+    return "the server there closes the connection without an answer, as Redis does, or a server that expects https://"
 
 
 def _reason(error: Exception) -> str:

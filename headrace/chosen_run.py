@@ -1,4 +1,4 @@
-"""Chooses a run for a command that does not name one: the run that trains, or else the next run that fits the command.
+"""Chooses a run for a command that does not name one: the training run, or else the next run that fits the command.
 
 Runs train one after another. The newest run may be queued while another one trains, or may have ended long ago. A
 queued run is paused or stopped only by name, because the training run may have ended while the user typed.
@@ -15,12 +15,12 @@ Purpose = Literal["look", "rollouts", "pause", "resume", "stop"]
 _Choice = tuple[str, Callable[[Run], bool]]
 """A description of the choice for the user, and a predicate for the runs that it fits."""
 
-_TRAINS: _Choice = ("the run that trains", lambda run: run["status"] == "running")
+_TRAINS: _Choice = ("the training run", lambda run: run["status"] == "running")
 _PAUSES: _Choice = (
     "the run that is about to pause",
     lambda run: run["status"] == "running" and run["desired"] == "pause",
 )
-_PAUSED: _Choice = ("the run that is paused", lambda run: run["status"] == "paused")
+_PAUSED: _Choice = ("the paused run", lambda run: run["status"] == "paused")
 _NEXT: _Choice = ("the next run in the queue", lambda run: run["status"] == "queued" and run["desired"] != "pause")
 _HELD_BACK: _Choice = (
     "the next paused run in the queue",
@@ -55,7 +55,7 @@ def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) 
         if choice is _NEWEST and purpose in _BY_NAME and not_ended:
             queued = "1 is" if len(not_ended) == 1 else f"{len(not_ended)} are"
             raise HeadraceApiError(
-                f"no run trains, and {queued} queued; name the one to {purpose}: "
+                f"no run is training, and {queued} queued; name the run to {purpose}: "
                 f"headrace {purpose} {not_ended[-1]['run_id']}  (`headrace runs` lists all)"
             )
         what, fits = choice

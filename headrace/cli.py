@@ -68,9 +68,9 @@ def _add_up(add_parser: AddParser) -> None:
     up = add_parser(
         "up",
         help="start Redis and the services on this machine",
-        description="Starts an embedded Redis (or uses that of HEADRACE_REDIS_URL), the run API, the rewarder and the "
-        "generators, keeps them running, and ends all of them on Ctrl-C. HEADRACE_METRICS_PORT is the first of "
-        "the ports of their Prometheus metrics (none).",
+        description="Starts an embedded Redis (or uses the one at HEADRACE_REDIS_URL), the run API, the rewarder and "
+        "the generators, keeps them running, and ends all of them on Ctrl-C. HEADRACE_METRICS_PORT is the first of "
+        "consecutive ports for their Prometheus metrics (none).",
     )
     service_finder.add_state_dir_argument(up)
     generators = up.add_mutually_exclusive_group()
@@ -88,7 +88,7 @@ def _add_up(add_parser: AddParser) -> None:
     up.add_argument(
         "--repair-redis",
         action="store_true",
-        help="first cut a damaged file of the embedded Redis where the damage begins; a copy of it is kept",
+        help="first cut a damaged file of the embedded Redis where the damage begins; a copy is kept",
     )
     up.add_argument("--port", type=port, help="port of the run API (8400, or the next free one)")
     up.add_argument("--detach", action="store_true", help="return once it is up; `headrace down` ends it")
@@ -96,11 +96,11 @@ def _add_up(add_parser: AddParser) -> None:
     scale = add_parser(
         "scale",
         help="run more or fewer generators, also in the middle of a run",
-        description="Starts generators, or ends those with the highest numbers. One that ends gives its prompts back, "
-        "and others take them over; one that starts takes prompts once it has the newest weights. Simulated generators "
-        "are started again instead, with `headrace up --simulate N`.",
+        description="Starts generators, or ends the generators with the highest numbers. A generator that ends returns "
+        "its prompts to the others. A new generator takes prompts once it has the newest weights. Simulated generators "
+        "cannot be scaled; restart them with `headrace up --simulate N`.",
     )
-    scale.add_argument("generators", type=positive, metavar="N", help="generator replicas there shall be")
+    scale.add_argument("generators", type=positive, metavar="N", help="wanted number of generator replicas")
     service_finder.add_state_dir_argument(scale)
     scale.set_defaults(command=_scale)
     down = add_parser("down", help="end what `headrace up` started")
@@ -112,7 +112,7 @@ def _add_run_commands(add_parser: AddParser) -> None:
     submit = add_parser("submit", help="submit a run from a YAML or JSON file")
     submit.add_argument("file", metavar="FILE")
     submit.add_argument("--watch", action="store_true", help="then follow it")
-    submit.add_argument("--dry-run", action="store_true", help="only say whether it would be accepted")
+    submit.add_argument("--dry-run", action="store_true", help="only check whether it would be accepted")
     _set(submit, "submit")
     runs = add_parser("runs", help="list runs, newest first")
     runs.add_argument(
@@ -121,38 +121,38 @@ def _add_run_commands(add_parser: AddParser) -> None:
     runs.add_argument("--name", help="only runs with this name")
     _set(runs, "runs")
     for name, text in (
-        ("show", "show one run: where it stands and what it is waiting for"),
+        ("show", "show one run: its state and what it is waiting for"),
         ("watch", "follow a run live; Ctrl-C ends the watching, not the run"),
-        ("pause", "pause a run after the batch it is in, until it is resumed; what is under way waits"),
+        ("pause", "pause a run after its current batch, until it is resumed; groups in flight wait"),
         (
             "resume",
-            "let a paused run go on, whoever paused it, or a failed one from its newest checkpoint",
+            "continue a run that a user or its rewards paused, or a failed run from its newest checkpoint",
         ),
-        ("stop", "stop a run after the step it is in; it keeps a checkpoint"),
-        ("rollouts", "show what the model wrote in a step, with rewards"),
+        ("stop", "stop a run after its current step; it keeps a checkpoint"),
+        ("rollouts", "show the completions of a step with their rewards"),
     ):
         command = add_parser(name, help=text)
         command.add_argument(
             "run",
             metavar="RUN",
             nargs="?",
-            help="run id (default: the one that trains)",
+            help="run id (default: the training run)",
         )
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
-            command.add_argument("--limit", type=positive, default=20, help="rollouts shown (20)")
+            command.add_argument("--limit", type=positive, default=20, help="most rollouts to show (20)")
         _set(command, name)
 
 
 def _add_rewards(add_parser: AddParser) -> None:
-    rewards = add_parser("rewards", help="try a reward function on real rows; list what a running rewarder knows")
+    rewards = add_parser("rewards", help="try a reward function on real rows; list a running rewarder's functions")
     commands = rewards.add_subparsers(title="commands", metavar="COMMAND", required=True)
     check = commands.add_parser(
         "check",
         help="run one reward function on rows of a data set, as a run would",
-        description="Runs one function in the workers of the rewarder, under its deadline, and shows outcomes, values, "
-        "latency, and what would be trained on. Exit status: 0 if every completion got a value or the function does "
-        "not apply to it, 1 if the function failed on one, 2 if the arguments are wrong.",
+        description="Runs one function in the rewarder's workers, with the rewarder's timeout, and shows outcomes, "
+        "values, latency, and which groups would be trained. Exit status: 0 if every completion got a value or the "
+        "function does not apply to it, 1 if the function failed on a completion, 2 if the arguments are wrong.",
     )
     check.add_argument(
         "function", metavar="FUNCTION", help="my_rewards.py:judge, package.module:judge, or a built-in's name"
@@ -162,27 +162,29 @@ def _add_rewards(add_parser: AddParser) -> None:
     )
     check.add_argument("--config", metavar="NAME", help="configuration of a hub data set")
     check.add_argument("--split", default="train", help="split of a hub data set (train)")
-    check.add_argument("--num-rows", type=positive, default=8, metavar="N", help="rows taken, from the first on (8)")
+    check.add_argument(
+        "--num-rows", type=positive, default=8, metavar="N", help="number of rows, from the first on (8)"
+    )
     check.add_argument("--prompt-column", default="prompt", metavar="COLUMN", help="column with the prompt (prompt)")
     check.add_argument(
         "--rename",
         action="append",
         default=[],
         metavar="OLD=NEW",
-        help="another name for a column, as rename_columns of a run; may be given several times",
+        help="rename a column, like rename_columns of a run; may be given several times",
     )
     check.add_argument(
         "--completion-column",
         metavar="COLUMN",
-        help="column with what is scored: text, or a list of texts (solution or answer, if there is one)",
+        help="column with the completions: text, or a list of texts (solution or answer, if there is one)",
     )
     check.add_argument(
         "--timeout-s", type=seconds, default=30.0, metavar="S", help="deadline for one row's completions (30)"
     )
-    check.add_argument("--kwargs", metavar="JSON", help="what a run's reward_kwargs would say of the function")
+    check.add_argument("--kwargs", metavar="JSON", help="the function's entry in a run's reward_kwargs")
     check.set_defaults(command=_rewards_check)
     listed = commands.add_parser("list", help="list the reward functions that a running rewarder knows by name")
-    listed.add_argument("--rewarder-url", metavar="URL", help="a rewarder elsewhere; its key: HEADRACE_API_KEY[_FILE]")
+    listed.add_argument("--rewarder-url", metavar="URL", help="another rewarder; its key: HEADRACE_API_KEY[_FILE]")
     service_finder.add_state_dir_argument(listed)
     listed.set_defaults(command=_rewards_list)
 
@@ -190,7 +192,7 @@ def _add_rewards(add_parser: AddParser) -> None:
 def _add_keys(add_parser: AddParser) -> None:
     from headrace.keys.options import add_key_commands
 
-    keys = add_parser("keys", help="add, list and revoke named keys, each with the scopes that it is for")
+    keys = add_parser("keys", help="add, list and revoke named keys with their scopes")
     for name, command in add_key_commands(keys).items():
         command.set_defaults(command=_keys_command(name))
 
@@ -209,13 +211,15 @@ def _add_export(add_parser: AddParser) -> None:
     export = add_parser(
         "export",
         help="write a checkpoint as a model directory for transformers and vLLM",
-        description="Puts the shards of a checkpoint together into a directory that transformers and vLLM load.",
+        description="Assembles the shards of a checkpoint into a directory that transformers and vLLM can load.",
     )
     export.add_argument(
-        "what", metavar="RUN|DIR", help="run id, a run's directory (their newest one), or a checkpoint's"
+        "what",
+        metavar="RUN|DIR",
+        help="run id or run directory, for its newest checkpoint; or a checkpoint's directory",
     )
     export.add_argument("--to", required=True, metavar="DIR", help="directory to write; a model there is replaced")
-    export.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (the run's)")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of the weights (the run's)")
     export.add_argument("--merge", action="store_true", help="add a LoRA run's adapters to the weights of their base")
     service_finder.add_arguments(export)
     export.set_defaults(command=_export)
@@ -226,11 +230,11 @@ def _add_doctor(add_parser: AddParser) -> None:
 
     doctor = add_parser(
         "doctor",
-        help="look at a deployment, and say what is wrong with it and what to do",
-        description="Asks every service, Redis and the runs, all at once, and changes nothing. Of services "
-        "that options or HEADRACE_URL name, keys come from HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY, or from files "
-        "named in ..._FILE; of those that `headrace up` runs here, addresses and keys are all what it wrote down. Exit "
-        "status: 0 if all is fine, 1 if something is wrong, 2 if something could not be looked at.",
+        help="find the problems of a deployment, and say what to do about each",
+        description="Checks every service, Redis and the runs at the same time, and changes nothing. For services that "
+        "options or HEADRACE_URL name, keys come from HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY, or from the files "
+        "named in ..._FILE. For services that `headrace up` runs here, it reads addresses and keys from the state "
+        "directory. Exit status: 0 if all is fine, 1 if something is wrong, 2 if something could not be checked.",
     )
     service_finder.add_arguments(doctor)
     add_doctor_options(doctor)
@@ -242,9 +246,9 @@ def _add_plan(add_parser: AddParser) -> None:
 
     plan = add_parser(
         "plan",
-        help="how many generators a trainer needs, how much memory, how stale: from sizes and measured rates",
-        description="Computes what a run needs, by the formulas of docs/operations.md. What depends on speed is "
-        "computed from rates that were measured: where one is missing, the plan says how to measure it.",
+        help="compute a run's number of generators, memory and staleness from sizes and measured rates",
+        description="Computes what a run needs with the formulas in docs/operations.md. Throughput estimates need "
+        "measured rates; if one is missing, the plan says how to measure it.",
     )
     service_finder.add_arguments(plan)
     add_plan_options(plan)
@@ -253,11 +257,11 @@ def _add_plan(add_parser: AddParser) -> None:
 
 def _add_demo(add_parser: AddParser) -> None:
     demo = add_parser("demo", help="train a small model from scratch through the real services")
-    demo.add_argument("--seed", type=seed, default=0, help="of data, model and run (0)")
-    demo.add_argument("--state-dir", metavar="DIR", help="where everything is kept (a new one in ./.headrace)")
+    demo.add_argument("--seed", type=seed, default=0, help="seed of data, model and run (0)")
+    demo.add_argument("--state-dir", metavar="DIR", help="directory for all files (a new one in ./.headrace)")
     demo.add_argument("--keep", action="store_true", help="leave the services running at the end")
     demo.add_argument(
-        "--model", type=Path, metavar="DIR", help="the warmed-up model of an earlier demo of this seed, to save time"
+        "--model", type=Path, metavar="DIR", help="warmed-up model of an earlier demo with this seed, to save time"
     )
     demo.add_argument(
         "--set",
@@ -265,8 +269,8 @@ def _add_demo(add_parser: AddParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         dest="settings",
-        help="another value for one of the run's options, such as loss_type=cispo, or null for the default of "
-        "runs; may be given several times",
+        help="change one of the run's options, such as loss_type=cispo; null sets the default of runs; may be given "
+        "several times",
     )
     demo.set_defaults(command=_demo)
 

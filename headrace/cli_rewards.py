@@ -73,7 +73,7 @@ def _check(arguments: argparse.Namespace) -> int:
     status = FAILED if report.has_failed(trial) else SCORED
     if not trial.is_ended:
         _out(
-            "\nthe function goes on although it was cancelled: "
+            "\nthe function still runs although it was cancelled: "
             "an async function must neither block nor swallow CancelledError"
         )
         sys.stdout.flush()
@@ -87,7 +87,7 @@ def _kwargs(name: str, text: str | None) -> dict[str, Any]:
     try:
         kwargs: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"--kwargs is no JSON: {error or type(error).__name__}") from error
+        raise UserError(f"--kwargs is not JSON: {error or type(error).__name__}") from error
     if not isinstance(kwargs, dict):
         raise UserError('--kwargs: write a table of arguments and values, such as {"tolerance": 0.01}')
     checked = cast("dict[str, Any]", kwargs)

@@ -32,7 +32,7 @@ def submit(arguments: argparse.Namespace) -> int:
         for warning in submission.warnings:
             _out(f"note: {warning}")
         if arguments.dry_run:
-            _out(f"{arguments.file} is fine: it would be accepted")
+            _out(f"{arguments.file} is valid: it would be accepted")
             for name, value in submission.derived.items():
                 for line in value if name == "datasets" else [value]:
                     _out(f"  {name}: {line}")
@@ -108,11 +108,11 @@ def pause(arguments: argparse.Namespace) -> int:
     with service_finder.connect(arguments) as client:
         run = client.pause(choose_run(client, arguments.run, purpose="pause"))
     if run["status"] == "queued":
-        _out(f"{run['run_id']} had not begun, and does not until `headrace resume {run['run_id']}`")
+        _out(f"{run['run_id']} has not begun, and will not begin until `headrace resume {run['run_id']}`")
     else:
         _out(
-            f"{run['run_id']} pauses after the batch it is in, until `headrace resume {run['run_id']}`; meanwhile it "
-            "keeps the generators"
+            f"{run['run_id']} pauses after its current batch, until `headrace resume {run['run_id']}`; it keeps the "
+            "generators"
         )
     return 0
 
@@ -124,7 +124,7 @@ def resume(arguments: argparse.Namespace) -> int:
         before = client.get(run_id)
         run = client.resume(run_id)
     if before["status"] == "failed":
-        _out(f"{run_id} goes on from its newest checkpoint when its turn has come")
+        _out(f"{run_id} continues from its newest checkpoint when it is its turn")
         return 0
     was_paused = before["status"] == "paused" or before["desired"] == "pause"
     _out(f"{run_id} goes on" if was_paused else f"{run_id} is not paused: it is {run['status']}")
@@ -140,9 +140,9 @@ def stop(arguments: argparse.Namespace) -> int:
     if had_ended:
         _out(f"{run['run_id']} has ended already ({run['status']})")
     elif run["status"] in ENDED:
-        _out(f"{run['run_id']} had not begun, and will not: it is {run['status']}")
+        _out(f"{run['run_id']} had not begun, and will not begin: it is {run['status']}")
     else:
-        _out(f"{run['run_id']} stops after the step it is in and keeps a checkpoint in {run['run_dir']}/checkpoints")
+        _out(f"{run['run_id']} stops after its current step and keeps a checkpoint in {run['run_dir']}/checkpoints")
     return 0
 
 

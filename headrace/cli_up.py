@@ -38,7 +38,7 @@ def up(arguments: argparse.Namespace) -> int:
         **_tls(),
     )
     if settings.repairs_redis and settings.redis_url is not None:
-        raise UserError("--repair-redis is for the Redis that comes along, and HEADRACE_REDIS_URL names another one")
+        raise UserError("--repair-redis is for the embedded Redis, but HEADRACE_REDIS_URL names another one")
     if arguments.detach:
         return _up_detached(settings)
     return launcher.run(settings, say=say)
@@ -75,8 +75,8 @@ def scale(arguments: argparse.Namespace) -> int:
     if endpoint.num_simulated:
         generators = "generators" if endpoint.num_simulated > 1 else "generator"
         raise UserError(
-            f"{endpoint.num_simulated} simulated {generators} run in one process, whose number cannot be changed; "
-            f"end it with `headrace down` and start `headrace up --simulate {arguments.generators}`: "
+            f"{endpoint.num_simulated} simulated {generators} run in one process, and their number cannot be changed; "
+            f"run `headrace down` and then `headrace up --simulate {arguments.generators}`: "
             "a run goes on from its checkpoint"
         )
     state.want_generators(arguments.generators)
@@ -94,7 +94,7 @@ def scale(arguments: argparse.Namespace) -> int:
             say(f"generators: {len(wanted)}; a new one takes prompts once it has its model and the newest weights")
             return 0
         time.sleep(_LOOK_EVERY_S)
-    raise UserError(f"the launcher did not scale in {_SCALE_PATIENCE_S:.0f} s; its words are where it was started")
+    raise UserError(f"the launcher did not scale in {_SCALE_PATIENCE_S:.0f} s; its messages are where it was started")
 
 
 def start_detached(
@@ -188,7 +188,9 @@ def _tls() -> dict[str, Any]:
 def _metrics_port() -> int:
     text = os.environ.get("HEADRACE_METRICS_PORT") or "0"
     if not text.isascii() or not text.isdigit() or int(text) > _LAST_PORT:
-        raise UserError(f"HEADRACE_METRICS_PORT={text} is no port; give the first of as many free ones as services run")
+        raise UserError(
+            f"HEADRACE_METRICS_PORT={text} is not a port; give the first of consecutive free ports, one per service"
+        )
     return int(text)
 
 

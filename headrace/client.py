@@ -306,7 +306,7 @@ def _refusal(response: httpx.Response) -> HeadraceApiError:
         problem = None
     if not isinstance(problem, dict):
         return HeadraceApiError(
-            f"{response.request.url} answered {response.status_code}, and not like a headrace run API",
+            f"{response.request.url} answered {response.status_code}, but not like a headrace run API",
             status=response.status_code,
         )
     body = cast("dict[str, Any]", problem)

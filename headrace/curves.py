@@ -97,7 +97,7 @@ def _draw_staleness(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_throughput(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
-    axis.set_title("tokens a second")
+    axis.set_title("tokens per second")
     for name, color in (("generated", _BLUE), ("trained", _ORANGE)):
         steps, values = _series(rows, f"throughput/{name}_tokens_per_s")
         axis.plot(steps, values, color=color, linewidth=1.1, label=name)
@@ -108,7 +108,7 @@ def _draw_pushes(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
     axis.set_title("weight push (ms)")
     for name, label, color in (
         ("push/total_s", "whole push", _BLUE),
-        ("push/standstill_s", "generation stood still", _ORANGE),
+        ("push/standstill_s", "generation standstill", _ORANGE),
     ):
         steps, values = _series(rows, name)
         axis.plot(steps, [1000 * value for value in values], color=color, linewidth=1.1, label=label)

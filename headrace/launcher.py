@@ -154,7 +154,7 @@ class Launcher:
         if service.spec.is_essential or is_start_refused:
             self._give_up(f"headrace cannot run without {service.spec.name}")
         else:
-            self._say("the rest goes on; correct what it says and start headrace again")
+            self._say("the other services keep running; correct the problem and restart headrace")
 
     def _give_up(self, reason: str) -> None:
         if not self._stop.is_set():

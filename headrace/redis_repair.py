@@ -61,11 +61,11 @@ def why_unreadable(directory: Path, *, last_words: str) -> str:
     kept = (
         "starts with an empty Redis. The records of all runs are lost"
         if damage.is_base
-        else "goes on with what was written before. What Redis was told after that is lost: runs submitted since then, "
-        "and what others have come to since; those go on from their checkpoints, and what is missing of their prompts "
-        "is sampled again"
+        else "goes on with the data before the damage. Later data are lost: runs submitted since then, and the "
+        "progress of other runs since then; those continue from their checkpoints, and their missing prompts are "
+        "sampled again"
     )
-    return f"{damage}. {command} keeps a copy of the files and {kept}. Checkpoints and models stay"
+    return f"{damage}. {command} keeps a copy of the files and {kept}. Checkpoints and models are not affected"
 
 
 def repair(directory: Path) -> str:
@@ -136,4 +136,4 @@ def _cut(damage: Damage) -> str:
     shorter.replace(manifest)
     for name in damage.later:
         (live / name).unlink(missing_ok=True)
-    return f"{said}, and was cut there; the files as they were are kept in {aside}"
+    return f"{said}, and was cut there; the original files are kept in {aside}"

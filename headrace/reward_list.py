@@ -46,7 +46,7 @@ def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[di
 def table(known: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with a row for each function; its last column has summary, URL, breaker state and warning."""
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "kind", "version", "needs", "what it says"):
+    for column in ("name", "kind", "version", "needs", "description"):
         view.add_column(column, overflow="fold")
     for item in known:
         needs = ", ".join(" or ".join(names) for names in item.get("required_columns", ()))
@@ -85,7 +85,7 @@ def _get(client: httpx.Client, url: str, *, may_be_gone: bool = False) -> dict[s
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise HeadraceError(f"the rewarder at {url} cannot be reached: {why_away(error, url=url)}") from error
     if reply.status_code == HTTPStatus.UNAUTHORIZED:
-        raise HeadraceApiError(f"{url} does not take this key", status=reply.status_code)
+        raise HeadraceApiError(f"{url} does not accept this key", status=reply.status_code)
     if may_be_gone and reply.status_code == HTTPStatus.NOT_FOUND:
         return {}
     try:
@@ -93,5 +93,5 @@ def _get(client: httpx.Client, url: str, *, may_be_gone: bool = False) -> dict[s
     except (httpx.HTTPStatusError, ValueError):
         found = None
     if not isinstance(found, dict):
-        raise HeadraceError(f"{url} answered {reply.status_code}, and not like a rewarder")
+        raise HeadraceError(f"{url} answered {reply.status_code}, but not like a rewarder")
     return cast("dict[str, Any]", found)

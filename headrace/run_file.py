@@ -45,7 +45,9 @@ def _refuse_what_json_has_not(name: str, value: Any, path: Path) -> None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {name} is {value!r}, which JSON has not; write text in quotes ({error})") from error
+        raise UserError(
+            f"{path}: {name} is {value!r}, which JSON does not have; write text in quotes ({error})"
+        ) from error
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise UserError(f"{text!r} sets nothing; write NAME=VALUE, such as learning_rate=1e-4")
+            raise UserError(f"{text!r} is not a setting; write NAME=VALUE, such as learning_rate=1e-4")
         settings[name.strip()] = _parse_yaml(value, Path(f"--set {name.strip()}"))
     return settings
 

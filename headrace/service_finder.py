@@ -29,9 +29,7 @@ _NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the service."""
-    parser.add_argument(
-        "--url", help="run API of a service elsewhere; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE"
-    )
+    parser.add_argument("--url", help="run API on another machine; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE")
     add_state_dir_argument(parser)
 
 
@@ -52,7 +50,7 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     if url:
         key = key_elsewhere(url)
         if not url.startswith(("http://", "https://")):
-            raise UserError(f"{url} is no http:// or https:// address")
+            raise UserError(f"{url} is not an http:// or https:// address")
         return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere())
     state, endpoint = local_service(arguments)
     if endpoint.num_simulated:
@@ -113,16 +111,16 @@ def _refused(arguments: argparse.Namespace) -> str:
     url = arguments.rewarder_url if is_about_rewards else _url_elsewhere(arguments)
     if url:
         source = key_of_environment("api_key").source
-        return f"{url} does not take the key in {source}; set it to the API key of that service"
+        return f"{url} does not accept the key in {source}; set it to the API key of that service"
     state = StateDir(choose_state_dir(arguments.state_dir))
     says = (
-        f"the service does not take the key in {state.api_key_file}, which is no longer the one it was started "
-        f"with: start it again, or name it with {option} and its key in HEADRACE_API_KEY"
+        f"the service does not accept the key in {state.api_key_file}, which has changed since the service was "
+        f"started: restart it, or name it with {option} and set HEADRACE_API_KEY to its key"
     )
     unused = ", ".join(unused_variables("api_key", state.keys().api_key))
     if not unused:
         return says
-    return f"{says} ({unused}: set, and not used for what {state.path} names; with {option} it is)"
+    return f"{says} ({unused}: set, but not used for the service of {state.path}; it is used with {option})"
 
 
 def _url_elsewhere(arguments: argparse.Namespace) -> str | None:

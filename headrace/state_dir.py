@@ -64,7 +64,7 @@ class Endpoint:
         """Return a note that results of simulated generators are worthless."""
         return (
             f"{self.num_simulated} simulated generator{'s' if self.num_simulated > 1 else ''}: tokens are random, "
-            "times are drawn, and what a run trains on them is worth nothing"
+            "times are drawn, and a model trained on them is worthless"
         )
 
 

@@ -133,7 +133,7 @@ class SupervisedProcess:
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return "no log"
-        return last_message(lines) or "it said nothing"
+        return last_message(lines) or "it logged no message"
 
     async def _run_once(self) -> int:
         sockets = {name: port.fileno() for name, port in self.spec.listeners.items()}

@@ -106,7 +106,7 @@ class _Follower:
         if self._stall_s is not None and now - self._moved_at > self._stall_s and not self.watch.has_ended:
             raise HeadraceApiError(
                 f"nothing was trained for {self._stall_s:.0f} s; the run is waiting for "
-                f"{self.watch.waiting_for or 'something it does not name'}"
+                f"{self.watch.waiting_for or 'an unknown reason'}"
             )
 
 

@@ -88,7 +88,7 @@ def _head(watch: RunWatch, now_s: float, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     total = watch.max_steps or 1
     gone_s, left_s = watch.seconds_gone(now_s), watch.seconds_left()
-    gone = "" if gone_s is None else f"{clock(gone_s)} gone"
+    gone = "" if gone_s is None else f"{clock(gone_s)} elapsed"
     time = gone if left_s is None else f"{gone}, about {clock(left_s)} left"
     steps = watch.progress_in_words
     bar = ProgressBar(total=total, completed=watch.step, width=max(10, width - len(steps) - len(time) - 4))
@@ -130,7 +130,7 @@ def _numbers(watch: RunWatch, width: int) -> RenderableType:
     for label, metric in (("generation", "generated"), ("training", "trained")):
         name = f"throughput/{metric}_tokens_per_s"
         table.add_row(label, _values(watch, "{:,.0f} tokens/s", name), spark(name))
-    push = _values(watch, "{:.0f} ms, of it {:.0f} ms standing still", "push/total_s", "push/standstill_s", factor=1000)
+    push = _values(watch, "{:.0f} ms, including {:.0f} ms standstill", "push/total_s", "push/standstill_s", factor=1000)
     table.add_row("push", push, spark("push/total_s"))
     return table
 

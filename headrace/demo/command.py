@@ -102,7 +102,7 @@ def _services(settings: UpSettings, *, keep: bool, console: Console) -> "Generat
         console.print(f"everything was stopped; the logs are in {settings.state_dir / 'logs'}", highlight=False)
         raise
     if keep:
-        console.print(f"the services go on: end them with `headrace down --state-dir {settings.state_dir}`")
+        console.print(f"the services keep running: end them with `headrace down --state-dir {settings.state_dir}`")
     else:
         _end(process)
 
@@ -150,7 +150,7 @@ def _prepare(
     if warmed_up is None:
         console.print(f"warm-up: {num_steps} steps of imitation in {seconds:.0f} s, then it is stopped on purpose")
     else:
-        console.print(f"warm-up: that of {warmed_up}", highlight=False)
+        console.print(f"warm-up: taken from {warmed_up}", highlight=False)
     return Prepared(splits, model_dir, run_file, seconds)
 
 

@@ -56,20 +56,20 @@ class Outcome:
             found.append(f"the run {self.status} instead of finishing")
         if self.accuracy_before > MAX_ACCURACY_BEFORE:
             found.append(
-                f"the warmed-up model was right {self.accuracy_before:.0%} of the time already: "
+                f"the warmed-up model was already right {self.accuracy_before:.0%} of the time: "
                 f"more than {MAX_ACCURACY_BEFORE:.0%} leaves GRPO too little to show"
             )
         if self.accuracy_after < MIN_ACCURACY_AFTER:
             found.append(
                 f"the model did not improve enough: right {self.accuracy_after:.1%} of the time, "
-                f"and {MIN_ACCURACY_AFTER:.0%} was to be reached"
+                f"but {MIN_ACCURACY_AFTER:.0%} is required"
             )
         if not self.pushes or self.pushes_confirmed != self.pushes:
             found.append(f"only {self.pushes_confirmed} of {self.pushes} weight pushes were confirmed by the generator")
         elif self.pushes_confirmed <= self.batches:
             found.append(f"{self.pushes_confirmed} confirmed pushes are too few for {self.batches + 1} policy versions")
         if self.groups_left_over:
-            found.append(f"{self.groups_left_over} prompt groups were still under way when the run finished")
+            found.append(f"{self.groups_left_over} prompt groups were still in flight when the run finished")
         if self.groups_lost:
             found.append(f"{self.groups_lost} of {self.groups_admitted} prompt groups were lost")
         if self.groups_trained_twice:

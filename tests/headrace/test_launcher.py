@@ -162,7 +162,7 @@ def test_a_service_that_crashes_again_and_again_is_started_with_growing_pauses(r
 def test_a_generator_that_refuses_is_not_started_again_and_the_rest_goes_on(rig: LauncherRig, status: int) -> None:
     rig.order("generator", exit=status, message="HEADRACE_ENGINE_ARGS: not JSON")
     launcher = rig.launch_until_ready()
-    wait_for(lambda: "the rest goes on" in rig.output(), "the launcher to say so")
+    wait_for(lambda: "the other services keep running" in rig.output(), "the launcher to say so")
     assert "generator-0 gave up: HEADRACE_ENGINE_ARGS: not JSON" in rig.output()
     assert len(rig.starts("generator")) == 1
     assert launcher.poll() is None
@@ -186,7 +186,7 @@ def test_when_the_rewarder_refuses_to_start_nothing_is_said_to_be_up(rig: Launch
     assert "rewarder gave up: HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward" in rig.output()
     assert "headrace cannot run without rewarder" in rig.output()
     assert "headrace is up" not in rig.output()
-    assert "the rest goes on" not in rig.output()
+    assert "the other services keep running" not in rig.output()
     assert rig.state.endpoint() is None
 
 
@@ -194,7 +194,7 @@ def test_a_rewarder_that_refuses_while_runs_may_be_under_way_ends_nobody_else(ri
     launcher = rig.launch_until_ready()
     rig.order("rewarder", exit=2, message="a secret is gone")
     os.kill(rig.endpoint().processes["rewarder"].pid, signal.SIGKILL)
-    wait_for(lambda: "the rest goes on" in rig.output(), "the launcher to say so")
+    wait_for(lambda: "the other services keep running" in rig.output(), "the launcher to say so")
     assert "rewarder gave up: a secret is gone" in rig.output()
     assert launcher.poll() is None
 

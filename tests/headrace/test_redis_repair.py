@@ -70,7 +70,7 @@ def test_a_launcher_whose_redis_file_is_damaged_says_what_to_do_and_that_brings_
     repaired = rig.launch(repairs_redis=True)
     rig.wait_until_ready(repaired)
     assert f"{file} is damaged at byte" in rig.output()
-    assert "and was cut there; the files as they were are kept in" in rig.output()
+    assert "and was cut there; the original files are kept in" in rig.output()
     with redis.Redis.from_url(rig.state.redis_url()) as client:
         assert client.exists(*(f"early-{number}" for number in range(100))) == 100
         assert client.exists("late-299") == 0
@@ -119,7 +119,7 @@ def test_what_is_replayed_after_the_damage_is_left_out_and_kept_aside(tmp_path: 
     found = find_damage(directory)
     assert found is not None
     assert (found.file, found.later) == (first, (second.name,))
-    assert "go on from their checkpoints" in why_unreadable(directory, last_words=BAD_FORMAT)
+    assert "continue from their checkpoints" in why_unreadable(directory, last_words=BAD_FORMAT)
 
     assert "was cut there" in repair(directory)
     with server(directory) as client:
@@ -159,4 +159,4 @@ def test_a_redis_of_one_s_own_is_not_repaired(
 ) -> None:
     monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:1/0")
     assert cli.main(["up", "--repair-redis"]) == 1
-    assert "--repair-redis is for the Redis that comes along" in capsys.readouterr().err
+    assert "--repair-redis is for the embedded Redis" in capsys.readouterr().err

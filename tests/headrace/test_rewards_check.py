@@ -167,8 +167,11 @@ def test_a_function_that_fails_shows_how_and_the_exit_status_says_so(
         (["my_rewards:brevty"], "Did you mean brevity?"),
         (["acuracy_reward"], "Did you mean 'accuracy_reward'?"),
         (["my_rewards:brevity", "--completion-column", "gold"], "the data set has no column 'gold'"),
-        (["my_rewards:brevity", "--timeout-s", "0"], "0 is no time to wait: above 0 s, and at most 3600 s"),
-        (["regex_reward", "--kwargs", "{"], "--kwargs is no JSON: "),
+        (
+            ["my_rewards:brevity", "--timeout-s", "0"],
+            "0 is not a valid timeout: it must be above 0 s and at most 3600 s",
+        ),
+        (["regex_reward", "--kwargs", "{"], "--kwargs is not JSON: "),
         (["regex_reward", "--kwargs", "[1]"], "--kwargs: write a table of arguments and values"),
         (["regex_reward", "--kwargs", '{"x y": 1}'], "'x y' cannot be the name of an argument"),
         (["regex_reward", "--kwargs", '{"pattern": "("}'], "regex_reward cannot use its pattern: missing )"),
@@ -202,7 +205,7 @@ def test_what_a_running_rewarder_knows_is_listed(
     monkeypatch.setenv("HEADRACE_API_KEY", "another")
     refused = headrace(tmp_path, "list", "--rewarder-url", rewarder.url(""))
     assert refused.returncode == 1
-    assert "does not take the key in HEADRACE_API_KEY" in refused.stderr
+    assert "does not accept the key in HEADRACE_API_KEY" in refused.stderr
     nobody = headrace(tmp_path, "list", "--rewarder-url", f"http://127.0.0.1:{kept_port()}")
     assert nobody.returncode == 1
     assert "cannot be reached" in nobody.stderr

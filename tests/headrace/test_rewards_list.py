@@ -75,12 +75,12 @@ def test_a_key_that_is_refused_is_named_by_where_it_came_from(
     with serving(lambda _: problem(401, "Send the header 'Authorization: Bearer KEY'.")) as api:
         assert main(["rewards", "list", "--rewarder-url", api.url]) == 1
         assert capsys.readouterr().err == (
-            f"headrace: {api.url} does not take the key in HEADRACE_API_KEY_FILE ({tmp_path / 'api-key'}); "
+            f"headrace: {api.url} does not accept the key in HEADRACE_API_KEY_FILE ({tmp_path / 'api-key'}); "
             "set it to the API key of that service\n"
         )
         state = local_service(tmp_path / ".headrace", api.url)
         assert main(["rewards", "list", "--state-dir", str(state.path)]) == 1
     said = capsys.readouterr().err
-    assert f"does not take the key in {state.api_key_file}" in said
+    assert f"does not accept the key in {state.api_key_file}" in said
     assert "name it with --rewarder-url" in said
-    assert "HEADRACE_API_KEY_FILE: set, and not used" in said
+    assert "HEADRACE_API_KEY_FILE: set, but not used" in said

@@ -37,21 +37,21 @@ PAUSING = [*WITH_QUEUE[:2], a_run("pausing", "running", desired="pause"), WITH_Q
 @pytest.mark.parametrize(
     ("command", "runs", "taken", "what"),
     [
-        ("show", TRAINING, "training", "the run that trains"),
-        ("show", PAUSED, "paused", "the run that is paused"),
+        ("show", TRAINING, "training", "the training run"),
+        ("show", PAUSED, "paused", "the paused run"),
         ("show", WITH_QUEUE, "queued-1", "the next run in the queue"),
         ("show", ENDED_LAST, "never-begun", "the newest run"),
-        ("watch", TRAINING, "training", "the run that trains"),
-        ("pause", TRAINING, "training", "the run that trains"),
-        ("pause", HELD_BACK, "training", "the run that trains"),
-        ("pause", PAUSED, "paused", "the run that is paused"),
-        ("stop", TRAINING, "training", "the run that trains"),
-        ("stop", PAUSED, "paused", "the run that is paused"),
-        ("resume", PAUSED, "paused", "the run that is paused"),
+        ("watch", TRAINING, "training", "the training run"),
+        ("pause", TRAINING, "training", "the training run"),
+        ("pause", HELD_BACK, "training", "the training run"),
+        ("pause", PAUSED, "paused", "the paused run"),
+        ("stop", TRAINING, "training", "the training run"),
+        ("stop", PAUSED, "paused", "the paused run"),
+        ("resume", PAUSED, "paused", "the paused run"),
         ("resume", PAUSING, "pausing", "the run that is about to pause"),
         ("resume", HELD_BACK, "held-1", "the next paused run in the queue"),
-        ("resume", TRAINING, "training", "the run that trains"),
-        ("rollouts", TRAINING, "training", "the run that trains"),
+        ("resume", TRAINING, "training", "the training run"),
+        ("rollouts", TRAINING, "training", "the training run"),
         ("rollouts", WITH_QUEUE, "ended", "the newest run that has begun"),
         ("rollouts", ENDED_LAST, "ended", "the newest run that has begun"),
     ],
@@ -94,7 +94,7 @@ def test_a_run_that_has_not_begun_is_paused_and_stopped_by_name_only(
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     with serving(lambda asked: {"runs": WITH_QUEUE[:2], "next_cursor": None}) as api:
         assert cli.main([command, "--url", api.url]) == 1
-    said = f"headrace: no run trains, and 2 are queued; name the one to {command}: headrace {command} queued-1"
+    said = f"headrace: no run is training, and 2 are queued; name the run to {command}: headrace {command} queued-1"
     assert capsys.readouterr().err.startswith(said)
     assert {asked.path.partition("?")[0] for asked in api.asked} == {"/v1/runs"}
 
@@ -117,7 +117,7 @@ def test_the_run_that_trains_is_found_behind_a_page_of_queued_ones(
     with serving(script) as api:
         assert cli.main(["pause", "--url", api.url]) == 0
     said = capsys.readouterr()
-    assert said.err == "training: the run that trains\n"
+    assert said.err == "training: the training run\n"
     assert said.out.startswith("training pauses")
 
 

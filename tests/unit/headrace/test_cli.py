@@ -50,7 +50,7 @@ def test_a_service_elsewhere_needs_a_key(capsys: pytest.CaptureFixture[str], mon
     assert "set HEADRACE_API_KEY" in capsys.readouterr().err
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     assert cli.main(["runs", "--url", "trainer:8400"]) == 1
-    assert "no http:// or https:// address" in capsys.readouterr().err
+    assert "is not an http:// or https:// address" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["show", "watch", "pause", "resume", "stop", "rollouts", "export"])
@@ -91,11 +91,11 @@ def test_a_key_that_is_refused_is_named_by_where_it_came_from(
         monkeypatch.setenv("HEADRACE_API_KEY", "wrong")
         assert cli.main(["runs", "--url", api.url]) == 1
         assert capsys.readouterr().err == (
-            f"headrace: {api.url} does not take the key in HEADRACE_API_KEY; set it to the API key of that service\n"
+            f"headrace: {api.url} does not accept the key in HEADRACE_API_KEY; set it to the API key of that service\n"
         )
         state = local_service(tmp_path / ".headrace", api.url)
-        refused = f"does not take the key in {state.api_key_file}, which is no longer the one it was started with"
-        unused = f"(HEADRACE_API_KEY: set, and not used for what {state.path} names; with --url it is)\n"
+        refused = f"does not accept the key in {state.api_key_file}, which has changed since the service was started"
+        unused = f"(HEADRACE_API_KEY: set, but not used for the service of {state.path}; it is used with --url)\n"
         for options in ([], ["--state-dir", str(state.path)]):
             assert cli.main(["runs", *options]) == 1
             said = capsys.readouterr().err
@@ -145,7 +145,7 @@ def test_a_key_file_that_is_not_there_is_named_by_every_command_with_what_to_do(
     assert cli.main(command) == 1
     assert capsys.readouterr().err == (
         "headrace: HEADRACE_API_KEY_FILE: /nowhere/api-key cannot be read: No such file or directory; "
-        "mend the path, or leave the variable out\n"
+        "correct the path, or unset the variable\n"
     )
 
 
@@ -184,8 +184,8 @@ def test_a_paused_run_is_listed_with_why_and_with_what_it_waits_for(
 @pytest.mark.parametrize(
     ("command", "before", "after", "said"),
     [
-        ("pause", "running", "running", "run-a pauses after the batch it is in, until `headrace resume run-a`"),
-        ("pause", "queued", "queued", "run-a had not begun, and does not until `headrace resume run-a`"),
+        ("pause", "running", "running", "run-a pauses after its current batch, until `headrace resume run-a`"),
+        ("pause", "queued", "queued", "run-a has not begun, and will not begin until `headrace resume run-a`"),
         ("resume", "paused", "paused", "run-a goes on"),
         ("resume", "running", "running", "run-a is not paused: it is running"),
     ],
@@ -243,23 +243,23 @@ def test_down_without_a_launcher_is_no_error(capsys: pytest.CaptureFixture[str])
     assert "nothing is running" in capsys.readouterr().out
 
 
-TIME = "is no time to wait: above 0 s, and at most 3600 s"
+TIME = "is not a valid timeout: it must be above 0 s and at most 3600 s"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["up", "--generators", "0"], "up: argument --generators: 0 is less than 1"),
-        (["up", "--port", "70000"], "up: argument --port: 70000 is no port: 1 to 65535"),
+        (["up", "--port", "70000"], "up: argument --port: 70000 is not a port: 1 to 65535"),
         (["demo", "--seed", "-1"], "demo: argument --seed: -1 is less than 0"),
-        (["rollouts", "--step", "x"], "rollouts: argument --step: x is no whole number"),
+        (["rollouts", "--step", "x"], "rollouts: argument --step: x is not a whole number"),
         (["doctor", "--timeout-s", "0"], f"doctor: argument --timeout-s: 0 {TIME}"),
         (["doctor", "--timeout-s", "inf"], f"doctor: argument --timeout-s: inf {TIME}"),
-        (["doctor", "--timeout-s", "long"], "doctor: argument --timeout-s: long is no number"),
-        (["plan", "--trainer-gpus", "2.5"], "plan: argument --trainer-gpus: 2.5 is no whole number"),
+        (["doctor", "--timeout-s", "long"], "doctor: argument --timeout-s: long is not a number"),
+        (["plan", "--trainer-gpus", "2.5"], "plan: argument --trainer-gpus: 2.5 is not a whole number"),
         (["plan", "--gpu-gib", "-3"], "plan: argument --gpu-gib: -3 is not above 0"),
-        (["plan", "--gpu-gib", "nan"], "plan: argument --gpu-gib: nan is no number"),
-        (["plan", "--num-generations", "x"], "plan: argument --num-generations: x is no whole number"),
+        (["plan", "--gpu-gib", "nan"], "plan: argument --gpu-gib: nan is not a number"),
+        (["plan", "--num-generations", "x"], "plan: argument --num-generations: x is not a whole number"),
         ([], ": the following arguments are required: COMMAND"),
     ],
 )

@@ -74,11 +74,11 @@ def test_the_last_line_is_one_json_object_with_everything_that_was_promised() ->
     ("change", "sentence"),
     [
         ({"accuracy_after": 0.89}, "did not improve enough: right 89.0%"),
-        ({"accuracy_before": 0.51}, "right 51% of the time already"),
+        ({"accuracy_before": 0.51}, "was already right 51% of the time"),
         ({"pushes_confirmed": 2}, "only 2 of 3 weight pushes"),
         ({"pushes": 0, "pushes_confirmed": 0}, "only 0 of 0 weight pushes"),
         ({"pushes": 2, "pushes_confirmed": 2}, "2 confirmed pushes are too few for 3 policy versions"),
-        ({"groups_left_over": 2}, "2 prompt groups were still under way"),
+        ({"groups_left_over": 2}, "2 prompt groups were still in flight"),
         ({"groups_lost": 1}, "1 of 20 prompt groups were lost"),
         ({"groups_lost": -1}, "-1 of 20 prompt groups"),
         ({"staleness_max": 0.0}, "no group was ever stale"),

@@ -88,7 +88,7 @@ def test_a_port_that_was_asked_for_is_refused_while_another_launch_holds_it(port
         hold_ports(api_port=port.number, metrics_port=0, num_generators=1)
     before = port.number - 1  # which may belong to another process
     with pytest.raises(
-        UserError, match=f"port ({before}|{port.number}) is taken; HEADRACE_METRICS_PORT names the first"
+        UserError, match=f"port ({before}|{port.number}) is taken; HEADRACE_METRICS_PORT must be the first"
     ):
         hold_ports(api_port=None, metrics_port=before, num_generators=1)
 

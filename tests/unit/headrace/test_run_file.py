@@ -108,7 +108,7 @@ def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
         ("run.yaml", "", "must be a table of settings"),
         ("run.yaml", "model: !!python/object/apply:os.getcwd []\n", "not YAML"),
         ("run.json", "[" * 100_000, "nested too deeply"),
-        ("run.yaml", "model: a\nlearning_rate: .nan\n", "learning_rate is nan, which JSON has not"),
+        ("run.yaml", "model: a\nlearning_rate: .nan\n", "learning_rate is nan, which JSON does not have"),
         ("run.yaml", "model: a\nname: 2026-11-20\n", "write text in quotes"),
     ],
 )

@@ -59,7 +59,7 @@ def test_time_left_is_the_pace_of_the_steps_so_far_times_those_to_come() -> None
     for step in (1, 2, 3):
         watch.take_event(metrics(step, reward=0.1))
     assert watch.seconds_left() == (10 - 3) * 2.0
-    assert "1:05 gone, about 0:14 left" in drawn(watch)
+    assert "1:05 elapsed, about 0:14 left" in drawn(watch)
 
 
 def test_a_pause_is_in_no_pace_and_while_it_lasts_no_time_is_left() -> None:
@@ -118,7 +118,7 @@ def test_the_picture_says_what_the_run_is_waiting_for_until_it_has_ended() -> No
     watch.take_run(make_run(status="failed", reason="the loss is not finite", ended_at_s=1010.0))
     assert "waiting" not in drawn(watch)
     assert "the loss is not finite" in drawn(watch)
-    assert "0:10 gone" in drawn(watch)
+    assert "0:10 elapsed" in drawn(watch)
 
 
 def test_a_failed_push_and_a_log_message_are_shown() -> None:
@@ -137,7 +137,7 @@ def test_the_picture_fits_narrow_terminals() -> None:
         lines = drawn(watch, width=width).splitlines()
         assert max(len(line) for line in lines) <= min(width, watch_view.MAX_WIDTH)
         assert "…" not in drawn(watch, width=width)
-    assert "81 ms, of it 40 ms standing still" in drawn(watch)
+    assert "81 ms, including 40 ms standstill" in drawn(watch)
 
 
 def test_one_line_says_the_same_for_logs() -> None:

@@ -107,7 +107,7 @@ def test_a_port_for_metrics_that_is_none_is_refused(
 ) -> None:
     monkeypatch.setenv("HEADRACE_METRICS_PORT", "many")
     assert main(["up", "--state-dir", str(tmp_path)]) == 1
-    assert "HEADRACE_METRICS_PORT=many is no port" in capsys.readouterr().err
+    assert "HEADRACE_METRICS_PORT=many is not a port" in capsys.readouterr().err
 
 
 def test_services_are_given_the_keys_here_and_not_files_with_keys_for_elsewhere(
