@@ -92,7 +92,7 @@ def push(registry: str, service: str, flavour: str) -> str:
     repository = name.rpartition(":")[0]
     digests = [one.partition("@")[2] for one in json.loads(said) if one.partition("@")[0] == repository]
     if not digests:
-        raise ReleaseError(f"docker knows no digest of {name} after it was pushed")
+        raise ReleaseError(f"docker does not report a digest of {name} after it was pushed")
     return digests[-1]
 
 

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     if status:
         sys.stdout.write(
             "Trainer and generator must have the same torch and NCCL. Build both images with --build-arg TORCH=... "
-            "and --build-arg NCCL=... of the vLLM image that the generator is built on.\n"
+            "and --build-arg NCCL=... set to the versions in the vLLM image that the generator is built on.\n"
         )
     return status
 

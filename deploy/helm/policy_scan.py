@@ -21,26 +21,26 @@ _TIMEOUT_S = 300.0
 CHART = Path(__file__).resolve().parent / "headrace"
 
 EXPLAINED = {
-    "CKV_K8S_8": {"test": "the pod of `helm test` runs to its end: its exit status is what is asked"},
+    "CKV_K8S_8": {"test": "the pod of `helm test` runs to its end, and its exit status is the result"},
     "CKV_K8S_9": {"test": "as CKV_K8S_8"},
     "CKV_K8S_11": dict.fromkeys(
         ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
-        "a processor limit throttles threads that launch kernels, and every collective waits for them; requests are "
-        "set, and values may set limits",
+        "a processor limit would throttle the threads that launch kernels, and every collective waits for them; "
+        "requests are set, and values may set limits",
     ),
     "CKV_K8S_15": dict.fromkeys(
         ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
-        "tags are versions and never moved, or a digest is named; images of many gigabytes are not asked for again, "
-        "and kind has no registry to ask",
+        "tags are versions and are never moved, or a digest is named; images of many gigabytes should not be pulled "
+        "again, and kind has no registry",
     ),
     "CKV_K8S_40": dict.fromkeys(
         ("trainer", "generator", "rewarder", "redis", "test"),
-        "OpenShift gives each namespace users of its own, and values-openshift.yaml leaves them to it; everywhere else "
-        "it is 10001",
+        "OpenShift assigns its own users to each namespace, so values-openshift.yaml removes ours; everywhere else the "
+        "user is 10001",
     ),
     "CKV_K8S_43": dict.fromkeys(
         ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
-        "the digest of an image that you build is yours: images.*.digest and redis.image.digest",
+        "users build the images, so they set the digests: images.*.digest and redis.image.digest",
     ),
 }
 """Reasons for accepted findings, by check and workload."""
@@ -69,11 +69,11 @@ def findings(checkov: str, directory: str) -> dict[tuple[str, str], str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        sys.exit(f"checkov was not done within {_TIMEOUT_S:.0f} s")
+        sys.exit(f"checkov did not finish within {_TIMEOUT_S:.0f} s")
     try:
         report: Any = json.loads(done.stdout)
         failed = report["results"]["failed_checks"]
-        assert report["summary"]["passed"] > 100, "it looked at nothing"
+        assert report["summary"]["passed"] > 100, "it checked nothing"
         assert report["summary"]["parsing_errors"] == 0, "it could not read a manifest"
     except (ValueError, LookupError, TypeError) as error:
         sys.exit(f"checkov gave no report ({error!r}):\n{done.stderr[-2000:]}")
@@ -84,11 +84,11 @@ def judge(found: dict[tuple[str, str], str]) -> int:
     """Print findings without a reason and reasons without a finding; return the exit status."""
     explained = {(check, workload) for check, reasons in EXPLAINED.items() for workload in reasons}
     for check, workload in sorted(found.keys() - explained):
-        print(f"{workload}: {check} {found[check, workload]}: mend it, or say why not in {Path(__file__).name}")
+        print(f"{workload}: {check} {found[check, workload]}: fix it, or add a reason to {Path(__file__).name}")
     for check, workload in sorted(explained - found.keys()):
-        print(f"{workload}: {check} is explained and not found: take it out of {Path(__file__).name}")
+        print(f"{workload}: {check} has a reason but was not found: remove it from {Path(__file__).name}")
     if found.keys() == explained:
-        print(f"{len(found)} findings, each with its reason in {Path(__file__).name}; none else")
+        print(f"{len(found)} findings, each with its reason in {Path(__file__).name}, and no others")
     return int(found.keys() != explained)
 
 

@@ -238,7 +238,7 @@ def test_redis_does_not_start_where_it_would_be_killed_before_it_refuses_a_write
     maxmemory: str, limit: dict[str, str], tmp_path: Path
 ) -> None:
     said = why_not_started(tmp_path, maxmemory=maxmemory, limit=limit)
-    assert f"redis: HEADRACE_REDIS_MAXMEMORY is {maxmemory}, but this container may have " in said
+    assert f"redis: HEADRACE_REDIS_MAXMEMORY is {maxmemory}, but this container may have only " in said
     assert "HEADRACE_REDIS_MEMORY in .env" in said
 
 

@@ -114,7 +114,7 @@ def test_a_run_whose_tokens_come_from_pushed_weights_passes(api: FakeRunApi, tmp
         ({"policy_versions": [[0, 0, 16, 1]]}, "all tokens were sampled with the initial weights"),
         ({"progress": {"step": 4, "policy_version": 4, "pushes": 5, "pushes_confirmed": 4}}, "4 of 5 weight pushes"),
         ({"details": [{"status": "failed", "waiting_for": None}]}, "run-t is failed: a reason"),
-        ({"runs": [{"run_id": "run-other", "status": "running"}]}, "the fleet is busy with run-other"),
+        ({"runs": [{"run_id": "run-other", "status": "running"}]}, "the services are busy with run-other"),
         ({"refusal": (422, {"detail": "the model /models/small cannot be read"})}, "cannot be read"),
     ],
 )

@@ -78,7 +78,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"generator": {"engineArgs": {"tensor_parallel_size": 2}}}, "makes vLLM use 2"),
     (
         {"generator": {"engineArgs": {"tensor-parallel-size": 1}}},
-        "generator.engineArgs.tensor-parallel-size: engine arguments are written with _, as in Python: say "
+        "generator.engineArgs.tensor-parallel-size: engine arguments are written with _, as in Python: write "
         "tensor_parallel_size",
     ),
     ({"generator": {"engineArgs": {"gpu_memory_utilization": 90}}}, "gpu_memory_utilization': maximum"),
@@ -91,15 +91,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
                 "models": {"enabled": True, "accessMode": "ReadWriteOnce"},
             },
         },
-        "all of them need the models: set storage.models.accessMode to ReadWriteMany",
+        "so all nodes need the models: set storage.models.accessMode to ReadWriteMany",
     ),
     (
         {"redis": {"external": {"host": "redis.data"}}},
-        "redis.external.host is redis.data, but redis.bundled is true, so that runs would be in a Redis of the "
-        "chart's own: set redis.bundled to false, or leave out redis.external.host",
+        "redis.external.host is redis.data, but redis.bundled is true, so runs would be in the "
+        "chart's own Redis: set redis.bundled to false, or leave out redis.external.host",
     ),
-    ({"redis": {"bundled": False}}, "say where your Redis is in redis.external.host"),
-    ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "its passwords are yours"),
+    ({"redis": {"bundled": False}}, "set redis.external.host to the host of your Redis"),
+    ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "the chart does not know its passwords"),
     ({"ingress": {"enabled": True}}, "name at least one host in ingress.hosts"),
     ({"gateway": {"enabled": True}}, "name at least one Gateway in gateway.parentRefs"),
     ({"images": {"pullSecrets": ["login"]}}, "at '/images/pullSecrets/0': got string, want object"),
@@ -109,20 +109,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "trainer": {"multiNode": {"nodes": 2}},
             "storage": {"runs": {"emptyDir": True, "accessMode": "ReadWriteMany"}},
         },
-        "storage.runs.emptyDir gives each pod one of its own: set it to false",
+        "with storage.runs.emptyDir each pod has its own: set it to false",
     ),
     (
         {"trainer": {"env": {"WANDB_API_KEY": "canary"}}},
-        "trainer.env.WANDB_API_KEY would be in the pod's description for all to read: put it into a Secret and name "
-        "that in trainer.envFrom, or in valueFrom.secretKeyRef here",
+        "trainer.env.WANDB_API_KEY would be readable by everyone in the pod's description: put it into a Secret and "
+        "name the Secret in trainer.envFrom, or here in valueFrom.secretKeyRef",
     ),
-    ({"rewarder": {"env": {"JUDGE_TOKEN": "canary"}}}, "name that in rewarder.envFrom"),
+    ({"rewarder": {"env": {"JUDGE_TOKEN": "canary"}}}, "name the Secret in rewarder.envFrom"),
     (
         {"trainer": {"env": {"HEADRACE_API_KEY": {"valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}}}},
-        "name that in secrets.existingSecret",
+        "set secrets.existingSecret to its name",
     ),
     ({"trainer": {"env": {"A": {"value": "canary"}}}}, "at '/trainer/env/A': "),
-    ({"rewarder": {"rewardModules": {"configMap": "a", "existingClaim": "b"}}}, "name one"),
+    ({"rewarder": {"rewardModules": {"configMap": "a", "existingClaim": "b"}}}, "choose one"),
     (
         {"generator": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
         "generator.resources names nvidia.com/gpu: GPUs are counted in generator.gpus",
@@ -131,35 +131,38 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"rewarder": {"autoscaling": {"minReplicas": 5, "maxReplicas": 2}}},
         "rewarder.autoscaling.minReplicas is 5, above maxReplicas, which is 2",
     ),
-    ({"trainer": {"env": {"HEADRACE_API_KEY": "canary"}}}, "for all to read: put it into a Secret"),
+    (
+        {"trainer": {"env": {"HEADRACE_API_KEY": "canary"}}},
+        "by everyone in the pod's description: put it into a Secret",
+    ),
     (
         {"rewarder": {"env": {"HF_TOKEN": "canary"}}},
-        "rewarder.env.HF_TOKEN would be in the pod's description for all to read: put it into a Secret and name that "
-        "in hub.tokenSecret",
+        "rewarder.env.HF_TOKEN would be readable by everyone in the pod's description: put it into a Secret and set "
+        "hub.tokenSecret to its name",
     ),
-    ({"nccl": {"env": {"HUGGING_FACE_HUB_TOKEN": "canary"}}}, "name that in hub.tokenSecret"),
+    ({"nccl": {"env": {"HUGGING_FACE_HUB_TOKEN": "canary"}}}, "set hub.tokenSecret to its name"),
     (
         {"storage": {"objectStore": {"env": {"AWS_SECRET_ACCESS_KEY": "canary"}}}},
-        "storage.objectStore.env.AWS_SECRET_ACCESS_KEY would be in the pod's description for all to read: put a file "
-        "of credentials into a Secret, name that in storage.objectStore.existingSecret, and the file in "
-        "AWS_SHARED_CREDENTIALS_FILE",
+        "storage.objectStore.env.AWS_SECRET_ACCESS_KEY would be readable by everyone in the pod's description: put a "
+        "file of credentials into a Secret, set storage.objectStore.existingSecret to its name and "
+        "AWS_SHARED_CREDENTIALS_FILE to the file's path",
     ),
-    ({"trainer": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "name that in storage.objectStore.existingSecret"),
-    ({"rewarder": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "mount that with rewarder.extraVolumes"),
+    ({"trainer": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "set storage.objectStore.existingSecret to its name"),
+    ({"rewarder": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "mount it with rewarder.extraVolumes"),
     (
         {"metrics": {"port": 8000}},
-        "metrics.port is 8000, where every service has its HTTP API: set another, such as 9090",
+        "metrics.port is 8000, which is the port of every service's HTTP API: set another port, such as 9090",
     ),
     (
         {"redis": {"maxmemory": "16gb"}},
-        "redis.maxmemory is 16gb, above 85% of redis.resources.limits.memory, which is 8Gi, so that Redis would be "
+        "redis.maxmemory is 16gb, above 85% of redis.resources.limits.memory, which is 8Gi, so Redis would be "
         "killed before it refuses a write",
     ),
     ({"redis": {"maxmemory": "6964mb"}}, "redis.maxmemory is 6964mb, above 85% of redis.resources.limits.memory"),
     ({"redis": {"maxmemory": "8g"}}, "redis.maxmemory is 8g"),
     (
         {"redis": {"persistence": {"size": "4095Mi"}}},
-        "redis.persistence.size is 4095Mi, below redis.maxmemory, which is 4gb: set it to several times of that",
+        "redis.persistence.size is 4095Mi, below redis.maxmemory, which is 4gb: set it to several times redis",
     ),
     (
         {"trainer": {"resources": {"requests": {"memory": "65Gi"}}}},
@@ -171,15 +174,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"redis": {"resources": {"limits": {"memory": "4500M"}}}}, "redis.resources.requests.memory is 5Gi, above"),
     (
         {"trainer": {"shmSize": "0.1Ti"}},
-        "trainer.shmSize is 0.1Ti, above trainer.resources.limits.memory, which is 64Gi and of which it is a part",
+        "trainer.shmSize is 0.1Ti, but it is a part of trainer.resources.limits.memory, which is only 64Gi",
     ),
-    ({"generator": {"shmSize": "65Gi"}}, "generator.shmSize is 65Gi, above"),
+    ({"generator": {"shmSize": "65Gi"}}, "generator.shmSize is 65Gi, but it is a part of"),
     ({"test": {"run": {"weight_transport": "ipc"}}}, "test.run.weight_transport is ipc, which needs the trainer and"),
-    ({"trainer": {"env": {"HEADRACE_PORT": "9"}}}, "trainer.env.HEADRACE_PORT is set by the chart itself too"),
-    ({"nccl": {"env": {"NCCL_DEBUG": "INFO"}}}, "nccl.env.NCCL_DEBUG is set by the chart itself too"),
+    ({"trainer": {"env": {"HEADRACE_PORT": "9"}}}, "trainer.env.HEADRACE_PORT is also set by the chart itself"),
+    ({"nccl": {"env": {"NCCL_DEBUG": "INFO"}}}, "nccl.env.NCCL_DEBUG is also set by the chart itself"),
     (
         {"trainer": {"env": {"NCCL_IB_HCA": "mlx4"}}, "nccl": {"env": {"NCCL_IB_HCA": "mlx5"}}},
-        "trainer.env.NCCL_IB_HCA is set by nccl.env too",
+        "trainer.env.NCCL_IB_HCA is also set by nccl.env",
     ),
 ]
 
@@ -232,9 +235,9 @@ def test_the_roots_of_a_service_that_mounts_more_are_named_once(service: str) ->
 def test_no_variable_of_the_charts_own_can_be_set_a_second_time(service: str) -> None:
     own = {entry["name"] for entry in container(workloads(render())[service])["env"]}
     said = why_refused({service: {"env": dict.fromkeys(own, "canary")}})
-    refused = {name for name in own if f"- {service}.env.{name} is set by the chart itself" in said}
+    refused = {name for name in own if f"- {service}.env.{name} is also set by the chart itself" in said}
     assert refused == own - REPLACEABLE - ROOTS - {"HEADRACE_REDIS_URL"}, "which is refused as a secret"
-    assert f"- {service}.env.HEADRACE_REDIS_URL would be in the pod's description" in said
+    assert f"- {service}.env.HEADRACE_REDIS_URL would be readable by everyone in the pod's description" in said
     assert "canary" not in said
 
 

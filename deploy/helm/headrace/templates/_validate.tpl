@@ -12,7 +12,7 @@
 {{- define "headrace.problems.names" -}}
 {{- $name := include "headrace.fullname" . -}}
 {{- if not (regexMatch "^[a-z][-a-z0-9]*$" $name) }}
-{{ printf "the names of all Services would begin with %s, but such a name begins with a letter and has only lower case, digits and -: set fullnameOverride to one that does" $name }}
+{{ printf "the names of all Services would begin with %s, but such a name must begin with a letter and have only lower-case letters, digits and -: set fullnameOverride to a valid name" $name }}
 {{- end }}
 {{- end -}}
 
@@ -31,7 +31,7 @@
 {{- $args := $values.generator.engineArgs }}
 {{- range $name, $_ := $args }}
 {{- if contains "-" $name }}
-{{ printf "generator.engineArgs.%s: engine arguments are written with _, as in Python: say %s" $name (replace "-" "_" $name) }}
+{{ printf "generator.engineArgs.%s: engine arguments are written with _, as in Python: write %s" $name (replace "-" "_" $name) }}
 {{- end }}
 {{- end }}
 {{- $gpus := int $values.generator.gpus }}
@@ -40,7 +40,7 @@
 {{ printf "generator.gpus is %d, but generator.engineArgs makes vLLM use %d: the product of tensor_parallel_size, pipeline_parallel_size and data_parallel_size must be generator.gpus" $gpus (int $used) }}
 {{- end }}
 {{- if eq (toString (get $values.test.run "weight_transport")) "ipc" }}
-test.run.weight_transport is ipc, which needs the trainer and its generator in one pod, and here they never are: set it to nccl, with a GPU of its own for each, or to gloo
+test.run.weight_transport is ipc, which needs the trainer and its generator in one pod, but in this chart they are in different pods: set it to nccl, with a separate GPU for each, or to gloo
 {{- end }}
 {{- end -}}
 
@@ -48,14 +48,14 @@ test.run.weight_transport is ipc, which needs the trainer and its generator in o
 {{- $values := .Values -}}
 {{- $nodes := int $values.trainer.multiNode.nodes -}}
 {{- if and (gt $nodes 1) (not $values.storage.runs.existingClaim) (ne $values.storage.runs.accessMode "ReadWriteMany") }}
-{{ printf "trainer.multiNode.nodes is %d, so that all of them need the runs' directory: set storage.runs.accessMode to ReadWriteMany, or name a claim that has it in storage.runs.existingClaim" $nodes }}
+{{ printf "trainer.multiNode.nodes is %d, so all nodes need the runs' directory: set storage.runs.accessMode to ReadWriteMany, or storage.runs.existingClaim to a claim with that mode" $nodes }}
 {{- end }}
 {{- if and (gt $nodes 1) (include "headrace.oneNodeHasModels" .) }}
-{{ printf "trainer.multiNode.nodes is %d, so that all of them need the models: set storage.models.accessMode to ReadWriteMany, or name a claim that has it in storage.models.existingClaim" $nodes }}
+{{ printf "trainer.multiNode.nodes is %d, so all nodes need the models: set storage.models.accessMode to ReadWriteMany, or storage.models.existingClaim to a claim with that mode" $nodes }}
 {{- end }}
 {{- $modules := $values.rewarder.rewardModules }}
 {{- if and $modules.configMap $modules.existingClaim }}
-rewarder.rewardModules has both a configMap and an existingClaim: name one
+rewarder.rewardModules has both a configMap and an existingClaim: choose one
 {{- end }}
 {{- range $key, $claim := dict "storage.runs" $values.storage.runs "redis.persistence" $values.redis.persistence }}
 {{- if and $claim.emptyDir $claim.existingClaim }}
@@ -63,20 +63,20 @@ rewarder.rewardModules has both a configMap and an existingClaim: name one
 {{- end }}
 {{- end }}
 {{- if and (gt $nodes 1) $values.storage.runs.emptyDir }}
-{{ printf "trainer.multiNode.nodes is %d, so that all of them need the runs' directory, but storage.runs.emptyDir gives each pod one of its own: set it to false" $nodes }}
+{{ printf "trainer.multiNode.nodes is %d, so all nodes need the runs' directory, but with storage.runs.emptyDir each pod has its own: set it to false" $nodes }}
 {{- end }}
 {{- end -}}
 
 {{- define "headrace.problems.connections" -}}
 {{- $values := .Values -}}
 {{- if and (not $values.redis.bundled) (not $values.redis.external.host) }}
-redis.bundled is false: say where your Redis is in redis.external.host
+redis.bundled is false: set redis.external.host to the host of your Redis
 {{- end }}
 {{- if and $values.redis.bundled $values.redis.external.host }}
-{{ printf "redis.external.host is %s, but redis.bundled is true, so that runs would be in a Redis of the chart's own: set redis.bundled to false, or leave out redis.external.host" $values.redis.external.host }}
+{{ printf "redis.external.host is %s, but redis.bundled is true, so runs would be in the chart's own Redis: set redis.bundled to false, or leave out redis.external.host" $values.redis.external.host }}
 {{- end }}
 {{- if and (not $values.redis.bundled) (not $values.secrets.existingSecret) }}
-redis.bundled is false: its passwords are yours, so name a Secret that holds them in secrets.existingSecret
+redis.bundled is false, so the chart does not know its passwords: set secrets.existingSecret to a Secret with them
 {{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.hosts) }}
 ingress.enabled is true: name at least one host in ingress.hosts
@@ -85,7 +85,7 @@ ingress.enabled is true: name at least one host in ingress.hosts
 gateway.enabled is true: name at least one Gateway in gateway.parentRefs
 {{- end }}
 {{- if eq (int $values.metrics.port) 8000 }}
-metrics.port is 8000, where every service has its HTTP API: set another, such as 9090
+metrics.port is 8000, which is the port of every service's HTTP API: set another port, such as 9090
 {{- end }}
 {{- end -}}
 
@@ -94,7 +94,7 @@ metrics.port is 8000, where every service has its HTTP API: set another, such as
 {{- range $name := list "generator" "rewarder" }}
 {{- $scaling := (index $values $name).autoscaling }}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
-{{ printf "%s.autoscaling.minReplicas is %d, above maxReplicas, which is %d: lower the one or raise the other" $name (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
+{{ printf "%s.autoscaling.minReplicas is %d, above maxReplicas, which is %d: lower minReplicas or raise maxReplicas" $name (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
 {{- end }}
 {{- end }}
 {{- end -}}

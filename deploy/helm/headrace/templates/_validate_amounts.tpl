@@ -27,7 +27,7 @@
 {{- $memory := get $limits "memory" }}
 {{- if and $of.shmSize $memory }}
 {{- if gt (include "headrace.amount" $of.shmSize | float64) (include "headrace.amount" $memory | float64) }}
-{{ printf "%s.shmSize is %v, above %s.resources.limits.memory, which is %v and of which it is a part: lower the one or raise the other" $name $of.shmSize $name $memory }}
+{{ printf "%s.shmSize is %v, but it is a part of %s.resources.limits.memory, which is only %v: lower shmSize or raise the limit" $name $of.shmSize $name $memory }}
 {{- end }}
 {{- end }}
 {{- if ne $name "redis" }}
@@ -51,11 +51,11 @@
 {{- $limit := get (default dict .resources.limits) "memory" }}
 {{- if $limit }}
 {{- if gt $bytes (mulf 0.85 (include "headrace.amount" $limit | float64)) }}
-{{ printf "redis.maxmemory is %s, above 85%% of redis.resources.limits.memory, which is %v, so that Redis would be killed before it refuses a write: set redis.maxmemory to about half of the limit, as a rewrite of the append-only file copies, or raise the limit" .maxmemory $limit }}
+{{ printf "redis.maxmemory is %s, above 85%% of redis.resources.limits.memory, which is %v, so Redis would be killed before it refuses a write: set redis.maxmemory to about half of the limit, because a rewrite of the append-only file copies memory, or raise the limit" .maxmemory $limit }}
 {{- end }}
 {{- end }}
 {{- $size := .persistence.size }}
 {{- if and (not .persistence.existingClaim) (lt (include "headrace.amount" $size | float64) $bytes) }}
-{{ printf "redis.persistence.size is %v, below redis.maxmemory, which is %s: set it to several times of that, as two append-only files are there during a rewrite" $size .maxmemory }}
+{{ printf "redis.persistence.size is %v, below redis.maxmemory, which is %s: set it to several times redis.maxmemory, because there are two append-only files during a rewrite" $size .maxmemory }}
 {{- end }}
 {{- end -}}

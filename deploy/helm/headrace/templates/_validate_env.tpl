@@ -1,10 +1,10 @@
 {{/* Names of variables for secrets, and where each secret belongs. Takes the name of a service. */}}
 {{- define "headrace.secretVariables" -}}
-{{- $keys := "put it into a Secret and name that in secrets.existingSecret" -}}
-{{- $token := "put it into a Secret and name that in hub.tokenSecret" -}}
-{{- $bucket := "put a file of credentials into a Secret, name that in storage.objectStore.existingSecret, and the file in AWS_SHARED_CREDENTIALS_FILE" -}}
+{{- $keys := "put it into a Secret and set secrets.existingSecret to its name" -}}
+{{- $token := "put it into a Secret and set hub.tokenSecret to its name" -}}
+{{- $bucket := "put a file of credentials into a Secret, set storage.objectStore.existingSecret to its name and AWS_SHARED_CREDENTIALS_FILE to the file's path" -}}
 {{- if eq . "rewarder" -}}
-{{- $bucket = "put a file of credentials into a Secret, mount that with rewarder.extraVolumes, and name the file in AWS_SHARED_CREDENTIALS_FILE" -}}
+{{- $bucket = "put a file of credentials into a Secret, mount it with rewarder.extraVolumes, and set AWS_SHARED_CREDENTIALS_FILE to the file's path" -}}
 {{- end -}}
 {{- toJson (dict
       "HEADRACE_API_KEY" $keys "HEADRACE_INTERNAL_KEY" $keys "HEADRACE_REDIS_PASSWORD" $keys "HEADRACE_REDIS_URL" $keys
@@ -23,7 +23,7 @@
 {{- $_ := set $setBy $entry.name "the chart itself" }}
 {{- end }}
 {{- range $key, $given := include "headrace.givenEnv" $ctx | fromJson }}
-{{- $reference := printf "put it into a Secret and name that in %s.envFrom, or in valueFrom.secretKeyRef here" $component }}
+{{- $reference := printf "put it into a Secret and name the Secret in %s.envFrom, or here in valueFrom.secretKeyRef" $component }}
 {{- range $name, $value := $given }}
 {{- $isPlain := kindIs "string" $value }}
 {{- $where := get $secrets $name }}
@@ -31,9 +31,9 @@
 {{- $where = $reference }}
 {{- end }}
 {{- if and $where (or $isPlain (hasPrefix "HEADRACE_" $name)) }}
-{{ printf "%s.%s would be in the pod's description for all to read: %s" $key $name $where }}
+{{ printf "%s.%s would be readable by everyone in the pod's description: %s" $key $name $where }}
 {{- else if hasKey $setBy $name }}
-{{ printf "%s.%s is set by %s too: leave it out here; what of the chart's own variables can be changed has a key in values.yaml" $key $name (get $setBy $name) }}
+{{ printf "%s.%s is also set by %s: leave it out here; the chart's own variables can be changed only by their keys in values.yaml" $key $name (get $setBy $name) }}
 {{- end }}
 {{- $_ := set $setBy $name $key }}
 {{- end }}

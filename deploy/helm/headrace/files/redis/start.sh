@@ -39,8 +39,8 @@ limit=$(cat "$cgroup/memory.max" "$cgroup/memory/memory.limit_in_bytes" 2>/dev/n
 case $limit in
     "" | *[!0-9]*) ;;
     *) [ $((number * unit)) -lt "$limit" ] || fail "HEADRACE_REDIS_MAXMEMORY is $maxmemory, but this container may have" \
-        "$((limit / 1048576))mb, so that it would be killed before Redis refuses a write; set it to about half of the" \
-        "container's limit (HEADRACE_REDIS_MEMORY in .env, redis.resources.limits.memory of the chart), or raise that" ;;
+        "only $((limit / 1048576))mb, so it would be killed before Redis refuses a write; set it to about half of the" \
+        "container's limit (HEADRACE_REDIS_MEMORY in .env, redis.resources.limits.memory of the chart), or raise the limit" ;;
 esac
 
 server=$(command -v valkey-server || command -v redis-server) || fail "there is neither valkey-server nor redis-server"

@@ -41,7 +41,7 @@ class RunApi:
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as error:
             said = error.read(65536).decode(errors="replace")
-            raise TestError(f"{method} {path} was answered with {error.code}: {said}") from error
+            raise TestError(f"{method} {path} failed with status {error.code}: {said}") from error
         except OSError as error:
             raise TestError(f"the run API at {self.url} cannot be reached: {error}") from error
 
@@ -78,8 +78,8 @@ def settings_of(given, models_dir):
     if "model" not in given:
         if models_dir is None:
             raise TestError(
-                "no model for the test: set storage.models.enabled, and a tiny one is made there; or name one in "
-                "test.run.model, with a data set in test.run.dataset_name"
+                "no model for the test: set storage.models.enabled, and a tiny model is made there; or set "
+                "test.run.model, and test.run.dataset_name to a data set"
             )
         sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
         from tiny_model import make_tiny_model
@@ -96,7 +96,7 @@ def show_that_the_policy_advances(api, run, timeout_s):
     not_ended = "/v1/runs?status=queued&status=running&status=paused"
     busy = [it["run_id"] for it in api.ask("GET", not_ended)["runs"]]
     if busy:
-        raise TestError(f"the fleet is busy with {', '.join(busy)}, and the test would wait for its turn")
+        raise TestError(f"the services are busy with {', '.join(busy)}, so the test run would have to wait")
     answer = api.ask("POST", "/v1/runs", run)
     run_id = answer["run"]["run_id"]
     print(f"submitted {run_id}", *answer["warnings"], sep="\n  ", flush=True)
