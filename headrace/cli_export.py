@@ -49,6 +49,7 @@ def _run_dir(arguments: argparse.Namespace) -> Path:
         run_dir = Path(str(client.get(arguments.what)["run_dir"]))
     if not run_dir.is_dir():
         raise UserError(
-            f"{run_dir} is not on this machine: run `headrace export` where it is, with the checkpoint's directory"
+            f"{run_dir} is not on this machine: run `headrace export` on the machine that has it, with the "
+            "checkpoint's directory"
         )
     return run_dir

@@ -277,7 +277,7 @@ class Launcher:
 
     async def _end(self) -> None:
         """End the trainer first, which needs the other services to save its state; then the others, and Redis last."""
-        self._say("stopping (Ctrl-C again kills)")
+        self._say("stopping; press Ctrl-C again to kill")
         for service in self._running:
             service.start_no_more()
         first, last = (TRAINER,), (REDIS,)

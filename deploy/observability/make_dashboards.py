@@ -137,7 +137,7 @@ def _overrides(source: Mapping[str, Any]) -> list[Json]:
 def _panel(kind: str, source: Mapping[str, Any]) -> Json:
     unknown = source.keys() - {"title", "about", "queries", "unit", "names"} - _OPTIONAL
     if unknown:
-        raise ValueError(f"panel {source['title']!r} has {sorted(unknown)}, which nothing reads")
+        raise ValueError(f"panel {source['title']!r} has {sorted(unknown)}, which are not known keys")
     defaults: Json = {"unit": _unit(source["unit"]) if "names" not in source else "none"}
     if "decimals" in source:
         defaults["decimals"] = source["decimals"]

@@ -63,7 +63,7 @@ def test_a_panel_says_what_it_shows_in_which_unit(panel: dict[str, Any]) -> None
 def test_a_word_that_nothing_reads_is_refused() -> None:
     source = yaml.safe_load((OBSERVABILITY / "dashboards" / "rewarder.yaml").read_text())
     source["rows"][1]["graphs"][0]["stakced"] = True
-    with pytest.raises(ValueError, match="'Outcomes' has \\['stakced'\\], which nothing reads"):
+    with pytest.raises(ValueError, match="'Outcomes' has \\['stakced'\\], which are not known keys"):
         maker.dashboard(source)
 
 
