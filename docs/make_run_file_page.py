@@ -29,17 +29,18 @@ from shared.run_options.training import TrainingOptions
 PAGE = Path(__file__).with_name("run-file.md")
 HEAD = """# The run file
 
-YAML or JSON, given to `headrace submit` or as the body of `POST /v1/runs`. Names are those of TRL's `GRPOConfig`,
-`ScriptArguments` and `ModelConfig` wherever the meaning is the same. Unknown keys are refused, and so are combinations
-that make no sense, with the reason. Paths may be relative to the run file; over HTTP they are absolute. Needed are
-`model`, `reward_funcs`, and `dataset_name` or `datasets`.
+For writing a run file: every key with its type, default and meaning, and [the differences from TRL](#coming-from-trl).
+A run file is YAML or JSON, passed to `headrace submit` or sent as the body of `POST /v1/runs`. Names are TRL's
+(`GRPOConfig`, `ScriptArguments` and `ModelConfig`) wherever the meaning is the same. Unknown keys and contradictory
+combinations are refused with the reason. Paths may be relative to the run file; over HTTP they must be absolute.
+Required are `model`, `reward_funcs`, and `dataset_name` or `datasets`.
 
-`headrace submit --dry-run` says whether a run file would be accepted, and what it amounts to. An option that changes
-nothing is refused where it cannot have been meant, and is a warning in the answer where it is merely not used.
+`headrace submit --dry-run` reports whether a run file would be accepted, and the run that results from it. An option
+without effect is refused if it is certainly a mistake; otherwise the answer has a warning.
 
 More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
 [the engine and sampling](engine.md), [the weight push](weight-push.md) and [its transports](weight-transports.md),
-[metrics](metrics.md). Of TRL's options: [coming from TRL](#coming-from-trl).
+[metrics](metrics.md).
 """
 NUM_UNDER_TRLS_NAME = 77
 """Options of ``GRPOConfig`` that a run has too; a test in tests/conformance counts them."""
@@ -55,16 +56,16 @@ FROM_TRL = """
 ## Coming from TRL
 
 Of the options of TRL 1.16's `GRPOConfig`, {same} are settings here under the same name and with the same meaning.
-Data sets and LoRA have the names of `ScriptArguments` and `ModelConfig`. All other options are refused, in the words of
-the two tables below.
+Options of data sets and LoRA have the names of `ScriptArguments` and `ModelConfig`. All other options are refused, with
+the text of the last two tables.
 
-These defaults differ:
+Different defaults:
 
 {defaults}
-Said in another way here:
+Options with another name or form:
 
 {elsewhere}
-Not there:
+Options that do not exist:
 
 {absent}"""
 SECTIONS: list[tuple[type[Section], str]] = [
