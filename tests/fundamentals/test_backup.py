@@ -190,7 +190,7 @@ async def test_a_redis_older_than_the_checkpoints_needs_its_epoch_raised_and_the
     assert newest is not None
     assert newest.incarnation == 3
     as_it_is = await Trainer.start(there, run_keys, run_config, checkpoint=newest.extra)
-    with pytest.raises(FencedError, match="was written by incarnation 3; this is 2"):
+    with pytest.raises(FencedError, match="was written by incarnation 3; this trainer is incarnation 2"):
         await save(as_it_is, runs, step=3, incarnation=2)
 
     await there.set(run_keys.epoch, newest.incarnation)
