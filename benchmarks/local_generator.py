@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace import cpu_placement, embedded_redis
-from headrace.held_port import HeldPort
+from headrace.local import cpu_placement, embedded_redis
+from headrace.local.held_port import HeldPort
 from shared.arrays import pack_ids
-from shared.keys import RunKeys
 from shared.messages import PromptGroup, encode
-from shared.redis_connection import Redis, connect, wait_until_ready
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 
 KEY = "key of the benchmark"
 INCARNATION = 1

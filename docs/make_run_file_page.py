@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from shared.run_config import RunConfig
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import ABSENT, ELSEWHERE
 from shared.run_options.generation import GenerationKwargs, GenerationOptions
@@ -23,6 +22,7 @@ from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.pushing import PushingOptions
+from shared.run_options.run_config import RunConfig
 from shared.run_options.section import Section
 from shared.run_options.training import TrainingOptions
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 
-from shared.tls import PUBLIC_TLS, PeerTls, trouble_with
+from shared.service.tls import PUBLIC_TLS, PeerTls, trouble_with
 
 MAX_BYTES = 4 * 1024 * 1024
 """Longest body that is read. A longer one counts as not JSON."""

@@ -23,7 +23,7 @@ import httpx
 
 from headrace.event_stream import Event, parse_events
 from shared.errors import HeadraceError
-from shared.tls import trusted, why_away
+from shared.service.tls import trusted, why_away
 
 Run = dict[str, Any]
 Rows = list[dict[str, Any]]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from shared.errors import UserError
-from shared.secret_files import read_secret
+from shared.service.secret_files import read_secret
 
 KeyName = Literal["api_key", "internal_key"]
 

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace import process_table
 from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.known_keys import key_of_environment, unused_variables
-from headrace.state_dir import Endpoint, StateDir, choose_state_dir
+from headrace.local import process_table
+from headrace.local.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import HeadraceError, UserError
-from shared.tls import CA_VARIABLE
+from shared.service.tls import CA_VARIABLE
 
 _ANSWER_S, _SUBMIT_S = 15.0, 120.0
 """The run API waits 10 s for Redis before it reports Redis as unreachable. A submit reads model and dataset."""

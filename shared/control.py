@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.lineage import MAX_EPOCH
 from shared.message_invariants import MAX_INCARNATION, MAX_LOGPROB, MAX_POLICY_VERSION
-from shared.weight_places import MAX_BYTES, DiskPlace, IpcBuffer
+from shared.weights.weight_places import MAX_BYTES, DiskPlace, IpcBuffer
 
 WEIGHTS_PATH = "/internal/v1/weights"
 NOT_READY = "/problems/not-ready"

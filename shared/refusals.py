@@ -15,9 +15,9 @@ import msgspec
 from redis.exceptions import RedisError
 
 from shared.errors import UnavailableError
-from shared.keys import REFUSALS, RunKeys
 from shared.message_invariants import Seconds
-from shared.redis_connection import Redis, patiently
+from shared.redis.keys import REFUSALS, RunKeys
+from shared.redis.redis_connection import Redis, patiently
 
 log = logging.getLogger(__name__)
 

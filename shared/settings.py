@@ -13,14 +13,14 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.access.keyring import Keyring
-from shared.child_secrets import SECRETS, in_memory, is_handed_on
 from shared.errors import UserError
 from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
-from shared.logs import LogFormat, LogLevel
-from shared.redis_url import why_no_redis_url
-from shared.secret_files import password_of, read_secret, with_password, without_password
+from shared.redis.redis_url import why_no_redis_url
+from shared.service.child_secrets import SECRETS, in_memory, is_handed_on
+from shared.service.logs import LogFormat, LogLevel
+from shared.service.secret_files import password_of, read_secret, with_password, without_password
+from shared.service.tls import ServerCertificate
 from shared.serving.http_limits import KEEP_ALIVE_S, MAX_BODY_BYTES, HttpLimits, that_fit
-from shared.tls import ServerCertificate
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})

@@ -16,10 +16,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from shared.keys import RunKeys
-from shared.redis_connection import NO_ROOM, Redis, connect, wait_until_ready
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import NO_ROOM, Redis, connect, wait_until_ready
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.kept_ports import kept_port
 
 # The models of these tests are so small that a second thread costs more than it computes, and many times more on a

@@ -6,7 +6,7 @@ would answer in its place.
 
 import atexit
 
-from headrace.held_port import HeldPort
+from headrace.local.held_port import HeldPort
 
 _kept: list[HeldPort] = []
 

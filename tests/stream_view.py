@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 
 
 async def entries(redis: Redis, stream: str) -> list[tuple[str, dict[str, bytes]]]:

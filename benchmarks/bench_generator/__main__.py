@@ -26,9 +26,9 @@ from benchmarks import local_generator
 from benchmarks.bench_generator.workload import LARGE, SMALL, completion_lengths, make_prompts, num_tokens
 from benchmarks.bench_trainer.workload import Workload, save_model
 from benchmarks.local_generator import say
-from services.generator.spawned import watch_children
-from services.generator.vllm_environment import is_cpu_build, set_environment
-from shared.run_config import RunConfig
+from services.generator.engine.spawned import watch_children
+from services.generator.engine.vllm_environment import is_cpu_build, set_environment
+from shared.run_options.run_config import RunConfig
 
 GROUPS = {1: 3, 8: 16, 64: 128}
 """Maps the number of groups in flight to the total number of groups."""
@@ -92,7 +92,7 @@ async def measure(scratch: Path, *, loads: list[int], num_pairs: int, is_as_it_c
     """Measure every load."""
     from benchmarks.bench_generator import end_at_length
     from benchmarks.bench_generator.sides import BareVllm
-    from services.generator.engine import import_vllm
+    from services.generator.engine.engine import import_vllm
 
     has_cuda = await import_vllm({})
     workload = LARGE if has_cuda else SMALL

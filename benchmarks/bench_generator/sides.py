@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import local_generator
-from services.generator.engine_config import sampling_arguments
-from services.generator.engine_spec import spec_for
-from services.generator.lone_worker import cores_of_worker, keep_in_core
-from shared.keys import RunKeys
+from services.generator.engine.engine_config import sampling_arguments
+from services.generator.engine.engine_spec import spec_for
+from services.generator.engine.lone_worker import cores_of_worker, keep_in_core
 from shared.messages import decode_completed_group
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 
 ROUND_TIMEOUT_S = 600.0
 _FOR_PUSHES = ("weight_transfer_config", "worker_extension_cls", "scheduling_policy")

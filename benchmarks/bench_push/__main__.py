@@ -32,15 +32,15 @@ from benchmarks.bench_push.bare_broadcast import BareBroadcast
 from benchmarks.bench_push.policies import LEARNING_RATES, SIZES, delta_shares, make_config, make_policy
 from benchmarks.bench_trainer.workload import Workload, save_model
 from benchmarks.local_generator import say
-from headrace import cpu_placement
+from headrace.local import cpu_placement
 from services.trainer.push.epochs import BUFFER_BYTES
 from services.trainer.push.packing import announce, pack
 from services.trainer.push.prober import Prober, tolerance_of
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 
 _AHEAD = 16
 """Number of prompt groups kept waiting in the stream."""

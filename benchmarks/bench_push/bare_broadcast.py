@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 
 from benchmarks.local_generator import worker_placement
-from headrace.cpu_placement import WORKER_CORES
+from headrace.local.cpu_placement import WORKER_CORES
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 _TIMEOUT = timedelta(seconds=300)

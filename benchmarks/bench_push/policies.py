@@ -16,7 +16,7 @@ from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
 from services.trainer.push.packing import announce
 from services.trainer.push.sent_weights import SentWeights
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 SIZES = {
     "2M": Workload(128, 512, 4, 2, 1, 8_192, 2, 4, 48, 256),

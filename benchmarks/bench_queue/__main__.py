@@ -24,11 +24,11 @@ from typing import Any
 from headrace.client import HeadraceClient
 from headrace.demo import model, task
 from headrace.demo.settings import RUN_OPTIONS
-from headrace.process_table import descendants
-from headrace.state_dir import StateDir
-from shared.redis_connection import connect
-from shared.run_config import parse_run_config
-from shared.run_store import RunStore
+from headrace.local.process_table import descendants
+from headrace.local.state_dir import StateDir
+from shared.redis.redis_connection import connect
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import parse_run_config
 
 _READY_S = 300.0
 

@@ -15,15 +15,15 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 
 from benchmarks.bench_rewarder.groups import Problem
-from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import RewarderSettings
-from services.rewarder.worker_pool import WorkerPool
 
 FUNCTION = "accuracy_reward"
 TIMEOUT_S = 60.0

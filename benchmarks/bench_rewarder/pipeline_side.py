@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.client import HeadraceClient
 from headrace.demo import model, task
-from headrace.state_dir import StateDir
+from headrace.local.state_dir import StateDir
 
 NUM_REPLICAS, MAX_STALENESS = 8, 8
 GROUPS_PER_STEP, NUM_GENERATIONS, MAX_COMPLETION_LENGTH = 8, 8, 48

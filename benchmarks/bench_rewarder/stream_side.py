@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks import local_generator
 from benchmarks.bench_rewarder import rewards
 from benchmarks.bench_rewarder.groups import encoded_groups
-from shared.keys import REWARDERS, RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import REWARDERS, RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 
 GROUP_SIZE = 8
 _MODULE = "benchmarks.bench_rewarder.rewards"

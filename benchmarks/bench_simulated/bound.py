@@ -16,8 +16,8 @@ from services.generator.simulated.decode_clock import DecodeClock, DecodedSequen
 from services.generator.simulated.draws import Draws
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.settings import SimulationSettings
-from services.trainer.loop.schedule import BatchShape
-from services.trainer.loop.staleness import num_admissible, stragglers
+from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.staleness import num_admissible, stragglers
 
 _STEPS_LEFT = 1 << 40
 _ROUNDING = 1e-9

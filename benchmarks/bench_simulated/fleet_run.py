@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks import local_generator
 from benchmarks.bench_simulated.load import Load
 from benchmarks.bench_simulated.trainer_stand_in import Seen, TrainerStandIn
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 
 RUN_ID = "run-bench"
 _KEY = local_generator.KEY
@@ -147,7 +147,7 @@ async def _redis_cpu_s(redis: Redis) -> float:
 
 
 async def _entry_sizes(redis: Redis) -> list[int]:
-    from shared.keys import RunKeys
+    from shared.redis.keys import RunKeys
 
     newest: Any = await redis.xrevrange(RunKeys(RUN_ID).scored, count=1)
     return [len(fields[b"payload"]) for _, fields in newest]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 @dataclass(frozen=True)

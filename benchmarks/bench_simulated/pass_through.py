@@ -9,11 +9,11 @@ import sys
 
 import msgspec
 
-from shared.keys import REWARDERS, RunKeys
-from shared.lease import lease
 from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, decode_completed_group, encode
-from shared.redis_connection import connect
-from shared.streams import StreamConsumer, settle
+from shared.redis.keys import REWARDERS, RunKeys
+from shared.redis.lease import lease
+from shared.redis.redis_connection import connect
+from shared.redis.streams import StreamConsumer, settle
 
 _NAME = "pass-through-0"
 _READ_COUNT = 64

@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
+from services.trainer.groups.group_ids import training_number
+from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
-from services.trainer.loop.group_ids import training_number
-from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import TRAINERS, RunKeys
-from shared.lease import lease
 from shared.lineage import LineageVersion
 from shared.messages import Prompt
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.streams import StreamConsumer
+from shared.redis.keys import TRAINERS, RunKeys
+from shared.redis.lease import lease
+from shared.redis.redis_connection import Redis
+from shared.redis.streams import StreamConsumer
+from shared.run_options.run_config import RunConfig
 
 _NAME = "trainer-1"
 _STEPS_LEFT = 1 << 40

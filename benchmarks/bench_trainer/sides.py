@@ -20,7 +20,7 @@ from datasets import Dataset
 from benchmarks.bench_trainer.workload import Rollout, Workload, make_tokenizer
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 class NoEngine:

@@ -22,8 +22,8 @@ from benchmarks.chaos.power_loss import AofSizes
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack, kill, send
 from benchmarks.chaos.state_disk import StateDisk
-from headrace import process_table
-from headrace.state_dir import ProcessMark
+from headrace.local import process_table
+from headrace.local.state_dir import ProcessMark
 
 _SIGNALS = {schedule.KILL: signal.SIGKILL, schedule.TERM: signal.SIGTERM}
 _BROKEN_BYTES = 32

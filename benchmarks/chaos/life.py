@@ -17,7 +17,7 @@ from benchmarks.chaos.judge import Verdict, judge
 from benchmarks.chaos.stack import Stack, kill
 from benchmarks.chaos.state_disk import StateDisk
 from headrace.client import ENDED, Run
-from headrace.state_dir import StateDir
+from headrace.local.state_dir import StateDir
 from shared.errors import HeadraceError
 
 _ASK_EVERY_S = 1.0

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace import guarded_exec, process_table
 from headrace.client import HeadraceClient
-from headrace.state_dir import ProcessMark, StateDir
+from headrace.local import guarded_exec, process_table
+from headrace.local.state_dir import ProcessMark, StateDir
 from shared.errors import HeadraceError
 
 _REPOSITORY = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from benchmarks.chaos.power_loss import AofSizes
 from benchmarks.chaos.record import FaultRecord, TrialRecord
 from benchmarks.chaos.schedule import Fault, Strike
 from benchmarks.chaos.stack import kill
-from headrace.state_dir import ProcessMark
+from headrace.local.state_dir import ProcessMark
 
 STAND_S = {workload.SIMULATED: 120.0, workload.VLLM: 300.0}
 """Seconds without a step, after the last fault has healed, until a run counts as stalled. vLLM takes longer to start.

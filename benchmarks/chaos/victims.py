@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.chaos import schedule
-from headrace.process_table import descendants, is_alive
-from headrace.state_dir import ProcessMark
+from headrace.local.process_table import descendants, is_alive
+from headrace.local.state_dir import ProcessMark
 
 _SERVICES = {
     "services.trainer": schedule.TRAINER,

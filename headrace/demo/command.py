@@ -25,16 +25,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace import cli_up, curves
+from headrace.cli import up as cli_up
 from headrace.client import HeadraceClient
 from headrace.demo import task
 from headrace.demo.outcome import Outcome, make_outcome, trained_groups
 from headrace.demo.settings import RUN_OPTIONS
+from headrace.local.service_specs import UpSettings
+from headrace.local.state_dir import DEFAULT_STATE_DIR, StateDir
 from headrace.run_file import parse_settings
-from headrace.run_watch import RunWatch
-from headrace.service_specs import UpSettings
-from headrace.state_dir import DEFAULT_STATE_DIR, StateDir
-from headrace.watch import follow
+from headrace.watch import curves
+from headrace.watch.run_watch import RunWatch
+from headrace.watch.watch import follow
 from shared.errors import HeadraceError, UserError
 
 REWARD = "headrace.demo.reward:exact_answer"

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from headrace.byte_size import GIB, sized
 from headrace.doctor.coverage import ASKED, listed
 from headrace.doctor.findings import Finding, note, ok, problem
-from shared.about import About, RunsDisk
 from shared.messages import SCHEMA_VERSION
+from shared.service.about import About, RunsDisk
 from shared.version import VERSION
 
 MAX_CLOCK_SKEW_S = 5.0

@@ -6,7 +6,7 @@ Findings about "services asked" hold only for the services that answered.
 from collections.abc import Collection, Mapping, Sequence
 
 from headrace.doctor.findings import Finding, note, ok
-from shared.about import About, ServiceName
+from shared.service.about import About, ServiceName
 
 ASKED = "services asked"
 _MAX_NAMED = 8

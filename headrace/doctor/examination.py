@@ -27,8 +27,8 @@ from headrace.doctor.reward_checks import look_at_endpoints
 from headrace.doctor.run_checks import LookedAtRuns, look_at_runs
 from headrace.doctor.service_checks import Looked, Service, look_at
 from headrace.doctor.targets import Targets
-from shared.about import About
-from shared.tls import PeerTls
+from shared.service.about import About
+from shared.service.tls import PeerTls
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from redis.exceptions import NoPermissionError
 from headrace.byte_size import sized
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from headrace.doctor.redis_reach import REDIS, attempt, door, short, why_not_there
-from shared.keys import FLEET, FLEET_LEASES, RUNS
-from shared.redis_connection import Redis, connect
+from shared.redis.keys import FLEET, FLEET_LEASES, RUNS
+from shared.redis.redis_connection import Redis, connect
 from shared.registration import decode_registration
 
 MIN_VERSION = (7, 0)

@@ -10,8 +10,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.addresses import is_loopback
 from headrace.doctor.findings import Finding, note, ok, problem
-from shared.keys import FLEET_LEASES
-from shared.redis_connection import NO_ROOM, Redis, connect
+from shared.redis.keys import FLEET_LEASES
+from shared.redis.redis_connection import NO_ROOM, Redis, connect
 
 REDIS = "redis"
 _FAILURES = (RedisError, OSError, TimeoutError, ValueError)

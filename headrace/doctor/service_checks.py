@@ -18,7 +18,7 @@ from headrace.asking import Answer, Asker
 from headrace.doctor.comparisons import MAX_CLOCK_SKEW_S
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from headrace.doctor.targets import Targets
-from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
+from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
 
 _HAS_INTERNAL_ROUTES: frozenset[ServiceName] = frozenset({"trainer", "generator"})
 _NEW_DATE_S = 1.5

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from headrace import service_finder
 from headrace.addresses import redis_address, refuse_unless_http
 from headrace.known_keys import key_of_environment, unused_variables
-from shared.secret_files import without_password
-from shared.tls import PUBLIC_TLS, PeerTls
+from shared.service.secret_files import without_password
+from shared.service.tls import PUBLIC_TLS, PeerTls
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import terminal
-from headrace.state_dir import StateDir, choose_state_dir
+from headrace.local.state_dir import StateDir, choose_state_dir
 from shared.access.keyring import VARIABLE
 from shared.access.named_keys import (
     HEADER,

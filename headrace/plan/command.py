@@ -26,7 +26,7 @@ from headrace.plan.rows import Row
 from headrace.plan.workload import Rates, Workload
 from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
-from shared.run_config import RunConfig, parse_run_config
+from shared.run_options.run_config import RunConfig, parse_run_config
 
 _DIRECT = (
     "model", "num_generations", "groups_per_step", "max_staleness", "max_prompt_length", "max_completion_length",

@@ -3,7 +3,7 @@
 from headrace.plan.model_shape import ModelShape
 from headrace.plan.workload import Engine
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def spread(config: RunConfig, shape: ModelShape | None, *, num_gpus: int | None) -> Engine:

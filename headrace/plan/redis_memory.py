@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.plan.rows import Row
 from headrace.plan.workload import Workload
-from services.trainer.loop.schedule import BatchShape
+from services.trainer.groups.schedule import BatchShape
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.messages import PromptGroup, RewardOutcome, Rollout, ScoredGroup, Stamp, Turn, VersionSpan, encode
 

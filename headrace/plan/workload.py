@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from headrace.plan.model_shape import ModelShape
-from services.trainer.loop.schedule import BatchShape
-from services.trainer.loop.staleness import window
-from shared.run_config import RunConfig
+from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.staleness import window
+from shared.run_options.run_config import RunConfig
 
 _FOR_EVER = 1 << 40
 

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.rewarder.reward_places import RewardPlaces, parse_modules
+from services.rewarder.python_functions.reward_places import RewardPlaces, parse_modules
 from shared.errors import UserError
 
 REWARD_PATH_VARIABLE = "HEADRACE_REWARD_PATH"

@@ -60,7 +60,7 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
     _require_file(str(settings["dataset_name"]))
     _require_libraries(str(settings["dataset_name"]))
     from services.trainer.data.dataset import open_dataset
-    from shared.run_config import RunConfig
+    from shared.run_options.run_config import RunConfig
 
     config = RunConfig.model_validate(
         {"model": "none", "reward_funcs": ["accuracy_reward"], "shuffle_dataset": False, **settings}

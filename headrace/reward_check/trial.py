@@ -15,19 +15,19 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from headrace.local.service_specs import importable_environment
 from headrace.reward_check.row_groups import RowGroup
-from headrace.service_specs import importable_environment
-from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_frames import Inspected, Refused
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.sandbox.chosen import SandboxChoice
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import MIB, RewarderSettings, SandboxSettings
-from services.rewarder.worker_frames import Inspected, Refused
-from services.rewarder.worker_pool import WorkerPool
 from shared.arrays import pack_ids
 from shared.errors import UserError
 from shared.messages import RewardOutcome

@@ -42,16 +42,16 @@ def main(argv: list[str] | None = None) -> int:
     import logging
     import os
 
-    from services.generator.compile_cache import claim_compile_cache
-    from services.generator.gpu_claim import claim_gpus
+    from services.generator.engine.compile_cache import claim_compile_cache
+    from services.generator.engine.gpu_claim import claim_gpus
+    from services.generator.engine.spawned import watch_children
+    from services.generator.engine.vllm_environment import is_cpu_build, set_environment
     from services.generator.settings import read_settings
-    from services.generator.spawned import watch_children
-    from services.generator.vllm_environment import is_cpu_build, set_environment
-    from shared.child_secrets import hide_secrets
     from shared.errors import UserError
     from shared.interfaces import let_nccl_use
-    from shared.logs import configure_first_logging, configure_logging, log_lines
-    from shared.variable_names import warn_of_unknown_variables
+    from shared.service.child_secrets import hide_secrets
+    from shared.service.logs import configure_first_logging, configure_logging, log_lines
+    from shared.service.variable_names import warn_of_unknown_variables
 
     configure_first_logging(os.environ)
     warn_of_unknown_variables(os.environ)

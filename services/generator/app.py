@@ -19,18 +19,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from services.generator.generate_route import refuse_body
-from services.generator.openai_routes import PATHS, OpenAiRoutes
-from services.generator.openapi_document import document
+from services.generator.policy_api.generate_route import refuse_body
+from services.generator.policy_api.openai_routes import PATHS, OpenAiRoutes
+from services.generator.policy_api.openapi_document import document
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.openapi_document import PROBLEM_JSON, responses
 from shared.access.route_table import GENERATOR
-from shared.http_guard import App, Message, Receive, Scope, Send, declared_length, problem, reply
-from shared.json_body import BodyError, refuse_nested
+from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
+from shared.serving.http_guard import App, Message, Receive, Scope, Send, declared_length, problem, reply
+from shared.serving.json_body import BodyError, refuse_nested
 
 _MAX_NESTED = 50_000
 

@@ -14,10 +14,10 @@ inflight_window.py decides how many groups fit into an engine.
 
 from dataclasses import dataclass
 
-from shared.keys import GENERATORS, RunKeys
-from shared.lease import LEASE_S
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.redis_connection import Redis, call
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.lease import LEASE_S
+from shared.redis.redis_connection import Redis, call
 
 READ_BLOCK_S = 0.5
 """Short, so that the loop notices a closed gate before it claims many more prompts."""

@@ -20,19 +20,19 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from services.generator.engine.output_gate import UnverifiedError
 from services.generator.fair_share import READ_BLOCK_S, Demand, FairShare, look
 from services.generator.inflight_window import EngineLoad, InflightWindow
 from services.generator.metrics import GeneratorMetrics
-from services.generator.output_gate import UnverifiedError
 from services.generator.rollouts import Completion, completed_group
 from shared.arrays import unpack_ids
-from shared.keys import GENERATORS, RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.logs import about
 from shared.messages import PromptGroup, decode_prompt_group, encode, require_place
-from shared.redis_connection import Redis, patiently
-from shared.run_config import RunConfig
-from shared.streams import Delivery, StreamConsumer, settle
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis, patiently
+from shared.redis.streams import Delivery, StreamConsumer, settle
+from shared.run_options.run_config import RunConfig
+from shared.service.logs import about
 
 log = logging.getLogger(__name__)
 

@@ -3,25 +3,25 @@
 import asyncio
 import logging
 
-from services.generator import engine_failure
 from services.generator.app import make_app
-from services.generator.engine import import_vllm, kill_children
-from services.generator.engine_check import EngineChecker
-from services.generator.engine_check_route import make_check_router
+from services.generator.engine import engine_failure
+from services.generator.engine.engine import import_vllm, kill_children
+from services.generator.engine.engine_check import EngineChecker
+from services.generator.engine.engine_check_route import make_check_router
 from services.generator.metrics import GeneratorMetrics
-from services.generator.openai_routes import OpenAiRoutes
+from services.generator.policy_api.openai_routes import OpenAiRoutes
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_routes import make_router
 from services.generator.registration import in_fleet
 from services.generator.run_follower import RunFollower
 from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from services.generator.weight_receiver import WeightReceiver
-from services.generator.weight_routes import make_router
-from shared.listening import listening_socket
-from shared.metrics_server import serving_metrics
-from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect, wait_until_ready
 from shared.refusals import refuse
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
+from shared.serving.metrics_server import serving_metrics
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ import msgspec
 from redis.exceptions import RedisError
 
 from shared import refusals
-from shared.keys import FLEET, FLEET_LEASES, GENERATORS, RunKeys
-from shared.lease import lease
-from shared.redis_connection import Redis, patiently
+from shared.redis.keys import FLEET, FLEET_LEASES, GENERATORS, RunKeys
+from shared.redis.lease import lease
+from shared.redis.redis_connection import Redis, patiently
+from shared.redis.streams import give_back
 from shared.registration import Registration
-from shared.streams import give_back
 
 log = logging.getLogger(__name__)
 

@@ -14,27 +14,27 @@ import contextlib
 import logging
 from typing import Literal, Protocol
 
-from services.generator.engine import Engine, EngineDiedError, start_engine
-from services.generator.engine_spec import EngineSpec, spec_for
-from services.generator.engine_watch import EngineWatch
+from services.generator.engine.engine import Engine, EngineDiedError, start_engine
+from services.generator.engine.engine_spec import EngineSpec, spec_for
+from services.generator.engine.engine_watch import EngineWatch
+from services.generator.engine.output_gate import GatedClient, OutputGate
+from services.generator.engine.receiving_engine import ReceivingEngine
+from services.generator.engine.vllm_receiving import VllmReceivingEngine
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
-from services.generator.openai_routes import OpenAiRoutes
-from services.generator.output_gate import GatedClient, OutputGate
-from services.generator.receiving_engine import ReceivingEngine
+from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.registration import Seat, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from services.generator.vllm_receiving import VllmReceivingEngine
 from shared import refusals
 from shared.errors import StateLostError, UserError
-from shared.health_check import NO_RUN
-from shared.keys import RunKeys
-from shared.logs import about_run
-from shared.redis_connection import Redis, wait_until_back
-from shared.run_config import RunConfig
-from shared.run_places import require_places
-from shared.run_store import TERMINAL, RunRecord, RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, wait_until_back
+from shared.redis.run_store import TERMINAL, RunRecord, RunStore
+from shared.run_options.run_config import RunConfig
+from shared.run_options.run_places import require_places
+from shared.service.health_check import NO_RUN
+from shared.service.logs import about_run
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, cast
 
-from services.generator.weight_receiver import WeightReceiver
+from services.generator.receive.weight_receiver import WeightReceiver
 from shared.errors import HeadraceError, UserError
 from shared.serving.http_server import HttpServer
 

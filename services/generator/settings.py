@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from shared.replica_name import replica_name
+from shared.service.replica_name import replica_name
 from shared.settings import ServiceSettings, from_environment
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})

@@ -20,11 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ).parse_args(arguments)
 
     from services.rewarder.settings import RewarderSettings
-    from shared.child_secrets import close_to_others, hide_secrets
     from shared.errors import HeadraceError, UserError
-    from shared.logs import configure_first_logging, configure_logging, log_lines
+    from shared.service.child_secrets import close_to_others, hide_secrets
+    from shared.service.logs import configure_first_logging, configure_logging, log_lines
+    from shared.service.variable_names import warn_of_unknown_variables
     from shared.settings import from_environment
-    from shared.variable_names import warn_of_unknown_variables
 
     log = logging.getLogger("services.rewarder")
     configure_first_logging(os.environ)

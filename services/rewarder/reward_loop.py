@@ -21,9 +21,6 @@ from services.rewarder.reward_call import RewardCall, TrainerState, own_text, re
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.errors import StateLostError, UserError
-from shared.keys import REWARDERS, RunKeys
-from shared.lease import lease
-from shared.logs import about
 from shared.messages import (
     CompletedGroup,
     RewardOutcome,
@@ -33,12 +30,15 @@ from shared.messages import (
     encode,
     require_place,
 )
-from shared.redis_connection import Redis, wait_until_back
+from shared.redis.keys import REWARDERS, RunKeys
+from shared.redis.lease import lease
+from shared.redis.redis_connection import Redis, wait_until_back
+from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.streams import Delivery, StreamConsumer, settle
 from shared.refusals import refuse, take_back
-from shared.run_config import RunConfig
 from shared.run_options.reward_kwargs import RewardKwargs
-from shared.run_store import RunRecord, RunStore
-from shared.streams import Delivery, StreamConsumer, settle
+from shared.run_options.run_config import RunConfig
+from shared.service.logs import about
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
+from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
 from services.rewarder.reward_call import RewardCall
-from services.rewarder.worker_frames import Answer, Inspected, Refused
 
 
 class RewardSource(Protocol):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.rewarder.outages import Outages
-from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, Verdict, answers_all, everyone, own_copy, require_sendable
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from services.rewarder.worker_frames import Answer, Inspected, Refused
-from services.rewarder.worker_pool import RewardFailure
 from shared.messages import RewardOutcome, is_failure
 
 log = logging.getLogger(__name__)

@@ -12,36 +12,36 @@ from typing import Any, cast
 
 from redis.exceptions import RedisError
 
-from services.rewarder.app import build_app
-from services.rewarder.bodies import RewardFunctionInfo
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.module_watch import ModuleWatch
-from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.rate_limits import FunctionLimits
-from services.rewarder.request_queue import RequestQueue
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.module_watch import ModuleWatch
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.rate_limits import FunctionLimits
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
-from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.score_api.app import build_app
+from services.rewarder.score_api.bodies import RewardFunctionInfo
+from services.rewarder.score_api.request_queue import RequestQueue
 from services.rewarder.scoring import Scorer
 from services.rewarder.self_test import self_test
 from services.rewarder.settings import MIB, RewarderSettings
-from services.rewarder.worker_pool import WorkerPool
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.route_table import REWARDER
 from shared.errors import HeadraceError
-from shared.http_guard import App
-from shared.listening import listening_socket
-from shared.metrics_server import serving_metrics
-from shared.redis_connection import connect, wait_until_ready
+from shared.redis.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
-from shared.replica_name import replica_name
+from shared.service.replica_name import replica_name
+from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
+from shared.serving.metrics_server import serving_metrics
 from shared.serving.shared_answer import SharedAnswer
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
-from services.rewarder.rate_limits import CallLimits, check_names, read_limits
-from services.rewarder.reward_places import RewardPlaces, parse_modules
+from services.rewarder.endpoints.transport.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
+from services.rewarder.python_functions.rate_limits import CallLimits, check_names, read_limits
+from services.rewarder.python_functions.reward_places import RewardPlaces, parse_modules
 from services.rewarder.sandbox.chosen import DEFAULT_IMAGE, Kind, SandboxChoice
 from shared.settings import ServiceSettings
 

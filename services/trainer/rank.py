@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from services.trainer.checkpoints.checkpoint import CheckpointError
+from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
 from services.trainer.ranks.locked_memory import warn_of_little_locked_memory
 from services.trainer.ranks.rank_group import (
@@ -27,17 +28,16 @@ from services.trainer.ranks.rank_group import (
     take_lead,
 )
 from services.trainer.ranks.rank_words import LastWords, leave_word
-from services.trainer.ranks.ranks import RankLostError
 from services.trainer.settings import TrainerSettings
-from shared.child_secrets import hide_secrets
 from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError, UserError
 from shared.interfaces import let_nccl_use
-from shared.keys import TRAINERS, RunKeys
-from shared.lease import lease
-from shared.logs import about_run, configure_first_logging, configure_logging, log_lines
-from shared.redis_connection import Redis, connect, wait_until_back
-from shared.run_places import require_places
-from shared.run_store import RunRecord, RunStore
+from shared.redis.keys import TRAINERS, RunKeys
+from shared.redis.lease import lease
+from shared.redis.redis_connection import Redis, connect, wait_until_back
+from shared.redis.run_store import RunRecord, RunStore
+from shared.run_options.run_places import require_places
+from shared.service.child_secrets import hide_secrets
+from shared.service.logs import about_run, configure_first_logging, configure_logging, log_lines
 from shared.settings import from_environment
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ async def _train(
 
 async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) -> int:
     """Export the model of a run that has ended, and record how it ended; returns the exit status."""
-    from services.trainer.checkpoints.final_model import leave_model
+    from services.trainer.export.final_model import leave_model
     from services.trainer.loop.reconcile import check_not_fenced
 
     if ending == "terminated":

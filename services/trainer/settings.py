@@ -9,8 +9,8 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from shared.file_roots import FileRoots
+from shared.service.tls import PeerTls
 from shared.settings import ServiceSettings, default_runs_dir
-from shared.tls import PeerTls
 
 
 class TrainerSettings(ServiceSettings):

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote_plus
 
-from shared.access.current_request import current_request
 from shared.access.keyring import Keyring
 from shared.access.named_keys import NamedKey
 from shared.access.route_table import INTERNAL, Found, Need, Route, RouteTable
-from shared.http_guard import App, Message, Receive, Scope, Send, problem, reply
+from shared.service.current_request import current_request
+from shared.serving.http_guard import App, Message, Receive, Scope, Send, problem, reply
 
 _LOOK_EVERY_S = 1.0
 _MAX_ERRORS, _MAX_NAME = 10, 100

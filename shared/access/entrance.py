@@ -8,8 +8,8 @@ from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
 from shared.access.route_table import RouteTable
-from shared.http_guard import App, HttpGuard
 from shared.serving.head_requests import HeadRequests
+from shared.serving.http_guard import App, HttpGuard
 from shared.serving.http_limits import HttpLimits
 
 

@@ -21,8 +21,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from shared.access.named_keys import KeysFileError, NamedKey, api_key, digest_of, internal_key, read_keys_file
 from shared.access.route_table import INTERNAL, Need
 from shared.errors import UserError
-from shared.file_mark import FileMark, mark_of
-from shared.logs import AUDIT_LOGGER
+from shared.service.file_mark import FileMark, mark_of
+from shared.service.logs import AUDIT_LOGGER
 
 log = logging.getLogger(__name__)
 audit_log = logging.getLogger(AUDIT_LOGGER)

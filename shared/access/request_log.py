@@ -15,10 +15,10 @@ import secrets
 import time
 from urllib.parse import quote
 
-from shared.access.current_request import CurrentRequest, enter, leave
 from shared.access.route_table import INTERNAL, Found, RouteTable
-from shared.http_guard import App, Message, Receive, Scope, Send
-from shared.logs import ACCESS_LOGGER, AUDIT_LOGGER
+from shared.service.current_request import CurrentRequest, enter, leave
+from shared.service.logs import ACCESS_LOGGER, AUDIT_LOGGER
+from shared.serving.http_guard import App, Message, Receive, Scope, Send
 
 access_log = logging.getLogger(ACCESS_LOGGER)
 audit_log = logging.getLogger(AUDIT_LOGGER)

@@ -19,9 +19,9 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shared.listening import BACKLOG
 from shared.serving.http_connection import BUFFER_BYTES, Connection
 from shared.serving.http_limits import HttpLimits
+from shared.serving.listening import BACKLOG
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ HEAD --> application, asked with GET --> status, headers --> client
 
 import asyncio
 
-from shared.http_guard import App, Message, Receive, Scope, Send
+from shared.serving.http_guard import App, Message, Receive, Scope, Send
 
 
 class HeadRequests:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shared.http_guard import problem
+from shared.serving.http_guard import problem
 from shared.serving.http_limits import HttpLimits
 
 _LINGER_S = 5.0

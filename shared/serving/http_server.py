@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import uvicorn
 
-from shared.http_guard import App, Message, Receive, Scope, Send, declared_length
+from shared.service.tls import ServerCertificate
 from shared.serving.acceptor import Acceptor
 from shared.serving.http_connection import Http
+from shared.serving.http_guard import App, Message, Receive, Scope, Send, declared_length
 from shared.serving.http_limits import HttpLimits
-from shared.tls import ServerCertificate
 
 _DRAIN_S = 5
 _TICKS_BETWEEN_DEADLINES = 5

@@ -17,13 +17,13 @@ from starlette.routing import Route as AppRoute
 from starlette.routing import request_response
 
 from services.generator.app import make_app
-from services.generator.engine_check import EngineChecker
-from services.generator.engine_check_route import make_check_router
-from services.generator.openai_routes import OpenAiRoutes
+from services.generator.engine.engine_check import EngineChecker
+from services.generator.engine.engine_check_route import make_check_router
+from services.generator.policy_api.openai_routes import OpenAiRoutes
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_routes import make_router
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from services.generator.weight_receiver import WeightReceiver
-from services.generator.weight_routes import make_router
 from services.rewarder.service import RewarderService
 from services.rewarder.settings import RewarderSettings
 from services.trainer.run_api.api import create_app, guarded
@@ -31,8 +31,8 @@ from services.trainer.run_api.trainer_api import make_api
 from services.trainer.settings import TrainerSettings
 from shared.access.named_keys import NamedKey, digest_of
 from shared.access.route_table import GENERATOR, REWARDER, SCOPES, TRAINER, Route, RouteTable
-from shared.http_guard import App
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
+from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
 
 TABLES = {"trainer": TRAINER, "rewarder": REWARDER, "generator": GENERATOR}

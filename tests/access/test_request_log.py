@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.access.current_request import name_subject
 from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
 from shared.access.route_table import TRAINER
-from shared.http_guard import Message, Receive, Scope, Send, problem, reply
-from shared.logs import JsonLines, TextLines, configure_logging
+from shared.service.current_request import name_subject
+from shared.service.logs import JsonLines, TextLines, configure_logging
+from shared.serving.http_guard import Message, Receive, Scope, Send, problem, reply
 
 KEY = "the-key-of-this-test"
 SECRET = "a-secret-in-a-query"

@@ -15,7 +15,7 @@ import httpx
 from services.trainer.run_api.service import http_server
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 
 KEY = "a-key-for-tests"
 INTERNAL_KEY = "an-internal-key-for-tests"

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from tests.api.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, serving
 from tests.api.rank_rig import COMMAND, RankPlan
 from tests.api.service_rig import Service, Start, wait_until

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from services.trainer.run_api.trainer_api import TrainerApi
-from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
+from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About
 from shared.version import VERSION
 from tests.api.api_rig import INTERNAL_KEY, KEY
 from tests.conftest import RedisServer

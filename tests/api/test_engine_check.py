@@ -12,10 +12,10 @@ from pydantic import SecretStr
 
 from services.trainer.settings import TrainerSettings
 from shared.engine_check import ENGINE_CHECK_PATH, EngineCheck
-from shared.keys import FLEET, FLEET_LEASES
-from shared.lease import renew
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import FLEET, FLEET_LEASES
+from shared.redis.lease import renew
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 
 Run = dict[str, Any]
 INTERNAL_KEY = "an-internal-key-for-tests"

@@ -10,9 +10,9 @@ import pytest
 
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
 from tests.api.api_rig import serving, wait_until
 
 Run = dict[str, Any]

@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 
 from services.trainer.settings import TrainerSettings
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 from tests.api.api_rig import serving, supervising, wait_until
 from tests.api.rank_rig import RankPlan
 from tests.small_disk import fill, free, small_disk

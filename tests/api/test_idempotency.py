@@ -10,8 +10,8 @@ from redis.exceptions import OutOfMemoryError
 
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import NoRoomError
-from shared.keys import RUNS, SUBMIT
-from shared.redis_connection import Redis
+from shared.redis.keys import RUNS, SUBMIT
+from shared.redis.redis_connection import Redis
 from tests.api.api_rig import DatasetFile, FakeRewarder
 
 Run = dict[str, Any]

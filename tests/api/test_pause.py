@@ -13,12 +13,12 @@ from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.errors import NoRoomError
-from shared.keys import GENERATORS, RunKeys
-from shared.lease import renew
 from shared.pause import Pause, Wishes
-from shared.redis_connection import Redis, connect, wait_until_ready
-from shared.run_config import RunConfig
-from shared.run_store import Progress, RunStore
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.lease import renew
+from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.run_store import Progress, RunStore
+from shared.run_options.run_config import RunConfig
 from tests.api.api_rig import supervising, wait_until
 from tests.api.rank_rig import RankPlan
 from tests.conftest import RedisServer, write_until_refused

@@ -7,8 +7,8 @@ import pytest
 
 from services.trainer.run_api import run_listing
 from shared.pause import Pause
-from shared.redis_connection import Redis
-from shared.run_store import RunStore, Status
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore, Status
 
 Run = dict[str, Any]
 

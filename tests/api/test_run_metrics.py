@@ -12,15 +12,15 @@ import httpx
 import pytest
 from prometheus_client import Gauge, generate_latest
 
+from services.trainer.groups.ledger import DEAD_LETTER
 from services.trainer.loop.batch_builder import STALE, UNSCORABLE
-from services.trainer.loop.ledger import DEAD_LETTER
 from services.trainer.run_api import run_metrics
 from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import UnavailableError, UserError
-from shared.keys import REWARDERS, RunKeys
-from shared.lease import renew
-from shared.run_store import Progress
+from shared.redis.keys import REWARDERS, RunKeys
+from shared.redis.lease import renew
+from shared.redis.run_store import Progress
 from tests.conftest import RedisServer
 from tests.eventually import eventually
 

@@ -10,11 +10,11 @@ from fastapi.routing import APIRoute
 from services.generator.registration import registered
 from services.trainer.run_api.api import create_app
 from services.trainer.run_api.trainer_api import TrainerApi
-from shared.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
-from shared.lease import renew
-from shared.redis_connection import Redis, call
+from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
+from shared.redis.lease import renew
+from shared.redis.redis_connection import Redis, call
+from shared.redis.run_store import Progress, RunStore
 from shared.refusals import refuse, take_back
-from shared.run_store import Progress, RunStore
 from tests.api.api_rig import KEY
 
 Run = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 import redis
 
-from shared.keys import RunKeys
+from shared.redis.keys import RunKeys
 from tests.api.api_rig import KEY, FakeRewarder
 from tests.api.rank_rig import RankPlan, is_alive
 from tests.api.service_rig import ROOT, Run, Service, Start, wait_until

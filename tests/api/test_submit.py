@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.run_api.run_validation import RunValidator
 from services.trainer.run_api.trainer_api import make_api
 from services.trainer.settings import TrainerSettings
-from shared.keys import RUNS, RunKeys
-from shared.redis_connection import Redis
+from services.trainer.submit_checks.run_validation import RunValidator
+from shared.redis.keys import RUNS, RunKeys
+from shared.redis.redis_connection import Redis
 from tests.api.api_rig import KEY, DatasetFile, FakeRewarder, serving
 
 Run = dict[str, Any]

@@ -10,10 +10,10 @@ import pytest
 
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from shared import stopped_processes
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import Progress, RunRecord
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import Progress, RunRecord
+from shared.run_options.run_config import RunConfig
+from shared.service import stopped_processes
 from tests.api.api_rig import supervising, wait_until
 from tests.api.rank_rig import RankPlan, is_alive
 from tests.conftest import RedisServer

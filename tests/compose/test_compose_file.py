@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from headrace.cli import make_parser
+from headrace.cli.command_line import make_parser
 from headrace.doctor.targets import Targets, find_targets
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
-from shared.run_config import parse_run_config
+from shared.run_options.run_config import parse_run_config
+from shared.service.tls import PeerTls
 from shared.settings import ServiceSettings
-from shared.tls import PeerTls
 from tests.compose.compose_file import (
     DEPLOY,
     HARDWARE,
@@ -274,7 +274,7 @@ def test_reward_code_can_write_nothing_that_another_service_reads() -> None:
 
 
 def test_the_trainer_finds_a_token_of_the_hub_when_there_is_one(tmp_path: Path) -> None:
-    from services.trainer.run_api.surroundings_check import has_hub_token
+    from services.trainer.submit_checks.surroundings_check import has_hub_token
 
     (target,) = [one["target"] for one in ALL["trainer"]["secrets"] if one["source"] == "hub-token"]
     assert ALL["trainer"]["environment"]["HF_TOKEN_PATH"] == target

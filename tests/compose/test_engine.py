@@ -253,7 +253,7 @@ def test_another_generator_takes_part_in_the_middle_of_a_run(
     stack.up("--scale", "generator-cpu=2")
 
     assert len(stack.all_of("generator-cpu")) == 2
-    own_name = "from shared.replica_name import replica_name; print(replica_name())"
+    own_name = "from shared.service.replica_name import replica_name; print(replica_name())"
     names = {stack.python(container, own_name).strip() for container in stack.all_of("generator-cpu")}
     assert names == {"headrace-test-generator-cpu-1", "headrace-test-generator-cpu-2"}
     wait_until(lambda: _num_generators(stack, run_id) == 2, what="the push reaches both generators", timeout_s=300)

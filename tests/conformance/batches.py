@@ -14,7 +14,7 @@ from services.trainer.objective.advantages import batch_advantages
 from services.trainer.policy.microbatches import TrainRow
 from shared.arrays import Logprobs
 from shared.messages import RewardOutcome
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.tiny_model import CHARACTERS, EOS_TOKEN_ID, SPECIAL, VOCAB_SIZE
 
 REWARD_NAMES = ("first_reward", "second_reward")

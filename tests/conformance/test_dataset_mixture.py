@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from services.trainer.data.dataset import open_dataset
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.conformance.oracle import trl
 
 

@@ -23,7 +23,7 @@ from services.trainer.objective.loss_settings import LossSettings
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
 from shared.arrays import Logprobs
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.conformance import oracle
 from tests.conformance.batches import (
     REWARD_NAMES,

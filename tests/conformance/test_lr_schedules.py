@@ -10,8 +10,8 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
 from services.trainer.policy.optimizer import make_scheduler
-from shared.run_config import RunConfig
 from shared.run_options.lr_schedule import REFUSED_TYPES, LrSchedulerType
+from shared.run_options.run_config import RunConfig
 from tests.conformance.conftest import Models
 from tests.trainer.cores import assert_same_weights, make_config, make_core, random_rows, weights
 

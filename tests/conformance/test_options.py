@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from shared.run_config import RunConfig
 from shared.run_options.from_trl import ABSENT, ELSEWHERE, INSTEAD
+from shared.run_options.run_config import RunConfig
 from tests.conformance.oracle import trl
 
 OF_OTHER_CONFIGS = {

@@ -19,7 +19,7 @@ from services.trainer.telemetry.step_metrics import TrainedGroup, num_seen_token
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.messages import PromptGroup as SentGroup
 from shared.messages import Rollout, ScoredGroup, Turn, VersionSpan
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.conformance.batches import REWARD_NAMES, PromptGroup, outcomes, random_groups
 from tests.conformance.conftest import Models
 from tests.conformance.oracle import make_oracle, metrics, score

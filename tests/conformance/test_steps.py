@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.conformance import oracle
 from tests.conformance.batches import (
     REWARD_NAMES,

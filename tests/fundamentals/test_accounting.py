@@ -9,21 +9,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.trainer.groups.group_ids import evaluation_id, group_id
+from services.trainer.groups.ledger import DEAD_LETTER, Ledger
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
-from services.trainer.loop.group_ids import evaluation_id, group_id
-from services.trainer.loop.ledger import DEAD_LETTER, Ledger
 from services.trainer.loop.reconcile import check_not_fenced, missing_groups, take_over, withdraw_unsampled
 from services.trainer.loop.scored_groups import ScoredGroups
 from shared.errors import FencedError, StateLostError, UserError
-from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
-from shared.lease import renew
 from shared.messages import Prompt, encode
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
-from shared.streams import StreamConsumer
+from shared.redis.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
+from shared.redis.lease import renew
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.redis.streams import StreamConsumer
+from shared.run_options.run_config import RunConfig
 from tests.groups import completed_group, scored_group
 from tests.stream_view import entries
 

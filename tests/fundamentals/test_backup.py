@@ -15,9 +15,9 @@ import pytest
 from services.trainer.checkpoints.checkpoint import CheckpointWriter, newest_valid
 from services.trainer.loop.reconcile import check_not_fenced
 from shared.errors import FencedError
-from shared.keys import RunKeys
-from shared.redis_connection import Redis, connect, wait_until_ready
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.fundamentals.test_accounting import Trainer, generate, score

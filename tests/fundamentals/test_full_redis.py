@@ -12,11 +12,11 @@ import pytest
 
 from services.trainer.loop.reconcile import take_over
 from shared.errors import NoRoomError
-from shared.keys import REWARDERS, TRAINERS, RunKeys
-from shared.lease import alive, renew
-from shared.redis_connection import Redis, call, connect, patiently, wait_until_ready
-from shared.run_config import RunConfig
-from shared.run_store import Progress, RunStore
+from shared.redis.keys import REWARDERS, TRAINERS, RunKeys
+from shared.redis.lease import alive, renew
+from shared.redis.redis_connection import Redis, call, connect, patiently, wait_until_ready
+from shared.redis.run_store import Progress, RunStore
+from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer, write_until_refused
 from tests.fundamentals.test_accounting import Trainer, consumer, generate, score
 

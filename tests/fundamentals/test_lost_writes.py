@@ -13,10 +13,10 @@ import pytest
 
 from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.lost_writes import LostWrites
-from shared.keys import GENERATORS, RunKeys
-from shared.redis_connection import Redis, connect, wait_until_ready
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.fundamentals.test_accounting import FakeEncoder, FakeRows, Trainer, consumer, generate, score

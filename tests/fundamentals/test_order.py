@@ -5,14 +5,14 @@ Read after test_accounting.py.
 
 import pytest
 
-from services.trainer.loop.group_ids import evaluation_id, group_id, training_number
-from services.trainer.loop.ledger import Ledger
+from services.trainer.groups.group_ids import evaluation_id, group_id, training_number
+from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.reconcile import take_over
 from services.trainer.loop.scored_groups import ScoredGroups
-from shared.keys import TRAINERS, RunKeys
 from shared.messages import encode
-from shared.redis_connection import Redis
-from shared.streams import StreamConsumer
+from shared.redis.keys import TRAINERS, RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.streams import StreamConsumer
 from tests.groups import scored_group
 from tests.stream_view import entries
 

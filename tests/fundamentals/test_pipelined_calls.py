@@ -8,10 +8,10 @@ import pytest
 from redis.exceptions import NoPermissionError, OutOfMemoryError
 
 from shared.errors import StateLostError, UnavailableError
-from shared.keys import REWARDERS, RunKeys
-from shared.pipelined_calls import PipelinedCalls
-from shared.redis_connection import Redis
-from shared.streams import StreamConsumer
+from shared.redis.keys import REWARDERS, RunKeys
+from shared.redis.pipelined_calls import PipelinedCalls
+from shared.redis.redis_connection import Redis
+from shared.redis.streams import StreamConsumer
 
 
 def consumer_of(redis: Redis, keys: RunKeys) -> StreamConsumer:

@@ -7,7 +7,15 @@ from typing import Any, cast
 import pytest
 
 from shared.errors import StateLostError, UnavailableError, UserError
-from shared.redis_connection import MAX_CONNECTIONS, Redis, call, connect, patiently, wait_until_back, wait_until_ready
+from shared.redis.redis_connection import (
+    MAX_CONNECTIONS,
+    Redis,
+    call,
+    connect,
+    patiently,
+    wait_until_back,
+    wait_until_ready,
+)
 
 
 async def test_a_task_that_talks_to_redis_ends_whenever_it_is_cancelled(redis: Redis) -> None:

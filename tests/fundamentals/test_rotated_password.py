@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import AuthenticationError
 
-from shared.redis_connection import connect
+from shared.redis.redis_connection import connect
 from tests.conftest import RedisServer
 
 

@@ -1,6 +1,6 @@
 """How a group travels: admitted once, handed off once, reclaimed from the dead, buried when poisonous.
 
-Read top to bottom; every test is one promise of shared/streams.py on a real Redis.
+Read top to bottom; every test is one promise of shared/redis/streams.py on a real Redis.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.errors import FencedError, MessageError, StateLostError
-from shared.keys import GENERATORS, REWARDERS, RunKeys
-from shared.lease import alive, lease, renew
 from shared.messages import decode_prompt_group, encode
-from shared.redis_connection import Redis, call
-from shared.streams import StreamConsumer, give_back, settle
+from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
+from shared.redis.lease import alive, lease, renew
+from shared.redis.redis_connection import Redis, call
+from shared.redis.streams import StreamConsumer, give_back, settle
 from tests.groups import prompt_group
 from tests.stream_view import entries
 

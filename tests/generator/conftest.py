@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.generator.engine import Engine, import_vllm, start_engine
-from services.generator.engine_spec import EngineSpec
-from services.generator.vllm_environment import set_environment
-from shared.redis_connection import Redis, connect, wait_until_ready
+from services.generator.engine.engine import Engine, import_vllm, start_engine
+from services.generator.engine.engine_spec import EngineSpec
+from services.generator.engine.vllm_environment import set_environment
+from shared.redis.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer
 from tests.tiny_model import make_tiny_model
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from services.generator.adapter import AdapterSpec
-from services.generator.engine import start_engine
-from services.generator.engine_spec import EngineSpec
+from services.generator.engine.adapter import AdapterSpec
+from services.generator.engine.engine import start_engine
+from services.generator.engine.engine_spec import EngineSpec
 from shared.errors import UserError
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_tokenizer
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.generator.engine import Engine
+from services.generator.engine.engine import Engine
 from services.generator.generation_loop import GenerationLoop
 from services.generator.metrics import GeneratorMetrics
 from shared.arrays import pack_ids, unpack_ids
-from shared.keys import RunKeys
 from shared.lineage import LineageVersion
 from shared.messages import CompletedGroup, PromptGroup, decode_completed_group, encode
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.stream_view import entries
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE

@@ -18,16 +18,16 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from services.generator.app import make_app
-from services.generator.engine import Engine, start_engine
-from services.generator.openai_routes import OpenAiRoutes
-from services.generator.output_gate import GatedClient, OutputGate
+from services.generator.engine.engine import Engine, start_engine
+from services.generator.engine.output_gate import GatedClient, OutputGate
+from services.generator.policy_api.openai_routes import OpenAiRoutes
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_routes import make_router
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from services.generator.weight_receiver import WeightReceiver
-from services.generator.weight_routes import make_router
 from shared.lineage import LineageVersion
-from shared.listening import listening_socket
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
 from tests.eventually import eventually
 from tests.tiny_model import CHARACTERS
 

@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 import torch
 
-from services.generator.engine import Engine, start_engine
-from services.generator.engine_spec import spec_for
-from shared.run_config import RunConfig
+from services.generator.engine.engine import Engine, start_engine
+from services.generator.engine.engine_spec import spec_for
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.generator.reference import Reference
 from tests.generator.test_generation import a_config

@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.child_secrets import SECRETS
-from shared.keys import GENERATORS, REFUSALS, RunKeys
-from shared.lease import alive
-from shared.logs import last_message
-from shared.redis_connection import Redis
+from shared.redis.keys import GENERATORS, REFUSALS, RunKeys
+from shared.redis.lease import alive
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
 from shared.refusals import decode_refusals
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.run_options.run_config import RunConfig
+from shared.service.child_secrets import SECRETS
+from shared.service.logs import last_message
 from tests.kept_ports import kept_port
 from tests.tiny_model import make_tiny_model
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.generator.engine import Engine
+from services.generator.engine.engine import Engine
 from services.generator.rollouts import Completion
 from shared.errors import MessageError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.generator.reference import Reference, of_sampled, only
 from tests.generator.test_generation import a_config
 from tests.tiny_model import CHARACTERS, EOS_TOKEN_ID, SPECIAL, VOCAB_SIZE

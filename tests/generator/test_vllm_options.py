@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.generator.engine import Engine, start_engine
-from services.generator.engine_check import EngineChecker, judge
-from services.generator.engine_spec import spec_for
+from services.generator.engine.engine import Engine, start_engine
+from services.generator.engine.engine_check import EngineChecker, judge
+from services.generator.engine.engine_spec import spec_for
 from services.generator.metrics import GeneratorMetrics
 from shared.errors import UserError
 from shared.file_roots import FileRoots
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 from tests.generator.reference import Reference
 from tests.generator.test_generation import a_config, a_prompt, admit, completed, generating
 

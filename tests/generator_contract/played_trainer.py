@@ -12,13 +12,13 @@ from transformers import Qwen3ForCausalLM
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.weight_sender import WeightSender
 from shared.arrays import Logprobs, pack_ids
-from shared.keys import GENERATORS, RunKeys
 from shared.lineage import LineageVersion
 from shared.messages import CompletedGroup, PromptGroup, Stamp, decode_completed_group, encode
-from shared.redis_connection import Redis, call
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis, call
+from shared.redis.run_store import RunStore
 from shared.registration import decode_registration
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess, Implementation
 from tests.stream_view import entries

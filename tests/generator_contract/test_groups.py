@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shared.arrays import unpack_ids, unpack_mask
-from shared.keys import GENERATORS
-from shared.lease import alive
 from shared.messages import CompletedGroup, VersionSpan, encode
-from shared.redis_connection import Redis
+from shared.redis.keys import GENERATORS
+from shared.redis.lease import alive
+from shared.redis.redis_connection import Redis
 from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.generator_contract.implementations import GeneratorProcess, Implementation, starts_engines

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from shared.control import ReplicaInfo
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess
 from tests.generator_contract.played_trainer import PlayedTrainer
 

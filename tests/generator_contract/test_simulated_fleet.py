@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from shared.refusals import decode_refusals
 from shared.registration import decode_registration
 from tests.conftest import RedisServer

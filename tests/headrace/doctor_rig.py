@@ -12,7 +12,7 @@ from typing import Any
 from headrace.doctor.examination import Examination
 from headrace.doctor.findings import Finding
 from headrace.doctor.targets import Targets
-from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH
+from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH
 from shared.version import VERSION
 from tests.conftest import server_binary
 from tests.headrace.scripted_api import Asked, ScriptedApi, problem, serving

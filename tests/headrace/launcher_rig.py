@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace import process_table
-from headrace.state_dir import Endpoint, ProcessMark, StateDir
+from headrace.local import process_table
+from headrace.local.state_dir import Endpoint, ProcessMark, StateDir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE_S = 120.0

@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shared.child_secrets import is_handed_on
-from shared.listening import listening_socket
-from shared.secret_files import with_password
+from shared.service.child_secrets import is_handed_on
+from shared.service.secret_files import with_password
+from shared.serving.listening import listening_socket
 
 
 class Door(http.server.BaseHTTPRequestHandler):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from headrace import cli
-from shared.keys import FLEET, FLEET_LEASES
+from headrace.cli import command_line as cli
+from shared.redis.keys import FLEET, FLEET_LEASES
 from tests.headrace.doctor_rig import API_KEY, INTERNAL_KEY, service
 from tests.headrace.launcher_rig import ROOT, local_service
 from tests.kept_ports import kept_port

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import hang_watch
-from headrace.hang_watch import Question, Silence, until_it_hangs
+from headrace.local import hang_watch
+from headrace.local.hang_watch import Question, Silence, until_it_hangs
 from tests.headrace.launcher_rig import LauncherRig, wait_for
 
 

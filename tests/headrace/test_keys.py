@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import cli
-from headrace.state_dir import StateDir
+from headrace.cli import command_line as cli
+from headrace.local.state_dir import StateDir
 from shared.access.keyring import Keyring
 
 ROOT = Path(__file__).parents[2]

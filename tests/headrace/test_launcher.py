@@ -12,7 +12,7 @@ import httpx
 import pytest
 import redis
 
-from headrace import process_table
+from headrace.local import process_table
 from tests.headrace.launcher_rig import PATIENCE_S, ROOT, LauncherRig, wait_for
 
 

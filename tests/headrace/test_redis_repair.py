@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace import cli, process_table
-from headrace.redis_repair import find_damage, repair, why_unreadable
+from headrace.cli import command_line as cli
+from headrace.local import process_table
+from headrace.local.redis_repair import find_damage, repair, why_unreadable
 from tests.conftest import RedisServer
 from tests.headrace.launcher_rig import PATIENCE_S, LauncherRig, wait_for
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import main
+from headrace.cli.command_line import main
 from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Asked, problem, serving
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from headrace.client import HeadraceApiError, HeadraceClient
-from headrace.watch import final_sentence, follow
+from headrace.watch.watch import final_sentence, follow
 from tests.headrace.scripted_api import Asked, event_stream, problem, serving
 
 PROGRESS: dict[str, Any] = {"step": 2, "max_steps": 2, "groups_admitted": 4, "groups_trained": 4, "groups_dropped": {}}
@@ -74,7 +74,7 @@ def test_a_run_in_which_nothing_moves_is_given_up_with_what_it_waits_for() -> No
 
 
 def test_a_paused_run_is_not_given_up_however_long_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.watch._POLL_EVERY_S", 0.05)
+    monkeypatch.setattr("headrace.watch.watch._POLL_EVERY_S", 0.05)
     paused = RUN | {"status": "paused", "reason": "somebody asked for it", "waiting_for": "a user to resume it"}
     ended = RUN | {"status": "stopped", "reason": ""}
     with serving(script_of([*[paused] * 8, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
@@ -83,8 +83,8 @@ def test_a_paused_run_is_not_given_up_however_long_nothing_is_trained(monkeypatc
 
 
 def test_without_a_terminal_a_line_is_printed_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.watch._LINE_EVERY_S", 0.05)
-    monkeypatch.setattr("headrace.watch._POLL_EVERY_S", 0.05)
+    monkeypatch.setattr("headrace.watch.watch._LINE_EVERY_S", 0.05)
+    monkeypatch.setattr("headrace.watch.watch._POLL_EVERY_S", 0.05)
     idle = RUN | {"started_at_s": 8.0, "waiting_for": "a generator: generator-0 is loading the model"}
     refused = idle | {"waiting_for": "a generator that can serve this run"}
     ended = RUN | {"status": "failed", "reason": "it gave up", "started_at_s": 8.0, "ended_at_s": 14.0}
@@ -100,7 +100,7 @@ def test_without_a_terminal_a_line_is_printed_where_something_changed(monkeypatc
 
 
 def test_without_a_terminal_a_run_that_does_not_move_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.watch._SAME_LINE_EVERY_S", 0.5)
+    monkeypatch.setattr("headrace.watch.watch._SAME_LINE_EVERY_S", 0.5)
     idle = RUN | {"waiting_for": "a generator: none is alive"}
     screen = console()
     with (

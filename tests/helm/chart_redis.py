@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from shared.redis_connection import Redis, connect
+from shared.redis.redis_connection import Redis, connect
 from tests.conftest import server_binary
 from tests.helm.chart import SERVICES, environment, of_kind, render, workloads
 from tests.kept_ports import kept_port

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
-from shared.lease import lease
-from shared.redis_connection import wait_until_ready
+from shared.redis.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
+from shared.redis.lease import lease
+from shared.redis.redis_connection import wait_until_ready
+from shared.redis.run_store import RunStore
 from shared.refusals import refuse
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.helm.chart import ALL_VALUES, SERVICES, container, environment, render, values_of, workloads
 from tests.helm.chart_redis import START_S, ChartRedis

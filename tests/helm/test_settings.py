@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headrace.cli import make_parser
+from headrace.cli.command_line import make_parser
 from headrace.doctor.targets import Targets, find_targets
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
-from shared.redis_connection import connect
+from shared.redis.redis_connection import connect
 from tests.helm.chart import (
     ALL_VALUES,
     CHART,

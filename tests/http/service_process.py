@@ -11,8 +11,8 @@ from typing import Final
 
 import httpx
 
-from headrace import guarded_exec
-from headrace.held_port import HeldPort
+from headrace.local import guarded_exec
+from headrace.local.held_port import HeldPort
 
 ROOT = Path(__file__).parents[2]
 KEY, INTERNAL_KEY = "key-of-the-test", "internal-key-of-the-test"

@@ -8,11 +8,11 @@ import pytest
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.route_table import TRAINER
-from shared.http_guard import Receive, Scope, Send
-from shared.listening import listening_socket
-from shared.logs import ACCESS_LOGGER
+from shared.service.logs import ACCESS_LOGGER
+from shared.serving.http_guard import Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
 from tests.eventually import eventually
 from tests.http.raw_client import RawClient
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from shared.http_guard import App, HttpGuard, Receive, Scope, Send
-from shared.listening import listening_socket
+from shared.serving.http_guard import App, HttpGuard, Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
 from tests.eventually import eventually
 from tests.http.raw_client import RawClient, head, parsed
 

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from headrace import launcher
-from headrace.cli_up import say
-from headrace.service_specs import UpSettings, default_commands
+from headrace.cli.up import say
+from headrace.local import launcher
+from headrace.local.service_specs import UpSettings, default_commands
 
 
 def main() -> int:

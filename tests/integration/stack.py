@@ -14,9 +14,9 @@ from typing import Any, Self
 import httpx
 
 from headrace.client import ENDED, HeadraceClient
-from headrace.process_table import descendants
-from headrace.state_dir import StateDir
-from shared.tls import trusted
+from headrace.local.process_table import descendants
+from headrace.local.state_dir import StateDir
+from shared.service.tls import trusted
 
 READY_TIMEOUT_S = 240
 

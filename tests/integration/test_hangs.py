@@ -17,8 +17,8 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from headrace import hang_watch, launcher
-from headrace.cli_up import say
-from headrace.service_specs import UpSettings
+from headrace.cli.up import say
+from headrace.local.service_specs import UpSettings
 hang_watch.SILENT_S = 10.0
 sys.exit(launcher.run(UpSettings(state_dir=Path(sys.argv[1]), num_simulated=2), say=say))
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.process_table import descendants, is_alive
+from headrace.local.process_table import descendants, is_alive
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from headrace.process_table import descendants
+from headrace.local.process_table import descendants
 from shared.control import WEIGHTS_PATH, ReplicaInfo
-from shared.lease import LEASE_S
+from shared.redis.lease import LEASE_S
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]

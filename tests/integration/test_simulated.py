@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace import process_table
+from headrace.local import process_table
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
 # test_scale.py tests simulated generators in CI.

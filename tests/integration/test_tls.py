@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.state_dir import StateDir
+from headrace.local.state_dir import StateDir
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 from tests.tls.authority import Authority
 

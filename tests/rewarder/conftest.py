@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall, TrainerState
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
-from services.rewarder.worker_pool import WorkerPool
 from shared.arrays import pack_ids
 from tests.rewarder.bwrap_binary import find_or_fetch
 from tests.shared_process import SharedProcess, lent

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction
 from tests.rewarder.conftest import LIMITS, call_with, pool_and_scorer

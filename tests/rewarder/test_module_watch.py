@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder.module_watch import ModuleWatch
-from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
+from services.rewarder.python_functions.module_watch import ModuleWatch
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
-from services.rewarder.worker_pool import WorkerPool
 from shared.messages import RewardOutcome
 from tests.rewarder.conftest import LIMITS, call_with, pool_and_scorer, until
 

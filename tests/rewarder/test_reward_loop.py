@@ -15,12 +15,12 @@ from services.rewarder.reward_call import TrainerState
 from services.rewarder.reward_loop import RewardLoop, call_for
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
-from shared.keys import REWARDERS, RunKeys
-from shared.lease import alive
 from shared.messages import CompletedGroup, ScoredGroup, decode_scored_group, encode
-from shared.redis_connection import Redis, connect
-from shared.run_config import RunConfig
-from shared.run_store import Progress, RunStore
+from shared.redis.keys import REWARDERS, RunKeys
+from shared.redis.lease import alive
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.run_store import Progress, RunStore
+from shared.run_options.run_config import RunConfig
 from tests.groups import completed_group
 from tests.rewarder.conftest import until, user
 from tests.stream_view import entries

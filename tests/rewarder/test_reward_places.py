@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_frames import Inspected, Refused
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from services.rewarder.worker_frames import Inspected, Refused
 from tests.conftest import RedisServer
 from tests.rewarder.conftest import LIMITS, ROOT, RewarderProcess, pool_and_scorer, shared_rewarder
 from tests.shared_process import SharedProcess
@@ -141,8 +141,9 @@ def attack(client: httpx.Client, name: str, kwargs: dict[str, Any]) -> list[str]
         "os:system", "posix:system", "subprocess:run", "subprocess:check_output", "builtins:eval", "builtins:exec",
         "runpy:run_path", "shutil:rmtree", "pathlib:Path", "importlib:import_module", "code:interact", "os.path:exists",
         "site:main", "antigravity:geohash", "this:d", "colorsys:score", "json:score", "pickle:loads",
-        "services.rewarder.sandbox.bounded_process:run_bounded", "services.rewarder.__main__:main", "shared.logs:log",
-        "headrace.cli:main", "__main__:main", "__mp_main__:main", "canary:score", "lib:score", "lib.sub:score",
+        "services.rewarder.sandbox.bounded_process:run_bounded", "services.rewarder.__main__:main",
+        "shared.service.logs:log", "headrace.cli.command_line:main", "__main__:main", "__mp_main__:main",
+        "canary:score", "lib:score", "lib.sub:score",
         "numpy:load", "pydantic:create_model", "pip:main", "setuptools:setup", "rewards.tools:own", "package.deeper:x",
         "linked:score", "linked_folder.outside:score", "linked_folder:score", "package.deeper.outside:score",
     ],

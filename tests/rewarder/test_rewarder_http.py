@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.rewarder.built_in_rewards import BUILT_INS
+from services.rewarder.built_ins.built_in_rewards import BUILT_INS
 from tests.conftest import RedisServer
 from tests.kept_ports import kept_port
 from tests.rewarder.conftest import RewarderProcess, shared_rewarder, user

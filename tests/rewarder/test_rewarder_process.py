@@ -12,12 +12,12 @@ import httpx
 import msgspec
 import pytest
 
-from shared.keys import REFUSALS, REWARDERS, RunKeys
 from shared.messages import decode_scored_group, encode
-from shared.redis_connection import Redis
+from shared.redis.keys import REFUSALS, REWARDERS, RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
 from shared.refusals import decode_refusals
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.groups import completed_group
 from tests.rewarder.conftest import ROOT, RewarderProcess, descendants, is_running, until, user, wait_for

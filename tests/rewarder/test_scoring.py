@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
-from services.rewarder.worker_pool import WorkerPool
 from shared.messages import RewardOutcome
 from tests.rewarder.conftest import (
     LIMITS,

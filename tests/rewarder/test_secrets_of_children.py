@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.child_secrets import handed_on
+from shared.service.child_secrets import handed_on
 from tests.rewarder.conftest import RewarderProcess, descendants, user
 
 KEY = "canary-of-users"

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_worker import Limits
 from services.rewarder.reward_call import RewardCall, TrainerState
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction, weighted_sum
 from shared.arrays import pack_ids

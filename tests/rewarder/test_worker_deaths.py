@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.rewarder import fork_server
-from services.rewarder.fork_server import describe_exit
-from services.rewarder.reward_places import RewardPlaces
+from services.rewarder.python_functions import fork_server
+from services.rewarder.python_functions.fork_server import describe_exit
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.worker_frames import Inspected
+from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from services.rewarder.worker_frames import Inspected
-from services.rewarder.worker_pool import RewardFailure, WorkerPool
 from shared.errors import UnavailableError
 from tests.eventually import eventually
 from tests.rewarder.conftest import LIMITS, RewarderProcess, call_with, descendants, is_running, user, wait_for
@@ -175,8 +175,8 @@ async def test_an_import_whose_process_was_killed_is_made_again(
 async def test_a_pool_without_a_worker_for_a_minute_says_so(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.rewarder.worker_pool._GIVE_UP_AFTER_S", 0.0)
-    monkeypatch.setattr("services.rewarder.worker_pool._RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr("services.rewarder.python_functions.worker_pool._GIVE_UP_AFTER_S", 0.0)
+    monkeypatch.setattr("services.rewarder.python_functions.worker_pool._RESTART_PAUSE_S", 0.0)
     watching = asyncio.create_task(pool.watch())
     waiting = Waiting(pool, tmp_path)
     worker = await waiting.next_worker()

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from shared.errors import UserError
-from shared.tls import ServerCertificate, trusted, why_away, why_refused
+from shared.service.tls import ServerCertificate, trusted, why_away, why_refused
 from tests.tls.authority import Authority, Issued
 
 

@@ -11,19 +11,19 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from services.generator.settings import GeneratorSettings
+from services.trainer.problems import Problem
 from services.trainer.push.replicas import Replica
-from services.trainer.run_api.problems import Problem
-from services.trainer.run_api.reward_check import check_rewards
 from services.trainer.settings import TrainerSettings
-from shared import health_check
+from services.trainer.submit_checks.reward_check import check_rewards
 from shared.errors import UnavailableError
-from shared.http_guard import Receive, Scope, Send
-from shared.listening import listening_socket
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
+from shared.service import health_check
+from shared.service.tls import PeerTls, ServerCertificate, trusted
+from shared.serving.http_guard import Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
 from shared.settings import ServiceSettings
-from shared.tls import PeerTls, ServerCertificate, trusted
 from tests.tls.authority import Authority, Issued
 
 

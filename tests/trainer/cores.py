@@ -13,7 +13,7 @@ from torch import Tensor
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
 from shared.arrays import Logprobs
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.tiny_model import VOCAB_SIZE
 
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ from services.trainer.loop.assembly import assemble
 from services.trainer.loop.parts import Parts
 from services.trainer.loop.reconcile import take_over
 from services.trainer.loop.training_loop import Ending, TrainingLoop
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 
 

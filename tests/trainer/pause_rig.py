@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from services.trainer.loop.ledger import Ledger
+from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.parts import Parts
 from services.trainer.loop.training_loop import Ending, TrainingLoop
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_store import RunRecord, RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunRecord, RunStore
 from tests.eventually import eventually
 from tests.trainer.incarnations import newest_ledger, train, trained_groups
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices

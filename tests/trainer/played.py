@@ -11,7 +11,6 @@ from services.trainer.push.fleet import Requirements
 from services.trainer.push.push_result import PushResult
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask
 from shared.control import CommitReply
-from shared.keys import GENERATORS, REWARDERS, RunKeys
 from shared.lineage import LineageVersion
 from shared.messages import (
     CompletedGroup,
@@ -25,8 +24,9 @@ from shared.messages import (
     decode_prompt_group,
     encode,
 )
-from shared.redis_connection import Redis
-from shared.streams import Delivery, StreamConsumer
+from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.streams import Delivery, StreamConsumer
 
 RUN_ID = "run-test"
 Reward = Callable[[str, int], float | None]

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from services.trainer.loop.schedule import BatchShape
-from shared.keys import RunKeys
+from services.trainer.groups.schedule import BatchShape
 from shared.messages import CompletedGroup, PromptGroup, decode_completed_group, decode_prompt_group
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.streams import Delivery
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.streams import Delivery
+from shared.run_options.run_config import RunConfig
 from tests.tiny_model import VOCAB_SIZE
 from tests.trainer.played import hand_on_completed, hand_on_scored, rollout_of, scored, seats
 

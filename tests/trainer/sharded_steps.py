@@ -1,6 +1,6 @@
 """Training ranks as processes, without Redis or a run: rank 0 makes steps on some models, the others follow.
 
-    python -m services.trainer.ranks.rank_launcher --nproc-per-node 2 DIR -- python -m tests.trainer.sharded_steps
+    python -m services.trainer.supervision.rank_launcher --nproc-per-node 2 DIR -- python -m tests.trainer.sharded_steps
 
 For each DIR/NAME/config.json it writes the same files as `make_steps` does in this process. Then it writes the results
 of a series of failures to DIR/troubles.json.
@@ -27,7 +27,7 @@ from services.trainer.ranks.lead_core import LeadCore
 from services.trainer.ranks.rank_group import follow_lead, is_follower, take_lead
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, PushError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.trainer.cores import per_token_advantages, random_rows
 
 NUM_STEPS = 20
@@ -47,7 +47,7 @@ def start(
 ) -> "subprocess.Popen[str]":
     """Start a launcher of ``num_ranks`` ranks."""
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HEADRACE_COLLECTIVE_TIMEOUT_S": "60"}
-    launcher = [sys.executable, "-m", "services.trainer.ranks.rank_launcher", "--nproc-per-node", str(num_ranks)]
+    launcher = [sys.executable, "-m", "services.trainer.supervision.rank_launcher", "--nproc-per-node", str(num_ranks)]
     place = ["--nnodes", str(num_nodes), "--node-rank", str(node_rank), "--endpoint", endpoint]
     return subprocess.Popen(
         [*launcher, *place, str(directory), "--", *worker],

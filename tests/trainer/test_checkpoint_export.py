@@ -17,10 +17,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from headrace.cli import main
-from services.trainer.checkpoints.export import export_checkpoint
+from headrace.cli.command_line import main
 from services.trainer.checkpoints.shards import Part, ShardError, write_shards
 from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.export.export import export_checkpoint
 from tests.checkpoints import save_checkpoint
 from tests.tiny_model import make_tiny_tokenizer
 from tests.trainer.cores import assert_odd_generation, copy_with_odd_generation, make_config, make_core, random_rows

@@ -13,14 +13,14 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from services.trainer.checkpoints.final_model import leave_model
 from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.export.final_model import leave_model
 from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.run_log import RunLog
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 from tests.checkpoints import save_checkpoint
 from tests.trainer.cores import make_config, make_core, random_rows, weights
 from tests.trainer.fake_hub import TOKEN, FakeHub, fake_hub
@@ -157,7 +157,7 @@ async def test_a_process_asked_to_end_gives_the_upload_up_and_the_next_one_makes
 
 
 def test_the_header_of_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
-    from services.trainer.checkpoints.model_card import RunFacts, model_card
+    from services.trainer.export.model_card import RunFacts, model_card
 
     config = RunConfig(
         model="Qwen/Qwen2.5-0.5B-Instruct",
@@ -189,7 +189,7 @@ def test_the_header_of_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
 
 
 def test_a_card_names_no_path_of_the_machine(tmp_path: Path) -> None:
-    from services.trainer.checkpoints.model_card import RunFacts, model_card
+    from services.trainer.export.model_card import RunFacts, model_card
 
     data, model = tmp_path / "private" / "rows.jsonl", tmp_path / "private" / "start"
     config = RunConfig(model=str(model), dataset_name=str(data), reward_funcs=["accuracy_reward"])

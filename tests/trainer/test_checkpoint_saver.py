@@ -16,19 +16,19 @@ from services.trainer.checkpoints.checkpoint import (
     newest_valid,
     remove_leftovers,
 )
-from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
-from services.trainer.loop.group_ids import group_id
-from services.trainer.loop.ledger import Ledger
+from services.trainer.groups.group_ids import group_id
+from services.trainer.groups.ledger import Ledger
+from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.reconcile import take_over
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.room import Room
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import FencedError
-from shared.keys import TRAINERS, RunKeys
-from shared.lease import renew
 from shared.messages import encode
-from shared.redis_connection import Redis
-from shared.streams import StreamConsumer
+from shared.redis.keys import TRAINERS, RunKeys
+from shared.redis.lease import renew
+from shared.redis.redis_connection import Redis
+from shared.redis.streams import StreamConsumer
 from tests.eventually import eventually
 from tests.groups import scored_group
 

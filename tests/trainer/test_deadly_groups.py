@@ -15,10 +15,10 @@ import pytest
 
 from services.trainer.ranks.exit_status import ENDED
 from shared.arrays import pack_ids
-from shared.keys import RunKeys
 from shared.messages import ScoredGroup, VersionSpan, decode_scored_group
-from shared.redis_connection import Redis
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
 from tests.stream_view import entries
 from tests.tiny_model import VOCAB_SIZE
 from tests.trainer.deadly_rank import DEADLY_TOKEN

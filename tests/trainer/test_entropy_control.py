@@ -11,7 +11,7 @@ from services.trainer.objective import entropy_control
 from services.trainer.objective.entropy_control import EntropyControl, high_entropy_threshold
 from services.trainer.objective.token_stats import TokenStats
 from shared.errors import HeadraceError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def control(**options: Any) -> EntropyControl:

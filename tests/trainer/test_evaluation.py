@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from services.trainer.loop.parts import Parts
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
 from tests.trainer.played import FakeSender, PlayedServices
 

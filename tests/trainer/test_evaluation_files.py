@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from services.trainer.telemetry.run_log import RunLog
-from shared.keys import RunKeys
+from shared.redis.keys import RunKeys
 
 ROWS = [{"group_id": label, "completion": label * 100} for label in "abc"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.trainer.ranks.exit_status import REFUSED
-from shared.redis_connection import Redis
-from shared.run_store import RunStore
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
 from tests.trainer.incarnations import create, newest_ledger, rank_process, small_config
 from tests.trainer.played import RUN_ID, PlayedServices
 

@@ -11,8 +11,8 @@ import pytest
 from services.trainer.room import Room, is_disk_full
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import UnavailableError
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
 from tests.small_disk import fill, free, small_disk
 

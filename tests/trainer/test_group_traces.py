@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from services.trainer.loop.scored_groups import WaitingGroup
 from services.trainer.telemetry.group_traces import GroupTraces
 from shared.messages import Stamp
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from tests.groups import scored_group
 from tests.trainer.incarnations import create, small_config, train
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices

@@ -9,7 +9,7 @@ import pytest
 
 from services.trainer.loop.in_hand import FILE, GroupsInHand
 from services.trainer.policy.core_results import NonFiniteError
-from services.trainer.ranks.ranks import RankLostError
+from services.trainer.policy.ranks import RankLostError
 from shared.errors import MessageError, UnavailableError
 from tests.groups import scored_group
 

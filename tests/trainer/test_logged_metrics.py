@@ -15,10 +15,10 @@ from services.trainer.loop.reconcile import take_over
 from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
 from services.trainer.telemetry.step_memory import memory_metrics
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.tiny_model import make_tiny_moe
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 

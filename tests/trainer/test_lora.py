@@ -13,7 +13,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headrace.cli import main
+from headrace.cli.command_line import main
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.lora import fingerprint, linear_layers

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.ranks.node import NodeFollower, node_number
 from services.trainer.settings import TrainerSettings
-from shared.run_config import RunConfig
+from services.trainer.supervision.node import NodeFollower, node_number
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 
 ENDS_WHEN_ASKED = ("sh", "-c", 'echo "$@"; exec sleep 60', "launcher")
@@ -183,7 +183,15 @@ def test_a_name_without_a_number_above_0_is_refused(name: str) -> None:
 
 
 def test_it_says_that_it_must_know_where_the_ranks_meet() -> None:
-    command = [sys.executable, "-m", "services.trainer.ranks.node", "--api", "http://trainer:8000", "--node-rank", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "services.trainer.supervision.node",
+        "--api",
+        "http://trainer:8000",
+        "--node-rank",
+        "1",
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environment["HEADRACE_LOG_LEVEL"] = "CRITICAL"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

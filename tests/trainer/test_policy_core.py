@@ -15,7 +15,7 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
-from services.trainer.ranks.rank_plan import Slot
+from services.trainer.policy.rank_plan import Slot
 from tests.trainer.cores import (
     GRADIENT_DESCENT,
     assert_same_weights,

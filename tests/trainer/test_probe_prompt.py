@@ -7,7 +7,7 @@ import pytest
 
 from services.trainer.loop.probe_prompt import make_prober
 from services.trainer.push.prober import Prober
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def prober_of(num_ranks: int, prompts: list[list[int]], **options: Any) -> Prober | None:

@@ -14,10 +14,10 @@ from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.policy_model import load_policy
 from services.trainer.ranks.exit_status import FENCED, REFUSED
 from shared.errors import UserError
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunRecord, RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunRecord, RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.tiny_model import make_tiny_model
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from services.trainer.ranks.exit_status import ENDED
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.trainer.incarnations import json_lines, newest_ledger, rank_process, small_config, trained_groups
 from tests.trainer.scripted import ScriptedServices

@@ -22,7 +22,7 @@ from services.trainer.loop.scored_groups import WaitingGroup
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from services.trainer.telemetry.tracker_process import TrackerProcess
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.groups import scored_group
 
@@ -320,7 +320,7 @@ async def test_a_tracker_ends_with_all_that_was_reported_when_the_rank_is_killed
 import os, signal, time
 from pathlib import Path
 from services.trainer.telemetry.reports import Reports
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 config = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"], report_to=["tensorboard"])
 reports = Reports(config, run_id="run-abc", run_dir=Path({str(tmp_path)!r}), resumed_step=0)
 for step in range(1, 4):

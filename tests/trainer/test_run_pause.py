@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from services.trainer.loop.parts import Parts
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.trainer.incarnations import create, json_lines, small_config
 from tests.trainer.pause_rig import Grader, Watcher, assert_exact, training

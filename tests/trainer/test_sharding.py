@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from headrace.process_table import mark, wait_until_gone
+from headrace.local.process_table import mark, wait_until_gone
 from services.trainer.policy.policy_core import PolicyCore
-from services.trainer.ranks.rank_launcher import Node, launch
-from shared.run_config import RunConfig
+from services.trainer.supervision.rank_launcher import Node, launch
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.kept_ports import kept_port
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_moe, make_tiny_tokenizer

@@ -11,14 +11,14 @@ import pytest
 import torch
 from pydantic import SecretStr
 
-from headrace.process_table import descendants, wait_until_gone
-from headrace.state_dir import ProcessMark
-from services.trainer.run_api.run_supervisor import RunSupervisor
+from headrace.local.process_table import descendants, wait_until_gone
+from headrace.local.state_dir import ProcessMark
 from services.trainer.settings import TrainerSettings
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunRecord, RunStore
+from services.trainer.supervision.run_supervisor import RunSupervisor
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunRecord, RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.trainer.incarnations import newest_ledger, small_config
 from tests.trainer.played import RUN_ID, PlayedServices

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from services.trainer.ranks.exit_status import ENDED, FENCED
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
 from tests.eventually import eventually
 from tests.trainer.incarnations import json_lines, newest_ledger, rank_process, small_config, trained_groups
 from tests.trainer.scripted import ScriptedServices

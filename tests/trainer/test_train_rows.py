@@ -11,7 +11,7 @@ from services.trainer.loop.train_rows import make_minibatch, minibatches, step_t
 from services.trainer.objective.loss import StepTotals
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.messages import ScoredGroup
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.groups import rollout, scored_group
 
 

@@ -12,11 +12,11 @@ import torch
 from services.trainer.loop.parts import Parts
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.policy_core import PolicyCore
-from shared.keys import RunKeys
 from shared.messages import decode_scored_group
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
-from shared.run_config import RunConfig, parse_run_config
 from shared.run_options.data import DatasetSource
+from shared.run_options.run_config import RunConfig, parse_run_config
 
 BASE: dict[str, Any] = {"model": "m", "reward_funcs": ["accuracy_reward"]}
 ONE: dict[str, Any] = {**BASE, "dataset_name": "org/data"}

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from services.generator.engine_check import EngineChecker
+from services.generator.engine.engine_check import EngineChecker
+from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.simulated.engine import SimulatedEngine
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.receiving import SimulatedReceivingEngine
 from services.generator.simulated.settings import SimulationSettings
-from services.generator.weight_receiver import WeightReceiver
 from services.trainer.settings import TrainerSettings
 from shared.control import JoinRequest
 from shared.errors import PushError, UserError
 from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
-from shared.run_config import RunConfig
-from shared.run_places import misplaced
+from shared.run_options.run_config import RunConfig
+from shared.run_options.run_places import misplaced
 from shared.settings import ServiceSettings
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
-from shared.run_config import RunConfig, parse_run_config
 from shared.run_options.engine_arg_names import RUN_ENGINE_ARGS, TABLES
 from shared.run_options.engine_args import OPERATORS_ENGINE_ARGS, RESERVED_ENGINE_ARGS
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs
+from shared.run_options.run_config import RunConfig, parse_run_config
 
 MINIMAL = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.generator.generate_route import GenerateRequest
-from services.rewarder.bodies import CheckRequest, ScoreRequest
-from services.rewarder.built_in_rewards import unknown_name
+from services.generator.policy_api.generate_route import GenerateRequest
+from services.rewarder.built_ins.built_in_rewards import unknown_name
+from services.rewarder.score_api.bodies import CheckRequest, ScoreRequest
 from shared.errors import UserError
-from shared.json_body import BodyError, decode_json
 from shared.near_name import nearest
-from shared.run_config import parse_run_config
+from shared.run_options.run_config import parse_run_config
+from shared.serving.json_body import BodyError, decode_json
 
 _GENEROUS_S = 0.5
 _RUN: dict[str, Any] = {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"]}

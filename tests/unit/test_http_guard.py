@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.http_guard import App, HttpGuard, Message, Receive, Scope, Send
+from shared.serving.http_guard import App, HttpGuard, Message, Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits
 
 LIMITS = HttpLimits(body_timeout_s=0.05, max_body_bytes=100)

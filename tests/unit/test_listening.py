@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.errors import UserError
-from shared.listening import listening_socket
+from shared.serving.listening import listening_socket
 
 
 @pytest.fixture

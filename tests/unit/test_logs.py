@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.errors import UserError
-from shared.logs import (
+from shared.service.logs import (
     LogFormat,
     about,
     about_run,

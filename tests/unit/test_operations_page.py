@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from headrace.cli import make_parser
+from headrace.cli.command_line import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
-from shared.run_config import RunConfig, parse_run_config
+from shared.run_options.run_config import RunConfig, parse_run_config
 
 RUN: dict[str, Any] = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 from redis.exceptions import ResponseError
 
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from shared.refusals import refuse
 
 

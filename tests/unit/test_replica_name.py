@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.replica_name import replica_name
+from shared.service.replica_name import replica_name
 
 
 @pytest.fixture(autouse=True)

@@ -68,13 +68,13 @@ def test_services_take_their_sockets_from_listening_py_whose_answers_do_not_wait
     makers = re.compile(r"socket\.(SOCK_STREAM|create_server)|start_server\(")
     found = {str(path.relative_to(ROOT)) for path in python_files() if makers.search(path.read_text())}
     # torch's store listens by itself; the other call only looks up addresses.
-    assert found - {"services/trainer/bound_store.py", "services/rewarder/endpoints/pinned_network.py"} == {
-        "shared/listening.py"
+    assert found - {"services/trainer/bound_store.py", "services/rewarder/endpoints/transport/pinned_network.py"} == {
+        "shared/serving/listening.py"
     }
 
 
 def test_nobody_looks_for_a_port_that_is_bound_later() -> None:
-    """Another process may bind it first. headrace/held_port.py and tests/kept_ports.py hold a port meanwhile."""
+    """Another process may bind it first. headrace/local/held_port.py and tests/kept_ports.py hold a port meanwhile."""
     seekers = re.compile(r"\b(free|open|unused(_tcp)?|available)_port\(")
     everywhere = [path for folder in ("benchmarks", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
     found = [str(path.relative_to(ROOT)) for path in [*python_files(), *everywhere] if seekers.search(path.read_text())]

@@ -106,7 +106,7 @@ def test_a_child_reads_secrets_that_came_by_the_environment_and_has_none_in_its_
     ours = {"HEADRACE_REDIS_URL": url, "HEADRACE_INTERNAL_KEY": "canary-key", "HEADRACE_API_KEY": "canary-of-users"}
     code = """
 import os, subprocess, sys
-from shared.child_secrets import hide_secrets
+from shared.service.child_secrets import hide_secrets
 from shared.settings import ServiceSettings, from_environment
 settings = from_environment(ServiceSettings)
 if len(sys.argv) > 1:

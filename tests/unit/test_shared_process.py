@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.listening import listening_socket
+from shared.serving.listening import listening_socket
 from tests.kept_ports import kept_port
 from tests.shared_process import SharedProcess, lent
 

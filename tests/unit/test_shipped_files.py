@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shared.run_config import parse_run_config
+from shared.run_options.run_config import parse_run_config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

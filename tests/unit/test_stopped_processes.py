@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.stopped_processes import STOPPED_S, Stops
+from shared.service.stopped_processes import STOPPED_S, Stops
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
 LOOKS = int(STOPPED_S)

@@ -9,7 +9,7 @@ import pytest
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
-from shared.variable_names import DEPLOYMENT, OTHERS, SETTINGS, warn_of_unknown_variables
+from shared.service.variable_names import DEPLOYMENT, OTHERS, SETTINGS, warn_of_unknown_variables
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

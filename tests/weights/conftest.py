@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from services.generator.adapter import AdapterSpec
+from services.generator.engine.adapter import AdapterSpec
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from shared.run_options.pushing import PushEncoding, WantedTransport
 from tests.shared_process import SharedProcess
 from tests.weights.known_weights import LORA_ALPHA, LORA_RANK, make_model_dir

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from services.trainer.push.weight_sender import WeightSender
-from shared.redis_connection import connect
+from shared.redis.redis_connection import connect
 from tests.weights.known_weights import interrupted, make_policy
 from tests.weights.replica import KEY, RUN_ID
 

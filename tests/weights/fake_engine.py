@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from services.generator.adapter import AdapterSpec
-from services.generator.disk_reader import DiskReader
-from services.generator.staged_weights import StagedWeights
-from services.generator.staging_fill import fill
-from services.generator.weight_wires import Wire, open_wire
-from services.generator.worker_reports import Progress
+from services.generator.engine.adapter import AdapterSpec
+from services.generator.staging.disk_reader import DiskReader
+from services.generator.staging.staged_weights import StagedWeights
+from services.generator.staging.staging_fill import fill
+from services.generator.staging.weight_wires import Wire, open_wire
+from services.generator.staging.worker_reports import Progress
 from shared.control import Transport
 
 PROBE_LOGPROBS = [-1.0, -2.0, -3.0]

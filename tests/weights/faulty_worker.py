@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from services.generator import checked_reload
-from services.generator.staging_worker import StagingWorker
+from services.generator.staging import checked_reload
+from services.generator.staging.staging_worker import StagingWorker
 
 FAULTY_WORKER = "tests.weights.faulty_worker.FaultyWorker"
 _prepack = checked_reload.prepack_tied_head

@@ -20,7 +20,7 @@ from services.trainer.push.communicator import GlooCommunicator
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import HeadraceError, PushError
-from shared.redis_connection import connect
+from shared.redis.redis_connection import connect
 from tests.weights.exact_engine import ExactEngine
 from tests.weights.known_weights import interrupted, make_policy, prober_of
 from tests.weights.replica import KEY, RUN_ID

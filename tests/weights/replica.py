@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx
 
-from shared import lease
 from shared.control import WEIGHTS_PATH, ReplicaInfo
-from shared.keys import GENERATORS, RunKeys
 from shared.lineage import LineageVersion
-from shared.redis_connection import Redis
+from shared.redis import lease
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis
 from tests.kept_ports import kept_port
 
 RUN_ID = "run-test"

@@ -50,18 +50,18 @@ async def main() -> None:
 
     from vllm import SamplingParams
 
-    from services.generator.adapter import AdapterSpec, serving_request
-    from services.generator.engine import start_engine
-    from services.generator.engine_spec import EngineSpec
-    from services.generator.openai_routes import make_handlers
-    from services.generator.output_gate import GatedClient
-    from services.generator.vllm_receiving import VllmReceivingEngine
-    from services.generator.weight_receiver import WeightReceiver
-    from services.generator.weight_routes import make_router
+    from services.generator.engine.adapter import AdapterSpec, serving_request
+    from services.generator.engine.engine import start_engine
+    from services.generator.engine.engine_spec import EngineSpec
+    from services.generator.engine.output_gate import GatedClient
+    from services.generator.engine.vllm_receiving import VllmReceivingEngine
+    from services.generator.policy_api.openai_routes import make_handlers
+    from services.generator.receive.weight_receiver import WeightReceiver
+    from services.generator.receive.weight_routes import make_router
     from shared.access.door import Door
     from shared.access.keyring import Keyring
     from shared.access.route_table import GENERATOR, Route, RouteTable
-    from shared.http_guard import HttpGuard
+    from shared.serving.http_guard import HttpGuard
     from shared.serving.http_limits import KEEP_ALIVE_S
     from tests.weights.faulty_worker import FAULTY_WORKER
 

@@ -9,16 +9,16 @@ from typing import Literal
 import uvicorn
 from fastapi import FastAPI
 
-from services.generator.adapter import AdapterSpec
-from services.generator.weight_receiver import WeightReceiver
-from services.generator.weight_routes import make_router
-from shared import lease
+from services.generator.engine.adapter import AdapterSpec
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_routes import make_router
 from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.route_table import GENERATOR
-from shared.http_guard import HttpGuard
-from shared.keys import GENERATORS, RunKeys
-from shared.redis_connection import Redis
+from shared.redis import lease
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis
+from shared.serving.http_guard import HttpGuard
 from shared.serving.http_limits import KEEP_ALIVE_S
 from tests.weights.fake_engine import FakeEngine
 from tests.weights.replica import KEY, RUN_ID

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from services.trainer.push.packing import Weights
-from shared.keys import RunKeys
 from shared.lineage import LineageVersion
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.served_receiver import ServedReceiver
 
 

@@ -10,8 +10,8 @@ import torch
 
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import PushError
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import make_sender
 from tests.weights.known_weights import PROMPT_IDS, adapters_of, logprobs_of, make_adapter_policy
 from tests.weights.replica import HEADERS, ReplicaProcess, Sample

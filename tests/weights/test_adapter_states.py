@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from services.generator.adapter import AdapterSpec
+from services.generator.engine.adapter import AdapterSpec
 from services.trainer.push.packing import Weights
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import is_there
 from tests.weights.served_receiver import ServedReceiver

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 
-from shared import lease
-from shared.keys import GENERATORS, RunKeys
 from shared.lineage import LineageVersion
-from shared.redis_connection import Redis
+from shared.redis import lease
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
 from tests.weights.cuttable import CuttableNetwork
 from tests.weights.forked import (

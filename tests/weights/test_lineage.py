@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from shared.errors import FencedError
-from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.redis_connection import Redis, call
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, call
 from tests.weights.conftest import make_quick_sender
 from tests.weights.served_receiver import serve
 from tests.weights.small_pushes import holds, weights

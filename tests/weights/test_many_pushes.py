@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import make_sender
 from tests.weights.known_weights import make_policy, prober_of, weights_of
 from tests.weights.replica import ReplicaProcess

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.known_weights import make_policy, prober_of, weights_of
 from tests.weights.replica import ReplicaProcess
 from tests.weights.spans import check

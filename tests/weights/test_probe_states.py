@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from services.generator.output_gate import UnverifiedError
+from services.generator.engine.output_gate import UnverifiedError
 from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import PushError
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.served_receiver import ServedReceiver

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import RunKeys
 from shared.lineage import LineageVersion
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import PUSH_TIMEOUT_S, make_sender
 from tests.weights.known_weights import PROMPT_IDS, interrupted, logprobs_of, make_policy, prober_of, weights_of
 from tests.weights.replica import ReplicaProcess, Sample

@@ -16,8 +16,8 @@ from services.trainer.push.prober import Prober
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, UnavailableError
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import make_quick_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import RUN_ID

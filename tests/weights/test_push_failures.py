@@ -7,9 +7,9 @@ import pytest
 
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, StateLostError
-from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import make_quick_sender
 from tests.weights.replica import RUN_ID
 from tests.weights.served_receiver import ServedReceiver, serve

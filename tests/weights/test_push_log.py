@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from services.trainer.loop.push_schedule import PushLog
 from services.trainer.push.fleet import Requirements
 from services.trainer.push.prober import Prober
-from services.trainer.push.push_log import PushLog
 from services.trainer.push.push_result import PushResult
 from services.trainer.run_api.waiting import PUSH_FAILED
 from services.trainer.telemetry.run_log import RunLog
 from shared.control import CommitReply
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 
 REQUIREMENTS = Requirements("run-test", "gloo", "2.13.0", None, why_transport="there is no GPU")
 PROBER = Prober(lambda _: [-1.0], token_ids=[5, 6], tolerance=0.5)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.replica import RUN_ID
 from tests.weights.served_receiver import ServedReceiver, serve
 from tests.weights.small_pushes import holds, required, weights

@@ -16,9 +16,9 @@ from services.trainer.push.replicas import Member, Replica
 from services.trainer.push.sent_digests import SentDigests
 from services.trainer.push.transports import open_communicator, own_abilities
 from services.trainer.push.weight_sender import WeightSender
-from shared.keys import RunKeys
 from shared.lineage import epoch_of
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.known_weights import PROMPT_IDS, logprobs_of, make_policy, weights_of
 from tests.weights.replica import HEADERS, RUN_ID, ReplicaProcess
 

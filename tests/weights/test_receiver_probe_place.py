@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.generator.engine import Engine, import_vllm, start_engine
-from services.generator.engine_spec import EngineSpec
-from services.generator.vllm_environment import set_environment
-from services.generator.vllm_receiving import VllmReceivingEngine
-from shared.run_config import RunConfig
+from services.generator.engine.engine import Engine, import_vllm, start_engine
+from services.generator.engine.engine_spec import EngineSpec
+from services.generator.engine.vllm_environment import set_environment
+from services.generator.engine.vllm_receiving import VllmReceivingEngine
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.weights.known_weights import PROMPT_IDS
 
@@ -84,7 +84,7 @@ async def test_a_probe_is_scored_while_requests_are_in_all_places_and_more_wait(
 def test_a_probe_has_a_step_to_itself_if_requests_are_read_again(
     running: list[str], next_priority: int, num_tokens: int
 ) -> None:
-    from services.generator.probe_scheduler import ProbePlace
+    from services.generator.engine.probe_scheduler import ProbePlace
 
     class Base:
         def schedule(self) -> int:

@@ -7,16 +7,16 @@ import httpx
 import pytest
 import torch
 
-from services.generator.output_gate import UnverifiedError
+from services.generator.engine.output_gate import UnverifiedError
 from services.trainer.push.packing import Weights, announce
 from services.trainer.push.parcel import Parcel
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_attempt import AttemptError
 from services.trainer.push.weight_sender import WeightSender
 from shared.control import WEIGHTS_PATH
-from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shared import lease
-from shared.keys import GENERATORS, RunKeys
-from shared.redis_connection import Redis
+from shared.redis import lease
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.forked import TRANSFER, forked, receiver, trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

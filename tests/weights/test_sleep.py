@@ -9,9 +9,9 @@ import torch
 from services.trainer.push.epochs import Epochs
 from services.trainer.push.weight_sender import WeightSender
 from shared.control import ReplicaInfo
-from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import FakeEngine
 from tests.weights.served_receiver import ServedReceiver, serve

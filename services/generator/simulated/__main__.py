@@ -22,10 +22,10 @@ def main(argv: list[str] | None = None) -> int:
 
     from services.generator.settings import read_settings
     from services.generator.simulated.settings import SimulationSettings, read_simulation_settings
-    from shared.child_secrets import hide_secrets
     from shared.errors import UserError
-    from shared.logs import configure_first_logging, configure_logging, log_lines
-    from shared.variable_names import warn_of_unknown_variables
+    from shared.service.child_secrets import hide_secrets
+    from shared.service.logs import configure_first_logging, configure_logging, log_lines
+    from shared.service.variable_names import warn_of_unknown_variables
 
     options = "\n".join(
         f"  HEADRACE_SIMULATED_{name.upper()}\n      {field.description} ({field.default})"

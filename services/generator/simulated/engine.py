@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.generator.generate_route import GenerateRequest, Sampled, SampledPrompt
+from services.generator.engine.output_gate import UnverifiedError
 from services.generator.inflight_window import EngineLoad
-from services.generator.output_gate import UnverifiedError
+from services.generator.policy_api.generate_route import GenerateRequest, Sampled, SampledPrompt
 from services.generator.rollouts import Completion
 from services.generator.simulated.decode_clock import DecodeClock, DecodedSequence, Span
 from services.generator.simulated.draws import DrawnCompletion, Draws, prompt_ids_of, text_of
@@ -20,7 +20,7 @@ from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.settings import SimulationSettings
 from shared.errors import MessageError, UnavailableError
 from shared.lineage import LineageVersion
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,9 @@ from starlette.types import Receive, Scope, Send
 from services.generator.app import make_app
 from services.generator.generation_loop import GenerationLoop
 from services.generator.metrics import GeneratorMetrics
-from services.generator.openai_routes import OpenAiRoutes
+from services.generator.policy_api.openai_routes import OpenAiRoutes
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_routes import make_router
 from services.generator.registration import in_fleet, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
@@ -26,19 +28,17 @@ from services.generator.simulated.model_facts import ModelFacts, read_model_fact
 from services.generator.simulated.openai_answers import make_simulated_handlers
 from services.generator.simulated.receiving import SimulatedReceivingEngine, import_transfer
 from services.generator.simulated.settings import SimulationSettings
-from services.generator.weight_receiver import WeightReceiver
-from services.generator.weight_routes import make_router
 from shared import refusals
 from shared.access.keyring import Keyring
 from shared.errors import StateLostError, UserError
-from shared.health_check import NO_RUN
-from shared.http_guard import App
-from shared.keys import RunKeys
-from shared.logs import about_run
-from shared.redis_connection import Redis, connect, wait_until_back, wait_until_ready
-from shared.run_config import RunConfig
-from shared.run_places import require_places
-from shared.run_store import TERMINAL, RunRecord, RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, connect, wait_until_back, wait_until_ready
+from shared.redis.run_store import TERMINAL, RunRecord, RunStore
+from shared.run_options.run_config import RunConfig
+from shared.run_options.run_places import require_places
+from shared.service.health_check import NO_RUN
+from shared.service.logs import about_run
+from shared.serving.http_guard import App
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from services.generator.gloo_wire import TrainerGroup
 from services.generator.simulated.receiving import IDLE, RECEIVING
-from services.generator.staged_weights import Spec, StagedWeights
-from services.generator.worker_reports import Progress
+from services.generator.staging.gloo_wire import TrainerGroup
+from services.generator.staging.staged_weights import Spec, StagedWeights
+from services.generator.staging.worker_reports import Progress
 
 
 class GlooTransfer:

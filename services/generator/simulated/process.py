@@ -8,10 +8,10 @@ from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.settings import GeneratorSettings
 from services.generator.simulated.fleet import REPLICAS_PATH, SimulatedFleet, SimulatedReplica
 from services.generator.simulated.settings import SimulationSettings
-from shared.listening import listening_socket
-from shared.metrics_server import serving_metrics
-from shared.redis_connection import connect
+from shared.redis.redis_connection import connect
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
+from shared.serving.metrics_server import serving_metrics
 
 log = logging.getLogger(__name__)
 

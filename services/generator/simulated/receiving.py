@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.generator.adapter import AdapterSpec
+from services.generator.engine.adapter import AdapterSpec
 from services.generator.simulated.engine import SimulatedEngine
 from services.generator.simulated.settings import SimulationSettings
-from services.generator.worker_reports import Progress
+from services.generator.staging.worker_reports import Progress
 from shared.control import Transport
 from shared.lineage import LineageVersion
 

@@ -14,15 +14,15 @@ import logging
 import time
 import uuid
 
-from services.rewarder.endpoints.breaker import Breaker
-from services.rewarder.endpoints.http_exchange import HttpAnswer, RefusedAnswerError
-from services.rewarder.endpoints.known_formats import FORMATS
-from services.rewarder.endpoints.outbound_rules import ForbiddenTargetError
-from services.rewarder.endpoints.outgoing_request import OutgoingRequests
-from services.rewarder.endpoints.retries import EndpointDown, EndpointThere, outcome_of_status, with_retries
-from services.rewarder.endpoints.secret_files import SecretError
 from services.rewarder.endpoints.spec import EndpointSpec
-from services.rewarder.endpoints.wire_formats import (
+from services.rewarder.endpoints.transport.breaker import Breaker
+from services.rewarder.endpoints.transport.http_exchange import HttpAnswer, RefusedAnswerError
+from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError
+from services.rewarder.endpoints.transport.outgoing_request import OutgoingRequests
+from services.rewarder.endpoints.transport.retries import EndpointDown, EndpointThere, outcome_of_status, with_retries
+from services.rewarder.endpoints.transport.secret_files import SecretError
+from services.rewarder.endpoints.wire_formats.known_formats import FORMATS
+from services.rewarder.endpoints.wire_formats.wire_format import (
     InvalidAnswerError,
     NothingToJudgeError,
     RequestContext,
@@ -30,11 +30,11 @@ from services.rewarder.endpoints.wire_formats import (
     batch_size,
     slices,
 )
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import CallError, RewardCall, Verdict, everyone
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
 from services.rewarder.turnstile import TurnedAwayError, Turnstile
-from services.rewarder.worker_pool import RewardFailure
 
 log = logging.getLogger(__name__)
 

@@ -12,23 +12,23 @@ from typing import Self
 
 import httpcore
 
-from services.rewarder.built_in_rewards import ALIASES, BUILT_INS
+from services.rewarder.built_ins.built_in_rewards import ALIASES, BUILT_INS
 from services.rewarder.endpoints.endpoint_client import EndpointClient
-from services.rewarder.endpoints.http_exchange import HttpExchange
-from services.rewarder.endpoints.outbound_rules import OutboundRules, target
-from services.rewarder.endpoints.outgoing_request import OutgoingRequests
-from services.rewarder.endpoints.pinned_network import PinnedNetwork, Resolve
 from services.rewarder.endpoints.registry import Registered, Registry, Written
-from services.rewarder.endpoints.secret_files import SecretFiles
 from services.rewarder.endpoints.spec import EndpointSpec, Scope, why_no_name
+from services.rewarder.endpoints.transport.http_exchange import HttpExchange
+from services.rewarder.endpoints.transport.outbound_rules import OutboundRules, target
+from services.rewarder.endpoints.transport.outgoing_request import OutgoingRequests
+from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork, Resolve
+from services.rewarder.endpoints.transport.secret_files import SecretFiles
+from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
 from services.rewarder.settings import RewarderSettings
-from services.rewarder.worker_frames import Answer, Inspected, Refused
-from services.rewarder.worker_pool import RewardFailure
 from shared.errors import UnavailableError, UserError
 from shared.near_name import nearest
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 
 _LOOK_UP_TIMEOUT_S = 2.0
 _SCOPES: dict[Scope, str] = {"runs": "runs", "score": "POST /v1/score"}

@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 
 from services.rewarder.endpoints.spec import EndpointSpec
 from shared.errors import UnavailableError
-from shared.keys import REWARD_ENDPOINTS
-from shared.redis_connection import Redis, patiently, translate
+from shared.redis.keys import REWARD_ENDPOINTS
+from shared.redis.redis_connection import Redis, patiently, translate
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from services.rewarder.python_functions.worker_frames import decode_frame
 from services.rewarder.reward_call import Completion, Verdict
-from services.rewarder.worker_frames import decode_frame
 from shared.message_invariants import Count, Seconds
 from shared.messages import Prompt
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from services.rewarder.module_sources import VERSION_CHARACTERS
+from services.rewarder.python_functions.module_sources import VERSION_CHARACTERS
+from services.rewarder.python_functions.worker_frames import receive_frame, send_frame
 from services.rewarder.reward_call import Verdict, describe, everyone, users_trace
 from services.rewarder.reward_models.batching import next_round, passes
 from services.rewarder.reward_models.model_files import check_config, check_files, content_hash, fingerprint
@@ -39,9 +40,8 @@ from services.rewarder.reward_models.model_frames import (
     Working,
     decode_request,
 )
-from services.rewarder.worker_frames import receive_frame, send_frame
 from shared.errors import UserError
-from shared.logs import configure_logging
+from shared.service.logs import configure_logging
 
 if TYPE_CHECKING:  # imports torch, which is not needed to refuse a model for its files
     from services.rewarder.reward_models.classifier import Classifier, Encoding

@@ -19,7 +19,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from services.rewarder.fork_server import describe_exit
+from services.rewarder.python_functions.fork_server import describe_exit
+from services.rewarder.python_functions.worker_frames import Answer
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, describe
 from services.rewarder.reward_models.activity import Activity
 from services.rewarder.reward_models.model_frames import (
@@ -39,8 +41,6 @@ from services.rewarder.reward_models.model_process import ModelDiedError, ModelP
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.waiting_call import WaitingCall
-from services.rewarder.worker_frames import Answer
-from services.rewarder.worker_pool import RewardFailure
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import asyncio
 import time
 from typing import Any
 
+from services.rewarder.python_functions.worker_frames import Answer
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_models.model_frames import Score
-from services.rewarder.worker_frames import Answer
-from services.rewarder.worker_pool import RewardFailure
 from shared.messages import Outcome
 
 

@@ -21,8 +21,8 @@ from services.trainer.data.dataset_rows import BadRowError, RowSource, open_rows
 from services.trainer.data.row_format import RowFormat
 from shared.file_roots import FileRoots
 from shared.messages import Prompt
-from shared.run_config import RunConfig
 from shared.run_options.data import DatasetSource
+from shared.run_options.run_config import RunConfig
 
 SOURCE_COLUMN = "source"
 """The column of a mixture that contains the path of the row's data set."""

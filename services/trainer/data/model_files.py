@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def model_file(config: RunConfig, name: str) -> Path | None:

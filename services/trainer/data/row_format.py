@@ -18,8 +18,8 @@ import numpy as np
 
 from services.trainer.data.dataset_rows import BadRowError
 from shared.messages import Prompt
-from shared.run_config import RunConfig
 from shared.run_options.data import DatasetSource
+from shared.run_options.run_config import RunConfig
 
 _INT64 = range(-(2**63), 2**64)  # the integers that msgpack can encode
 

@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
-from services.trainer.loop.group_ids import group_id
-from services.trainer.loop.ledger import Ledger
+from services.trainer.groups.group_ids import group_id
+from services.trainer.groups.ledger import Ledger
 from shared.arrays import pack_ids
 from shared.errors import MessageError, UserError
-from shared.keys import RunKeys
 from shared.messages import Prompt, PromptGroup, Stamp, encode
-from shared.redis_connection import Redis, call
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, call
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 

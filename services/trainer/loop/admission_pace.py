@@ -10,11 +10,11 @@ hour end a run of a week.
 
 import time
 
-from services.trainer.loop.ledger import Ledger
-from services.trainer.loop.schedule import BatchShape
-from services.trainer.loop.staleness import num_admissible
+from services.trainer.groups.ledger import Ledger
+from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.staleness import num_admissible
 from shared.pause import PausedBy
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 PROBE_EVERY_S = 5.0
 

@@ -12,25 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.checkpoints.checkpoint import CheckpointWriter, load_into, newest_valid, remove_leftovers
-from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
 from services.trainer.data.dataset import open_dataset, open_eval_dataset
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
+from services.trainer.groups.ledger import Ledger
+from services.trainer.groups.schedule import total_steps
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
+from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
 from services.trainer.loop.in_hand import GroupsInHand
-from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.parts import Parts
 from services.trainer.loop.probe_prompt import make_prober
+from services.trainer.loop.push_schedule import PushLog
 from services.trainer.loop.reconcile import check_not_fenced, missing_groups, withdraw_unsampled
 from services.trainer.loop.run_pause import RunPause
-from services.trainer.loop.schedule import total_steps
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
+from services.trainer.loop.step_report import StepReport
 from services.trainer.loop.trainable import require_trainable
 from services.trainer.policy.training_core import TrainingCore
-from services.trainer.push.push_log import PushLog
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_group import make_core
 from services.trainer.room import Room
@@ -38,13 +39,12 @@ from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
-from services.trainer.telemetry.step_report import StepReport
 from shared.file_roots import FileRoots
-from shared.keys import TRAINERS, RunKeys
 from shared.messages import ScoredGroup
-from shared.redis_connection import Redis
-from shared.run_store import RunRecord, RunStore
-from shared.streams import StreamConsumer
+from shared.redis.keys import TRAINERS, RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.streams import StreamConsumer
 
 log = logging.getLogger(__name__)
 

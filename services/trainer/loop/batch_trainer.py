@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from services.trainer.loop.group_ids import group_id
+from services.trainer.groups.group_ids import group_id
+from services.trainer.groups.schedule import BatchShape
 from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.post_mortem import write_post_mortem
-from services.trainer.loop.schedule import BatchShape
 from services.trainer.loop.train_rows import Minibatch, make_minibatch, minibatches, step_totals, with_logprobs
 from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.core_results import NonFiniteError, PerTokenArrays, Scores, StepStats, TokenArray
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.telemetry.per_token_log import sampled_rollouts
 from services.trainer.telemetry.step_metrics import TrainedGroup
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 

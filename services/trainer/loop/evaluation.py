@@ -20,19 +20,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from services.trainer.groups.group_ids import evaluation_id
+from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.staleness import window
 from services.trainer.loop.admission import Encoder, Row, UnusableRowError, prompt_payload, send_off
-from services.trainer.loop.group_ids import evaluation_id
 from services.trainer.loop.reconcile import buried, groups_in_flight
-from services.trainer.loop.schedule import BatchShape
 from services.trainer.loop.scored_groups import WaitingGroup
-from services.trainer.loop.staleness import window
 from services.trainer.objective.advantages import combined_rewards
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
 from shared.errors import UserError
-from shared.keys import RunKeys
 from shared.messages import ScoredGroup
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from services.trainer.loop.group_ids import training_number
+from services.trainer.groups.group_ids import training_number
 from services.trainer.loop.post_mortem import write_whole
-from services.trainer.ranks.ranks import RankLostError
+from services.trainer.policy.ranks import RankLostError
 from shared.errors import HeadraceError, MessageError
 from shared.message_invariants import Count
 from shared.messages import ScoredGroup

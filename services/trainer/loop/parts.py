@@ -3,28 +3,28 @@
 from dataclasses import dataclass
 from typing import Any
 
-from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
+from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
+from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.in_hand import GroupsInHand
-from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.lost_writes import LostWrites
+from services.trainer.loop.push_schedule import PushLog
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.loop.step_report import StepReport
 from services.trainer.policy.training_core import TrainingCore
-from services.trainer.push.push_log import PushLog
 from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
-from services.trainer.telemetry.step_report import StepReport
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 
 
 @dataclass

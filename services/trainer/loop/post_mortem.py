@@ -29,7 +29,7 @@ from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.training_core import TrainingCore
 from shared.arrays import Logprobs
 from shared.messages import Rollout, ScoredGroup, encode
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from services.trainer.loop.admission import Encoder, Rows
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.prober import MAX_TOKENS, Prober, tolerance_of
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _MAX_ROWS = 64
 

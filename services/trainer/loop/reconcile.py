@@ -15,11 +15,11 @@ import functools
 import logging
 from collections.abc import Iterable
 
-from services.trainer.loop.group_ids import is_evaluation, training_number
-from services.trainer.loop.ledger import DEAD_LETTER, Ledger
+from services.trainer.groups.group_ids import is_evaluation, training_number
+from services.trainer.groups.ledger import DEAD_LETTER, Ledger
 from shared.errors import FencedError, StateLostError
-from shared.keys import GENERATORS, TRAINERS, RunKeys
-from shared.redis_connection import Redis, call, patiently
+from shared.redis.keys import GENERATORS, TRAINERS, RunKeys
+from shared.redis.redis_connection import Redis, call, patiently
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from services.trainer.objective.advantages import GroupOutcomes
 from shared.messages import RewardOutcome, is_failure
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _MAX_DETAIL = 300
 

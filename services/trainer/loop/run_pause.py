@@ -22,7 +22,7 @@ import msgspec
 from services.trainer.loop.reward_failures import RewardFailures
 from services.trainer.telemetry.run_log import RunLog
 from shared.pause import Pause, PausedBy, Wishes
-from shared.run_store import RunRecord, RunStore
+from shared.redis.run_store import RunRecord, RunStore
 
 log = logging.getLogger(__name__)
 

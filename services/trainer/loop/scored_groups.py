@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.trainer.loop.group_ids import is_evaluation, training_number
-from services.trainer.loop.ledger import Ledger
+from services.trainer.groups.group_ids import is_evaluation, training_number
+from services.trainer.groups.ledger import Ledger
 from shared.errors import MessageError
-from shared.keys import RunKeys
 from shared.messages import ScoredGroup, decode_scored_group, require_place
-from shared.redis_connection import Redis, call, patiently
-from shared.streams import Delivery, StreamConsumer, settle
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, call, patiently
+from shared.redis.streams import Delivery, StreamConsumer, settle
 
 log = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ again right before a batch is chosen.
 import logging
 import time
 
+from services.trainer.groups.group_ids import group_id, is_evaluation, training_number
+from services.trainer.groups.ledger import DEAD_LETTER, Ledger
 from services.trainer.loop.evaluation import Evaluations
-from services.trainer.loop.group_ids import group_id, is_evaluation, training_number
-from services.trainer.loop.ledger import DEAD_LETTER, Ledger
 from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.telemetry.run_log import RunLog
-from shared.keys import RunKeys
 from shared.lineage import LineageVersion
 from shared.pause import Wishes
-from shared.redis_connection import Redis, patiently
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, patiently
+from shared.redis.run_store import RunStore
 
 log = logging.getLogger(__name__)
 

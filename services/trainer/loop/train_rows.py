@@ -18,7 +18,7 @@ from services.trainer.policy.microbatches import TrainRow
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.arrays import Logprobs, unpack_ids, unpack_mask
 from shared.messages import Rollout
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 @dataclass(frozen=True, eq=False)

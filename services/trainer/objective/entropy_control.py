@@ -16,7 +16,7 @@ from torch import Tensor
 
 from services.trainer.objective.token_stats import TokenStats
 from shared.errors import HeadraceError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _QUANTILE_LIMIT = 1 << 24
 """torch.quantile accepts at most this many elements."""

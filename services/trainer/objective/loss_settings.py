@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-from shared.run_config import RunConfig
 from shared.run_options.loss import CorrectionMode, LossType
+from shared.run_options.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

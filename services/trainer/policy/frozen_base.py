@@ -12,7 +12,7 @@ import torch
 
 from services.trainer.policy.model_options import run_dtype
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def frozen_base(config: RunConfig, *, device: torch.device) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from services.trainer.checkpoints.tensor_file import write_tensors
 from services.trainer.policy.policy_module import PolicyModule
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 

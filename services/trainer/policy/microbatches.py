@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.arrays import Ids, Logprobs, Mask
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 Advantages = npt.NDArray[np.float32]
 """One number for all sampled tokens of a row, shape (1,), or one per sampled token."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from services.trainer.policy.varlen_attention import PACKED, register
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _OURS = ("auto", "sdpa")
 

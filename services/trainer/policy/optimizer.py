@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Names of parameters without weight decay: transformers' Trainer.get_decay_parameter_names."""

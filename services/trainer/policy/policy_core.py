@@ -31,12 +31,12 @@ from services.trainer.policy.core_results import AccumulateStats, NonFiniteError
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.optimizer import make_optimizer, make_scheduler
 from services.trainer.policy.rank_passes import RankPasses
+from services.trainer.policy.rank_plan import Slot
+from services.trainer.policy.ranks import SINGLE, Ranks
 from services.trainer.policy.run_models import load_models
+from services.trainer.policy.sharding import as_float
 from services.trainer.policy.trained_weights import LiveWeights
-from services.trainer.ranks.rank_plan import Slot
-from services.trainer.ranks.ranks import SINGLE, Ranks
-from services.trainer.ranks.sharding import as_float
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _ADVICE = "the weights are unchanged; lower learning_rate or max_grad_norm, or inspect the rollouts of this step"
 

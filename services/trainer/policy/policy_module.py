@@ -32,7 +32,7 @@ from services.trainer.policy.model_options import (
 )
 from services.trainer.policy.router_loss import router_aux_loss_coef, router_loss
 from services.trainer.policy.varlen_attention import PACKED, can_flash
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 PLAIN = "eager"
 """transformers' own attention in plain steps, which every model has."""

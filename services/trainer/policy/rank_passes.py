@@ -28,6 +28,8 @@ from services.trainer.policy.core_results import PerTokenArrays, Scores, TokenAr
 from services.trainer.policy.lora import dropping
 from services.trainer.policy.microbatches import TrainRow, needs_backward
 from services.trainer.policy.policy_module import PolicyModule
+from services.trainer.policy.rank_plan import Slot, plan_passes
+from services.trainer.policy.ranks import Ranks
 from services.trainer.policy.reference_policy import Reference
 from services.trainer.policy.row_pass import (
     RowPass,
@@ -37,9 +39,7 @@ from services.trainer.policy.row_pass import (
     row_pass,
     rows_at_fault,
 )
-from services.trainer.ranks.rank_plan import Slot, plan_passes
-from services.trainer.ranks.ranks import Ranks
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _KeptTokens = dict[int, npt.NDArray[np.bool_]]
 """Row index -> mask over its T sampled tokens that stay in the policy loss; empty if all tokens of all rows stay."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from services.trainer.policy.policy_module import PolicyModule
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 class Reference(Protocol):

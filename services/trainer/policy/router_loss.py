@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _FIELD = "router_aux_loss_coef"
 _OF_ANOTHER_KIND = frozenset({"doge"})

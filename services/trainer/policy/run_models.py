@@ -19,11 +19,11 @@ from services.trainer.policy.model_options import run_dtype, use_liger_kernel
 from services.trainer.policy.packing_check import settle_packing
 from services.trainer.policy.policy_model import unique_tensors
 from services.trainer.policy.policy_module import PolicyModule
+from services.trainer.policy.ranks import Ranks
 from services.trainer.policy.reference_policy import FrozenReference, Reference
+from services.trainer.policy.sharding import load_policy_on, shard
 from services.trainer.policy.trained_weights import AdapterWeights, AllWeights, TrainedWeights
-from services.trainer.ranks.ranks import Ranks
-from services.trainer.ranks.sharding import load_policy_on, shard
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 @dataclass(frozen=True, eq=False)

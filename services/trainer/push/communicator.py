@@ -19,7 +19,7 @@ from services.trainer.bound_store import listen_store
 from services.trainer.push.nccl import NcclComm, unique_id
 from services.trainer.torch_errors import first_line
 from shared.errors import PushError, UserError
-from shared.weight_places import IpcBuffer
+from shared.weights.weight_places import IpcBuffer
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 _STORE_TIMEOUT_S = 30.0

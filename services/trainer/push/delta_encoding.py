@@ -1,4 +1,4 @@
-"""Encodes what changed in a parameter since it was last sent, in the format of shared/weight_delta.py.
+"""Encodes what changed in a parameter since it was last sent, in the format of shared/weights/weight_delta.py.
 
 Pure, in numpy: one pass compares all elements, and everything more expensive runs only on the changed ones.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shared.weight_delta import GAP_ESCAPE, INTEGERS, STEP_ESCAPE, Delta, Positions, Values
+from shared.weights.weight_delta import GAP_ESCAPE, INTEGERS, STEP_ESCAPE, Delta, Positions, Values
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.signedinteger[Any]]

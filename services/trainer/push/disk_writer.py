@@ -22,7 +22,7 @@ import torch
 from services.trainer.push.packing import NamedTensors
 from services.trainer.push.parcel import Parcel
 from shared.errors import PushError
-from shared.weight_manifest import (
+from shared.weights.weight_manifest import (
     Manifest,
     WeightFile,
     describe_file,
@@ -31,8 +31,8 @@ from shared.weight_manifest import (
     version_name,
     write_manifest,
 )
-from shared.weight_places import DiskPlace
-from shared.weight_store import WeightStore
+from shared.weights.weight_places import DiskPlace
+from shared.weights.weight_store import WeightStore
 
 log = logging.getLogger(__name__)
 

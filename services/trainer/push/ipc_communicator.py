@@ -4,7 +4,7 @@
     chunk --copy--> buffer --gloo: "n bytes are there"--> copied out by each worker --gloo: "taken"--> next piece
 
 NCCL refuses two ranks on one device. gloo carries a few bytes for each piece, and brings the deadlines, lifelines and
-epochs that it already has. The driver's handles are exported as bytes and numbers (shared/weight_places.py). Nothing is
+epochs that it already has. The driver's handles are exported as bytes and numbers (weight_places.py). Nothing is
 pickled; torch's own way of sharing CUDA memory with another process would pickle them.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from services.trainer.push.communicator import GlooCommunicator
 from shared.errors import PushError
-from shared.weight_places import IpcBuffer
+from shared.weights.weight_places import IpcBuffer
 
 cuda: Any = torch.cuda  # partly untyped
 _buffers: dict[tuple[int, int], torch.Tensor] = {}

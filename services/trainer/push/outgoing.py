@@ -26,7 +26,7 @@ from services.trainer.push.parcel import Parcel
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.run_options.pushing import PushEncoding
-from shared.weight_store import StoreError, open_store
+from shared.weights.weight_store import StoreError, open_store
 
 
 class Outgoing:

@@ -6,7 +6,7 @@ import torch
 
 from services.trainer.push.packing import Announcement, Weights
 from shared.control import Encoding
-from shared.weight_places import DiskPlace
+from shared.weights.weight_places import DiskPlace
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from services.trainer.push.deadline_thread import in_thread
+from services.trainer.deadline_thread import in_thread
 from shared.control import Probe
 from shared.errors import PushError, UnavailableError
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from services.trainer.deadline_thread import in_thread
 from services.trainer.push.communicator import Communicator
-from services.trainer.push.deadline_thread import in_thread
 from services.trainer.push.fleet import Requirements, rank_offsets
 from services.trainer.push.packing import pack
 from services.trainer.push.parcel import Parcel

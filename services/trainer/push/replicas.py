@@ -16,7 +16,6 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from services.trainer.push.fleet import Abilities, Requirements, choose_transport, is_ready, refusal
-from shared import lease
 from shared.control import (
     NOT_READY,
     WEIGHTS_PATH,
@@ -29,11 +28,12 @@ from shared.control import (
     SleepRequest,
 )
 from shared.errors import HeadraceError, PushError, UnavailableError
-from shared.keys import GENERATORS, RunKeys
-from shared.redis_connection import Redis, patiently
+from shared.redis import lease
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis, patiently
 from shared.registration import decode_registration
 from shared.run_options.pushing import WantedTransport
-from shared.tls import why_away
+from shared.service.tls import why_away
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The checksum of weights, computed while they are sent: the counterpart of services/generator/staged_weights.py."""
+"""The checksum of weights, computed while they are sent; the generator's staged_weights.py is its counterpart."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.push.packing import NamedTensors
-from shared import weight_checksum
+from shared.weights import weight_checksum
 
 _PENDING_BYTES = 512 * 1024 * 1024
 

@@ -18,7 +18,7 @@ import torch
 from services.trainer.push.delta_encoding import encode_delta
 from services.trainer.push.packing import Announcement, NamedTensors, checked
 from services.trainer.push.parcel import Parcel
-from shared.weight_checksum import checksum, digest
+from shared.weights.weight_checksum import checksum, digest
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -34,9 +34,9 @@ from collections.abc import Collection
 
 import httpx
 
+from services.trainer.deadline_thread import in_thread
 from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.push.attempts import Attempts
-from services.trainer.push.deadline_thread import in_thread
 from services.trainer.push.epochs import Epochs
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Announcement, Weights, announce, described, difference
@@ -49,11 +49,11 @@ from services.trainer.push.retries import Retries
 from services.trainer.push.transports import own_abilities
 from shared.control import SleepRequest
 from shared.errors import HeadraceError, PushError, UnavailableError
-from shared.keys import RunKeys
 from shared.lineage import LineageVersion
-from shared.redis_connection import Redis, call
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, call
 from shared.run_options.pushing import PushEncoding, WantedTransport
-from shared.tls import PUBLIC_TLS, PeerTls
+from shared.service.tls import PUBLIC_TLS, PeerTls
 
 log = logging.getLogger(__name__)
 

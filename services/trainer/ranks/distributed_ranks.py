@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.distributed
 
+from services.trainer.policy.ranks import Floats, RankLostError
 from services.trainer.ranks.rank_words import read_words, root_cause
-from services.trainer.ranks.ranks import Floats, RankLostError
 from services.trainer.torch_errors import first_line
 from shared.errors import UserError
 

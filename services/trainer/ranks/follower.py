@@ -14,6 +14,7 @@ from pathlib import Path
 from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.distributed_ranks import DistributedRanks, is_rank_loss
 from services.trainer.ranks.rank_commands import (
     Accumulate,
@@ -37,10 +38,9 @@ from services.trainer.ranks.rank_commands import (
     pack_arrays,
     unpack_plan,
 )
-from services.trainer.ranks.ranks import RankLostError
 from services.trainer.ranks.weight_buckets import WeightBuckets
 from shared.errors import HeadraceError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 

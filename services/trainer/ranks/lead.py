@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from services.trainer.checkpoints.checkpoint import CheckpointError
 from services.trainer.policy.core_results import NonFiniteError
+from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.distributed_ranks import DistributedRanks, is_rank_loss
 from services.trainer.ranks.rank_commands import Build, Command, Done, End, Failed, StillHere, decode_answer, encode
-from services.trainer.ranks.ranks import RankLostError
 from shared.errors import HeadraceError, UserError
 
 _ResultT = TypeVar("_ResultT")

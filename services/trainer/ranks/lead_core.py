@@ -22,6 +22,8 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.core_results import AccumulateStats, PerTokenArrays, Scores, StepStats, TokenArray
 from services.trainer.policy.microbatches import TrainRow, needs_backward
 from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.policy.rank_plan import RankPlan, Slot, plan_passes
+from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_commands import (
     Accumulate,
@@ -39,11 +41,9 @@ from services.trainer.ranks.rank_commands import (
     pack_plan,
     unpack_arrays,
 )
-from services.trainer.ranks.rank_plan import RankPlan, Slot, plan_passes
-from services.trainer.ranks.ranks import RankLostError
 from services.trainer.ranks.weight_buckets import BUCKET_BYTES, WeightBuckets
 from shared.errors import PushError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 class LeadCore:

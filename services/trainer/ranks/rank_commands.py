@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.trainer.policy.microbatches import TrainRow
-from services.trainer.ranks.rank_plan import RankPlan, Slot
+from services.trainer.policy.rank_plan import RankPlan, Slot
 from shared.arrays import LOGPROB_DTYPE, pack_ids, pack_logprobs, pack_mask, unpack_ids, unpack_logprobs, unpack_mask
 
 Floats32 = npt.NDArray[np.float32]

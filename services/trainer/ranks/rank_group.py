@@ -12,12 +12,12 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, REFUSED
 from services.trainer.ranks.rank_words import leave_word
-from services.trainer.ranks.ranks import RankLostError
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 if TYPE_CHECKING:
     from services.trainer.policy.training_core import TrainingCore
@@ -75,8 +75,8 @@ def make_core(config: RunConfig, *, total_steps: int, lead: "Lead | None") -> "T
         RankLostError: A rank is gone.
     """
     if lead is not None:
+        from services.trainer.policy.sharding import fetch
         from services.trainer.ranks.lead_core import LeadCore
-        from services.trainer.ranks.sharding import fetch
 
         fetch(
             config.model, revision=config.model_revision

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.policy.lora import file_name, has_adapters
-from services.trainer.ranks.sharding import decoder_layers
+from services.trainer.policy.sharding import decoder_layers
 
 BUCKET_BYTES = 256 * 1024 * 1024
 

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_files import RunFiles
-from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, RunsDisk, about
 from shared.errors import HeadraceError
+from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, RunsDisk, about
 
 _REDIS_TIMEOUT_S = 1.0
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
+from services.trainer.problems import Problem, add_problem_handlers, documented
 from services.trainer.run_api.about_routes import router as about_routes
-from services.trainer.run_api.problems import Problem, add_problem_handlers, documented
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
 from services.trainer.run_api.trainer_api import TrainerApi
@@ -24,9 +24,9 @@ from shared.access.keyring import Keyring
 from shared.access.openapi_document import complete
 from shared.access.route_table import TRAINER
 from shared.errors import StateLostError, UnavailableError
-from shared.http_guard import App
-from shared.redis_connection import TRANSIENT
-from shared.run_config import RunConfig
+from shared.redis.redis_connection import TRANSIENT
+from shared.run_options.run_config import RunConfig
+from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
 from shared.serving.shared_answer import SharedAnswer
 

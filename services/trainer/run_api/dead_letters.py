@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from services.trainer.run_api.problems import Problem
+from services.trainer.problems import Problem
 from services.trainer.run_api.stream_ids import parse_stream_id
-from shared.keys import RunKeys
-from shared.page_cursor import NEXT_MEANING, encode_cursor
-from shared.redis_connection import Redis, call, patiently
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, call, patiently
+from shared.serving.page_cursor import NEXT_MEANING, encode_cursor
 
 _PATIENCE_S = 10.0
 

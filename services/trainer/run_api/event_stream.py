@@ -20,11 +20,11 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.trainer.run_api.problems import Problem
+from services.trainer.problems import Problem
 from services.trainer.run_api.stream_ids import parse_stream_id
-from shared.keys import RunKeys
-from shared.redis_connection import Redis, patiently
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, patiently
+from shared.redis.run_store import RunStore
 
 FROM_THE_START = "0-0"
 _KIND = re.compile(r"[^a-z0-9_.-]")

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from services.trainer.run_api.problems import Problem
-from shared.keys import SUBMIT
-from shared.redis_connection import Redis, patiently
+from services.trainer.problems import Problem
+from shared.redis.keys import SUBMIT
+from shared.redis.redis_connection import Redis, patiently
 
 _KEPT_S = 24 * 3600
 _ABANDONED_AFTER_S = 180.0

@@ -6,7 +6,7 @@ Redis has no /metrics of its own, and monitoring headrace should need no further
 from prometheus_client import CollectorRegistry, Gauge
 
 from shared.errors import UnavailableError
-from shared.redis_connection import TRANSIENT, Redis
+from shared.redis.redis_connection import TRANSIENT, Redis
 
 
 class RedisGauges:

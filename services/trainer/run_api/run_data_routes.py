@@ -8,16 +8,16 @@ from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
+from services.trainer.problems import Problem, documented
 from services.trainer.run_api.dead_letters import DeadLetters, list_dead_letters, replay_dead_letter
 from services.trainer.run_api.event_stream import parse_event_id
-from services.trainer.run_api.problems import Problem, documented
-from services.trainer.run_api.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from services.trainer.run_api.run_routes import existing_run
 from services.trainer.run_api.stream_ids import parse_stream_id
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
-from shared.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
-from shared.query_number import WHOLE
-from shared.run_store import TERMINAL
+from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
+from shared.redis.run_store import TERMINAL
+from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
+from shared.serving.query_number import WHOLE
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["run data"])
 

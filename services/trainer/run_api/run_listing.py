@@ -10,8 +10,8 @@ therefore have fewer runs than its limit, even none, without being the last.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shared.run_lists import lists_of
-from shared.run_store import RunRecord, RunStore, Status
+from shared.redis.run_lists import lists_of
+from shared.redis.run_store import RunRecord, RunStore, Status
 
 Position = tuple[float, str]
 """When a run was created in Unix seconds, and its id."""

@@ -21,16 +21,16 @@ from typing import Any
 from prometheus_client import Gauge
 
 from services.trainer.run_api.redis_gauges import RedisGauges
-from services.trainer.run_api.run_outputs import read_last_evaluation, read_last_metrics
-from services.trainer.run_api.run_supervisor import RunSupervisor
 from services.trainer.run_api.run_view import Surroundings, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_api.whole_registry import WholeRegistry
+from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
+from services.trainer.supervision.run_supervisor import RunSupervisor
 from shared.access.keyring import Keyring, keys_file_gauge
 from shared.errors import HeadraceError, UnavailableError
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_store import TERMINAL, RunRecord, RunStore, Status
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import TERMINAL, RunRecord, RunStore, Status
 
 log = logging.getLogger(__name__)
 

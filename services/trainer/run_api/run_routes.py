@@ -16,10 +16,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from services.trainer.checkpoints.manifest import MANIFEST_FILE, sync_directory
+from services.trainer.problems import Problem, documented, no_such_run
 from services.trainer.run_api.idempotency import Ticket
-from services.trainer.run_api.problems import Problem, documented, no_such_run
 from services.trainer.run_api.run_listing import Position, find_runs
-from services.trainer.run_api.run_validation import ValidRun
 from services.trainer.run_api.run_view import (
     ListedRun,
     RunDetail,
@@ -32,13 +31,14 @@ from services.trainer.run_api.run_view import (
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
 from services.trainer.run_files import RunFiles
-from shared.access.current_request import name_subject
+from services.trainer.submit_checks.run_validation import ValidRun
 from shared.errors import NoRoomError
-from shared.json_body import decode_json, require_json
-from shared.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
-from shared.query_number import WHOLE
-from shared.run_config import RunConfig
-from shared.run_store import TERMINAL, RunRecord, Status
+from shared.redis.run_store import TERMINAL, RunRecord, Status
+from shared.run_options.run_config import RunConfig
+from shared.service.current_request import name_subject
+from shared.serving.json_body import decode_json, require_json
+from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
+from shared.serving.query_number import WHOLE
 
 _MAX_NESTED = 10_000
 """Maximum number of nested values in a run. Its largest tables are keyword arguments of rewards and templates."""

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
-from shared.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
-from shared.lease import alive
 from shared.pause import Pause, PausedBy
-from shared.redis_connection import Redis, patiently
+from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
+from shared.redis.lease import alive
+from shared.redis.redis_connection import Redis, patiently
+from shared.redis.run_store import TERMINAL, Progress, RunRecord
 from shared.refusals import Kind, Refusal, decode_refusals
 from shared.registration import decode_registration
-from shared.run_store import TERMINAL, Progress, RunRecord
 
 _PATIENCE_S = 10.0
 _RECENT_S = 600.0

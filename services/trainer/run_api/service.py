@@ -15,21 +15,21 @@ import socket
 from pathlib import Path
 from typing import cast
 
+from services.trainer.first_of import first_of
 from services.trainer.run_api.api import MAX_BODY_BYTES, create_app, guarded
-from services.trainer.run_api.first_of import first_of
 from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from shared.child_secrets import hide_secrets
 from shared.errors import HeadraceError, UserError
-from shared.listening import listening_socket
-from shared.logs import configure_first_logging, configure_logging, log_lines
-from shared.metrics_server import serving_metrics
-from shared.redis_connection import connect, wait_until_ready
+from shared.redis.redis_connection import connect, wait_until_ready
+from shared.service.child_secrets import hide_secrets
+from shared.service.logs import configure_first_logging, configure_logging, log_lines
+from shared.service.tls import trusted
+from shared.service.variable_names import warn_of_unknown_variables
 from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
+from shared.serving.metrics_server import serving_metrics
 from shared.settings import from_environment
-from shared.tls import trusted
-from shared.variable_names import warn_of_unknown_variables
 
 log = logging.getLogger(__name__)
 

@@ -6,16 +6,16 @@ from typing import cast
 
 from fastapi import Request
 
-from services.trainer.run_api.engine_check import GeneratorAsker
 from services.trainer.run_api.event_stream import EventStreams
 from services.trainer.run_api.idempotency import IdempotencyKeys
-from services.trainer.run_api.run_supervisor import RunSupervisor
-from services.trainer.run_api.run_validation import RunValidator
 from services.trainer.settings import TrainerSettings
+from services.trainer.submit_checks.engine_check import GeneratorAsker
+from services.trainer.submit_checks.run_validation import RunValidator
+from services.trainer.supervision.run_supervisor import RunSupervisor
 from shared.access.keyring import Keyring
-from shared.redis_connection import Redis
-from shared.run_store import RunStore
-from shared.tls import ServerCertificate
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.service.tls import ServerCertificate
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ its wording may change; programs read its kind.
 from dataclasses import dataclass
 
 from services.trainer.run_api.run_view import Surroundings, WaitingKind
-from shared.run_store import TERMINAL, RunRecord
+from shared.redis.run_store import TERMINAL, RunRecord
 
 _MAX_SAID = 3
 """How many refusals of ended replicas to show: the newest. If replicas get new names, each restart adds one."""

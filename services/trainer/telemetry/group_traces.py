@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.trainer.loop.group_ids import group_id
+from services.trainer.groups.group_ids import group_id
 from services.trainer.loop.scored_groups import WaitingGroup
 from shared.messages import Stamp
 

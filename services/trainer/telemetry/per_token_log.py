@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from services.trainer.loop.staleness import staleness
+from services.trainer.groups.staleness import staleness
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollouts_of
 from shared.messages import RewardOutcome, Rollout, Stamp
 

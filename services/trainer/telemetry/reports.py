@@ -21,7 +21,7 @@ from services.trainer.telemetry.completions_table import completions_table, rend
 from services.trainer.telemetry.metric_catalogue import EVALUATION, find_metric
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from services.trainer.telemetry.tracker_process import TrackerProcess
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from services.trainer.room import Room
 from shared.errors import UserError
-from shared.keys import RunKeys
-from shared.redis_connection import TRANSIENT, Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import TRANSIENT, Redis
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from services.trainer.groups.staleness import staleness
 from services.trainer.loop.scored_groups import WaitingGroup
-from services.trainer.loop.staleness import staleness
 from services.trainer.objective.advantages import Rewards
 from shared.arrays import unpack_mask
 from shared.messages import Rollout, is_failure
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 _CLOSE = 1e-8
 """torch.isclose's tolerance around zero."""

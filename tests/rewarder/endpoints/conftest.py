@@ -12,15 +12,15 @@ import httpx
 import pytest
 import redis as redis_py
 
-from services.rewarder.endpoints.addresses import Network
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.endpoints.outbound_rules import OutboundRules
-from services.rewarder.endpoints.pinned_network import Resolve
 from services.rewarder.endpoints.spec import EndpointSpec
+from services.rewarder.endpoints.transport.addresses import Network
+from services.rewarder.endpoints.transport.outbound_rules import OutboundRules
+from services.rewarder.endpoints.transport.pinned_network import Resolve
 from services.rewarder.reward_call import RewardCall, Verdict
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from shared.keys import REWARD_ENDPOINTS
-from shared.redis_connection import Redis
+from shared.redis.keys import REWARD_ENDPOINTS
+from shared.redis.redis_connection import Redis
 from tests.conftest import RedisServer
 from tests.rewarder.conftest import RewarderProcess, shared_rewarder
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, misbehaving_server

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import redis
 
-from shared.keys import REWARD_ENDPOINTS
+from shared.redis.keys import REWARD_ENDPOINTS
 from tests.conftest import RedisServer
 from tests.kept_ports import kept_port
 from tests.rewarder.endpoints.routes_rig import NAMES_OF_SECRETS, register

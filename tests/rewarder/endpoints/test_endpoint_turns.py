@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.endpoints.outbound_rules import OutboundRules
+from services.rewarder.endpoints.transport.outbound_rules import OutboundRules
+from services.rewarder.python_functions.worker_frames import Refused
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from services.rewarder.worker_frames import Refused
-from services.rewarder.worker_pool import RewardFailure
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
 from tests.rewarder.conftest import call_with
 from tests.rewarder.endpoints.conftest import ask, endpoints_on, register

@@ -10,16 +10,16 @@ import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.registry import Registry
-from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
 from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
-from services.rewarder.worker_pool import RewardFailure, WorkerPool
 from shared.errors import UnavailableError
 from shared.messages import RewardOutcome, ScoredGroup
-from shared.redis_connection import Redis, connect
-from shared.run_config import RunConfig
+from shared.redis.redis_connection import Redis, connect
+from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.groups import completed_group

@@ -11,10 +11,10 @@ import httpcore
 import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.endpoints.outbound_rules import ForbiddenTargetError, OutboundRules, parse_networks
-from services.rewarder.endpoints.pinned_network import PinnedNetwork, Resolver
+from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError, OutboundRules, parse_networks
+from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork, Resolver
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
 from tests.rewarder.conftest import call_with
 from tests.rewarder.endpoints.conftest import ALL_PORTS, LOOPBACK, ask, endpoints_on, register

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.keys import RunKeys
 from shared.messages import decode_scored_group, encode
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.groups import completed_group
 from tests.rewarder.conftest import RewarderProcess, descendants, is_running, until, wait_for
 from tests.stream_view import entries

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from services.trainer.push.deadline_thread import in_thread
+from services.trainer.deadline_thread import in_thread
 
 
 async def test_the_result_comes_back() -> None:

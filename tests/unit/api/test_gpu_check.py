@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.gpu_check import what_needs_a_gpu
-from shared.run_config import RunConfig
+from services.trainer.submit_checks.gpu_check import what_needs_a_gpu
+from shared.run_options.run_config import RunConfig
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 

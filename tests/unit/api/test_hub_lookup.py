@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.model_check import HubLookup, hub_lookup
+from services.trainer.submit_checks.model_check import HubLookup, hub_lookup
 from shared.errors import UnavailableError, UserError
 
 pytest.importorskip("huggingface_hub")

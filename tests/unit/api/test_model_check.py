@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.lora_check import why_not_4bit
-from services.trainer.run_api.model_check import check_model, is_hub_id
-from services.trainer.run_api.rank_command import ranks_per_node
+from services.trainer.submit_checks.lora_check import why_not_4bit
+from services.trainer.submit_checks.model_check import check_model, is_hub_id
+from services.trainer.supervision.rank_command import ranks_per_node
 from shared.errors import UnavailableError, UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def config(model: str | Path, **changes: Any) -> RunConfig:

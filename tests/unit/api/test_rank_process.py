@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.run_api.rank_process import RankProcess, last_line
+from services.trainer.supervision.rank_process import RankProcess, last_line
 from shared.errors import UserError
 from tests.api.api_rig import wait_until
 from tests.api.rank_rig import is_alive

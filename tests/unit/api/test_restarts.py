@@ -1,6 +1,6 @@
 """How often a crashed rank is restarted, and after which pause."""
 
-from services.trainer.run_api.restarts import Restarts
+from services.trainer.supervision.restarts import Restarts
 
 
 def make(max_without_progress: int = 3, *, best_step: int = 0) -> Restarts:

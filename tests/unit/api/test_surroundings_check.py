@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.surroundings_check import check_surroundings, has_hub_token
 from services.trainer.settings import TrainerSettings
-from shared.run_config import RunConfig
+from services.trainer.submit_checks.surroundings_check import check_surroundings, has_hub_token
+from shared.run_options.run_config import RunConfig
 
 
 def run(**settings: Any) -> RunConfig:

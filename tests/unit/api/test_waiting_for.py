@@ -7,8 +7,8 @@ import pytest
 from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true
 from services.trainer.run_api.waiting import PUSH_FAILED, Waiting, waiting_for
 from shared.pause import Pause
+from shared.redis.run_store import Progress, RunRecord
 from shared.refusals import Kind, Refusal
-from shared.run_store import Progress, RunRecord
 
 NOW_S = 1000.0
 REFUSED = RefusalView(kind="generator", replica_id="generator-0", reason="no GPU here", at_s=990.0)

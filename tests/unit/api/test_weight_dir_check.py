@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.weight_dir_check import check_weight_dir
+from services.trainer.submit_checks.weight_dir_check import check_weight_dir
 
 fsspec: Any = pytest.importorskip("fsspec")
 

@@ -6,10 +6,10 @@ import pytest
 
 from services.generator.generation_loop import GenerationLoop
 from services.generator.metrics import GeneratorMetrics
-from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.unit.generator.test_generation_loop import CommandedEngine, admit
 

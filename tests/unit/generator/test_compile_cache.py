@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.generator import compile_cache
-from services.generator.compile_cache import claim_compile_cache
+from services.generator.engine import compile_cache
+from services.generator.engine.compile_cache import claim_compile_cache
 
 HOLDER = """
 import os, sys
-from services.generator.compile_cache import claim_compile_cache
+from services.generator.engine.compile_cache import claim_compile_cache
 print(claim_compile_cache(os.environ), flush=True)
 sys.stdin.read()
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.generator import engine_failure
+from services.generator.engine import engine_failure
 
 LOGGER = logging.getLogger("vllm.v1.engine.core")
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.generator.adapter import AdapterSpec
-from services.generator.engine_spec import check_engine_args, refuse_auto_map, spec_for
+from services.generator.engine.adapter import AdapterSpec
+from services.generator.engine.engine_spec import check_engine_args, refuse_auto_map, spec_for
+from services.generator.engine.vllm_environment import set_environment
 from services.generator.settings import GeneratorSettings, read_settings
-from services.generator.vllm_environment import set_environment
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def a_config(**changes: Any) -> RunConfig:

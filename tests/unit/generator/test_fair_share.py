@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from services.generator.fair_share import LEFTOVERS_EVERY_S, READ_BLOCK_S, Claim, Demand, FairShare, look
 from shared.errors import StateLostError
-from shared.keys import GENERATORS, RunKeys
 from shared.lineage import LineageVersion
-from shared.redis_connection import Redis
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis
 
 TICK_S = 0.1
 

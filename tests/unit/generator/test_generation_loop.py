@@ -6,21 +6,21 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
+from services.generator.engine.output_gate import UnverifiedError
 from services.generator.fair_share import look
 from services.generator.generation_loop import GenerationLoop
 from services.generator.inflight_window import EngineLoad
 from services.generator.metrics import GeneratorMetrics
-from services.generator.output_gate import UnverifiedError
 from services.generator.registration import in_fleet, registered
 from services.generator.rollouts import Completion
 from shared.errors import StateLostError
-from shared.keys import FLEET, FLEET_LEASES, GENERATORS, RunKeys
-from shared.lease import alive
 from shared.lineage import LineageVersion
 from shared.messages import decode_completed_group, encode
-from shared.redis_connection import Redis
+from shared.redis.keys import FLEET, FLEET_LEASES, GENERATORS, RunKeys
+from shared.redis.lease import alive
+from shared.redis.redis_connection import Redis
 from shared.registration import Registration, decode_registration
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.groups import prompt_group
 from tests.stream_view import entries

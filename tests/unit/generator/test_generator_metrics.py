@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 
 from services.generator.metrics import GeneratorMetrics
 from shared.errors import UserError
-from shared.metrics_server import serving_metrics
+from shared.serving.metrics_server import serving_metrics
 
 
 def test_a_metrics_port_that_is_taken_is_the_operators_mistake() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.generator import gpu_claim
-from services.generator.gpu_claim import claim_gpus
+from services.generator.engine import gpu_claim
+from services.generator.engine.gpu_claim import claim_gpus
 from services.generator.settings import GeneratorSettings
 from shared.errors import UserError
 
@@ -68,7 +68,7 @@ def test_one_that_was_given_none_says_so_and_does_not_blame_others(tmp_path: Pat
 
 def test_a_killed_replica_leaves_its_gpu_free(tmp_path: Path, devices: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from services.generator.gpu_claim import claim_gpus\n"
+        "import sys; from pathlib import Path; from services.generator.engine.gpu_claim import claim_gpus\n"
         "claim_gpus(Path(sys.argv[1]), num_gpus=3, environment={}, devices=Path(sys.argv[2]))\n"
         "print('claimed', flush=True); sys.stdin.read()"
     )

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from services.generator import guarded_engine
-from services.generator.guarded_engine import GuardedEngine
-from services.generator.receiving_engine import ReceivingEngine
-from services.generator.worker_reports import Progress
+from services.generator.engine import guarded_engine
+from services.generator.engine.guarded_engine import GuardedEngine
+from services.generator.engine.receiving_engine import ReceivingEngine
+from services.generator.staging.worker_reports import Progress
 from shared.control import BeginRequest
 from shared.errors import PushError, UnavailableError
 

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from services.generator.openai_routes import MODELS_PATH, OpenAiRoutes
+from services.generator.policy_api.openai_routes import MODELS_PATH, OpenAiRoutes
 
 
 async def listed(answer: Response) -> httpx.Response:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from services.generator.output_gate import GatedClient, OutputGate, UnverifiedError
+from services.generator.engine.output_gate import GatedClient, OutputGate, UnverifiedError
 
 
 class Client:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.generator.probe_place import num_places, reserve_place
+from services.generator.engine.probe_place import num_places, reserve_place
 
 
 def a_scheduler_config(**changes: Any) -> Any:
@@ -32,7 +32,7 @@ def test_requests_have_the_places_they_would_have_and_the_probe_one_more() -> No
 def test_the_scheduler_is_of_the_kind_that_vllm_chose(is_async: bool, name: str) -> None:
     config = a_scheduler_config(async_scheduling=is_async)
     reserve_place(config)
-    assert config.scheduler_cls == f"services.generator.probe_scheduler.{name}"
+    assert config.scheduler_cls == f"services.generator.engine.probe_scheduler.{name}"
 
 
 def test_a_step_has_a_token_for_every_place() -> None:

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 import httpx
 from fastapi import FastAPI
 
-from services.generator.generate_route import GenerateRequest, SampledPrompt, make_generate_router
-from services.generator.output_gate import OutputGate
+from services.generator.engine.output_gate import OutputGate
+from services.generator.policy_api.generate_route import GenerateRequest, SampledPrompt, make_generate_router
 
 
 class GatedSampler:

@@ -10,7 +10,9 @@ import pytest
 from pydantic import SecretStr
 
 from services.generator.app import make_app
-from services.generator.openai_routes import OpenAiRoutes
+from services.generator.policy_api.openai_routes import OpenAiRoutes
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_routes import make_router
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from services.generator.simulated.engine import SimulatedEngine
@@ -18,8 +20,6 @@ from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.openai_answers import make_simulated_handlers
 from services.generator.simulated.receiving import SimulatedReceivingEngine
 from services.generator.simulated.settings import SimulationSettings
-from services.generator.weight_receiver import WeightReceiver
-from services.generator.weight_routes import make_router
 from shared.lineage import LineageVersion, epoch_of
 
 EPOCH = epoch_of(1, 1)

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 
-from services.generator.spawned import _PARENT  # pyright: ignore[reportPrivateUsage]
+from services.generator.engine.spawned import _PARENT  # pyright: ignore[reportPrivateUsage]
 
-CHILD = "import time; from services.generator.spawned import end_with_parent; end_with_parent(); time.sleep(60)"
+CHILD = "import time; from services.generator.engine.spawned import end_with_parent; end_with_parent(); time.sleep(60)"
 
 
 def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:

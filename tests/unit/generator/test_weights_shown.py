@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from services.generator import run_follower
-from services.generator.engine import EngineDiedError
-from services.generator.engine_spec import EngineSpec
+from services.generator.engine.engine import EngineDiedError
+from services.generator.engine.engine_spec import EngineSpec
+from services.generator.engine.output_gate import OutputGate
 from services.generator.metrics import GeneratorMetrics
-from services.generator.output_gate import OutputGate
+from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.run_follower import RunFollower
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
@@ -24,12 +25,11 @@ from services.generator.simulated import fleet
 from services.generator.simulated.fleet import SimulatedFleet, SimulatedReplica
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.settings import SimulationSettings
-from services.generator.weight_receiver import WeightReceiver
-from shared import stopped_processes
-from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.redis_connection import Redis
-from shared.run_store import RunStore
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.service import stopped_processes
 from tests.eventually import eventually
 from tests.unit.generator.test_generation_loop import CommandedEngine
 

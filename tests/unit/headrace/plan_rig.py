@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace import cli
+from headrace.cli import command_line as cli
 
 TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,

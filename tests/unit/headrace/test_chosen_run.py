@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace import cli
+from headrace.cli import command_line as cli
 from tests.headrace.scripted_api import Asked, problem, serving
 
 Runs = list[dict[str, Any]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace import cli
+from headrace.cli import command_line as cli
 from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Answer, Asked, problem, serving
 

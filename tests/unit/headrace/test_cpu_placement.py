@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headrace.cpu_placement import has_gpu, place
+from headrace.local.cpu_placement import has_gpu, place
 
 
 def cores_of(variables: dict[str, str]) -> list[int]:

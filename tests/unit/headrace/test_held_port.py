@@ -8,15 +8,15 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from headrace import guarded_exec, launch_ports
-from headrace.held_port import HeldPort
-from headrace.launch_ports import DEFAULT_API_PORT, hold_ports
+from headrace.local import guarded_exec, launch_ports
+from headrace.local.held_port import HeldPort
+from headrace.local.launch_ports import DEFAULT_API_PORT, hold_ports
 from shared.errors import UserError
-from shared.listening import listening_socket
+from shared.serving.listening import listening_socket
 
 _SERVES_ONCE = """
 import sys
-from shared.listening import listening_socket
+from shared.serving.listening import listening_socket
 with listening_socket("127.0.0.1", int(sys.argv[1])) as listener:
     print("listens", flush=True)
     caller, _ = listener.accept()
@@ -152,9 +152,11 @@ def test_a_server_that_binds_by_itself_may_be_let(port: HeldPort) -> None:
 
 def test_what_a_service_starts_takes_its_sockets_for_nothing(port: HeldPort) -> None:
     """A child process inherits the variables."""
-    child = "from shared.listening import listening_socket as a; a('127.0.0.1', 0).close(); print('its own socket')"
+    child = (
+        "from shared.serving.listening import listening_socket as a; a('127.0.0.1', 0).close(); print('its own socket')"
+    )
     code = (
-        "import subprocess, sys, os; from shared.listening import listening_socket\n"
+        "import subprocess, sys, os; from shared.serving.listening import listening_socket\n"
         "with listening_socket('127.0.0.1', 0): assert 'LISTEN_FDS' in os.environ\n"
         f"subprocess.run([sys.executable, '-c', {child!r}], check=True, close_fds=False)"
     )
@@ -174,7 +176,7 @@ def test_a_socket_that_is_bound_elsewhere_is_refused(
 ) -> None:
     """A service without keys accepts only a loopback socket, whichever program hands it on."""
     code = (
-        "import sys; from shared.listening import listening_socket; from shared.errors import UserError\n"
+        "import sys; from shared.serving.listening import listening_socket; from shared.errors import UserError\n"
         "try: listening_socket(sys.argv[1], int(sys.argv[2]))\nexcept UserError as error: print(error)"
     )
     done = subprocess.run(

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from headrace import cli
+from headrace.cli import command_line as cli
 from headrace.plan.redis_memory import group_bytes
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
 from tests.unit.headrace.plan_rig import PACE, large_model, planned, value
 
 
@@ -30,7 +30,7 @@ def test_what_the_trainer_keeps_is_what_the_plan_says() -> None:
     """Float32 weights and two float32 moments per parameter, by the trainer's own optimizer."""
     torch = pytest.importorskip("torch")
     from services.trainer.policy.optimizer import make_optimizer
-    from shared.run_config import RunConfig
+    from shared.run_options.run_config import RunConfig
 
     config = RunConfig(model="m", dataset_name="d", reward_funcs=["accuracy_reward"], max_steps=1, dtype="bfloat16")
     weight = torch.nn.Parameter(torch.zeros(10, 10))

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 
-from headrace import process_table
-from headrace.state_dir import ProcessMark
+from headrace.local import process_table
+from headrace.local.state_dir import ProcessMark
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headrace import rearrangement
-from headrace.rearrangement import rearrange
+from headrace.local import rearrangement
+from headrace.local.rearrangement import rearrange
 
 
 class Generator:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import main
+from headrace.cli.command_line import main
 from headrace.reward_check import report, trial
 from headrace.reward_check.function_name import NamedFunction, named_function
 from headrace.reward_check.row_groups import RowGroup, read_row_groups
 from headrace.reward_check.training_view import training_view
 from headrace.terminal import console
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.worker_frames import Inspected
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.worker_frames import Inspected
 from shared.errors import UserError
 from shared.messages import Outcome, RewardOutcome
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
-from shared.run_config import parse_run_config
+from shared.run_options.run_config import parse_run_config
 
 MINIMAL = "model: org/model\ndataset_name: org/data\nreward_funcs: [accuracy_reward]\n"
 

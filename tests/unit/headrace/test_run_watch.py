@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace import watch_view
 from headrace.event_stream import Event
-from headrace.run_watch import RunWatch
+from headrace.watch import watch_view
+from headrace.watch.run_watch import RunWatch
 
 
 def make_run(**changes: Any) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import cli_up, process_table
-from headrace.state_dir import Endpoint, StateDir
+from headrace.cli import up as cli_up
+from headrace.local import process_table
+from headrace.local.state_dir import Endpoint, StateDir
 from shared.errors import UserError
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace import launcher
-from headrace.cli import main, make_parser
-from headrace.launch_ports import hold_ports
-from headrace.launcher import announcement
-from headrace.service_specs import UpSettings, service_specs
-from headrace.state_dir import Endpoint, ProcessMark, StateDir
-from headrace.supervised_process import ServiceSpec
-from shared.child_secrets import handed_on
+from headrace.cli.command_line import main, make_parser
+from headrace.local import launcher
+from headrace.local.launch_ports import hold_ports
+from headrace.local.launcher import announcement
+from headrace.local.service_specs import UpSettings, service_specs
+from headrace.local.state_dir import Endpoint, ProcessMark, StateDir
+from headrace.local.supervised_process import ServiceSpec
 from shared.errors import UserError
+from shared.service.child_secrets import handed_on
 from shared.settings import ServiceSettings, from_environment
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.state_dir import Endpoint, ProcessMark, StateDir, choose_state_dir, write_privately
+from headrace.local.state_dir import Endpoint, ProcessMark, StateDir, choose_state_dir, write_privately
 from shared.errors import UserError
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.rewarder.bodies import ScoreRequest
-from services.rewarder.endpoints.endpoint_bodies import TrialRequest
+from services.rewarder.score_api.bodies import ScoreRequest
+from services.rewarder.score_api.endpoint_bodies import TrialRequest
 
 GOOD: dict[str, Any] = {"reward_funcs": ["accuracy_reward"], "prompts": ["p"], "completions": ["c"]}
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from math_verify import parse as parse_of_math_verify
 
-from services.rewarder.built_in_rewards import BUILT_INS, built_in, unknown_name
 from services.rewarder.built_ins import accuracy
 from services.rewarder.built_ins.accuracy import accuracy_reward
+from services.rewarder.built_ins.built_in_rewards import BUILT_INS, built_in, unknown_name
 from services.rewarder.built_ins.overlong import soft_overlong_punishment_reward
 from services.rewarder.built_ins.reasoning_accuracy import reasoning_accuracy_reward
 from services.rewarder.built_ins.think_format import think_format_reward

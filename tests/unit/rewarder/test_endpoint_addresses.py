@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.rewarder.endpoints.addresses import why_denied
-from services.rewarder.endpoints.outbound_rules import (
+from services.rewarder.endpoints.transport.addresses import why_denied
+from services.rewarder.endpoints.transport.outbound_rules import (
     AllowedHost,
     ForbiddenTargetError,
     OutboundRules,

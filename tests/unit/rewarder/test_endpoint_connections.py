@@ -9,8 +9,8 @@ from typing import Any
 import httpcore
 import pytest
 
-from services.rewarder.endpoints.bounded_stream import BoundedStream
-from services.rewarder.endpoints.pinned_network import Resolver
+from services.rewarder.endpoints.transport.bounded_stream import BoundedStream
+from services.rewarder.endpoints.transport.pinned_network import Resolver
 
 
 async def turn_loop() -> None:
@@ -88,7 +88,7 @@ async def test_no_more_names_are_asked_for_at_a_time_than_there_are_threads(monk
         return [(None, None, None, "", ("127.0.0.1", 80))]
 
     monkeypatch.setattr("socket.getaddrinfo", slowly)
-    monkeypatch.setattr("services.rewarder.endpoints.pinned_network._MAX_THREADS", 2)
+    monkeypatch.setattr("services.rewarder.endpoints.transport.pinned_network._MAX_THREADS", 2)
     resolver = Resolver()
     waiting = [asyncio.create_task(resolver(f"host-{number % 3}.example", 80)) for number in range(6)]
     await turn_loop()

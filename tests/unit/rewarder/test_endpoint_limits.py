@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from services.rewarder.endpoints.breaker import Breaker
-from services.rewarder.endpoints.retries import backoff_s, outcome_of_status
+from services.rewarder.endpoints.transport.breaker import Breaker
+from services.rewarder.endpoints.transport.retries import backoff_s, outcome_of_status
 
 
 def test_a_breaker_opens_after_failures_in_a_row_only() -> None:

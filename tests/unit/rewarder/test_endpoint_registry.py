@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from services.rewarder.endpoints.registry import Registry
-from shared.redis_connection import Redis
+from shared.redis.redis_connection import Redis
 
 
 class FakeRedis:

@@ -3,8 +3,8 @@
 import asyncio
 import threading
 
-from services.rewarder.module_loop import ModuleLoop, NoAnswer
-from services.rewarder.worker_frames import Answer
+from services.rewarder.python_functions.module_loop import ModuleLoop, NoAnswer
+from services.rewarder.python_functions.worker_frames import Answer
 from tests.eventually import eventually
 
 ANSWER = Answer([])

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder import module_loops
-from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.module_sources import SourceFile, Sources, version_of
+from services.rewarder.python_functions import module_loops
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.module_sources import SourceFile, Sources, version_of
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.worker_pool import RewardFailure
 from tests.eventually import eventually
 
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder.module_sources import (
+from services.rewarder.python_functions.module_sources import (
     MAX_SOURCE_BYTES,
     SourceFile,
     complete,
     version_of,
 )
-from services.rewarder.reward_places import RewardPlaces
+from services.rewarder.python_functions.reward_places import RewardPlaces
 from shared.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -93,8 +93,8 @@ def test_more_source_than_a_worker_is_sent_is_refused() -> None:
 MIXED = """
 import sys
 from pathlib import Path
-from services.rewarder.function_loading import load_function, read_function
-from services.rewarder.reward_places import RewardPlaces
+from services.rewarder.python_functions.function_loading import load_function, read_function
+from services.rewarder.python_functions.reward_places import RewardPlaces
 
 directory = sys.argv[1]
 places = RewardPlaces((directory,))

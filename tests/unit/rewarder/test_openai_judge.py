@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.rewarder.endpoints.openai_judge_format import OpenAIJudgeFormat
 from services.rewarder.endpoints.spec import EndpointSpec
-from services.rewarder.endpoints.wire_formats import InvalidAnswerError, NothingToJudgeError, RequestContext
+from services.rewarder.endpoints.wire_formats.openai_judge_format import OpenAIJudgeFormat
+from services.rewarder.endpoints.wire_formats.wire_format import InvalidAnswerError, NothingToJudgeError, RequestContext
 from services.rewarder.reward_call import CallError, RewardCall, Verdict
 
 FORMAT = OpenAIJudgeFormat()

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.module_sources import SourceFile, Sources, version_of
-from services.rewarder.module_watch import ModuleWatch
-from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_places import RewardPlaces
-from services.rewarder.worker_frames import Inspected, Refused
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.module_sources import SourceFile, Sources, version_of
+from services.rewarder.python_functions.module_watch import ModuleWatch
+from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.python_functions.worker_frames import Inspected, Refused
 from tests.eventually import eventually
 
 

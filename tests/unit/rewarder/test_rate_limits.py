@@ -6,11 +6,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from services.rewarder.rate_limits import CallLimits, FunctionLimits
+from services.rewarder.python_functions.rate_limits import CallLimits, FunctionLimits
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
-from services.rewarder.worker_pool import RewardFailure
 from shared.arrays import pack_ids
 
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={}, completion_ids=[pack_ids([1] * 60)])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.rewarder.request_queue import BOUNDED_PATHS, RequestQueue
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from shared.http_guard import Message, Receive, Scope, Send
+from services.rewarder.score_api.request_queue import BOUNDED_PATHS, RequestQueue
+from shared.serving.http_guard import Message, Receive, Scope, Send
 
 
 class Application:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.rewarder.built_in_rewards import unknown_name
+from services.rewarder.built_ins.built_in_rewards import unknown_name
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,

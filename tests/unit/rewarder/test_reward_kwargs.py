@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.rewarder.bodies import CheckRequest, ScoreRequest
-from services.rewarder.built_in_rewards import BUILT_INS
+from services.rewarder.built_ins.built_in_rewards import BUILT_INS
 from services.rewarder.reward_call import CallError, RewardCall, arguments_for, refused_kwargs
+from services.rewarder.score_api.bodies import CheckRequest, ScoreRequest
 from shared.errors import UserError
-from shared.run_config import parse_run_config
 from shared.run_options.reward_kwargs import also_columns
+from shared.run_options.run_config import parse_run_config
 
 RUN = {"model": "m", "dataset_name": "/d.jsonl", "reward_funcs": ["regex_reward", "mine:f"]}
 

@@ -9,6 +9,8 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, Verdict
 from services.rewarder.reward_models import reward_models, served_model
 from services.rewarder.reward_models.model_frames import Described, Loaded, Reply, Request, Score, Scored, Working
@@ -16,9 +18,7 @@ from services.rewarder.reward_models.model_process import ModelDiedError, ModelP
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
-from services.rewarder.worker_frames import Answer, Inspected, Refused
-from services.rewarder.worker_pool import RewardFailure
-from shared.logs import JsonLines, about
+from shared.service.logs import JsonLines, about
 from tests.eventually import eventually
 
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})

@@ -1,9 +1,9 @@
 """Admission goes on as far as staleness allows. While the run is paused, it stops or admits single probes."""
 
+from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.admission_pace import AdmissionPace
-from services.trainer.loop.ledger import Ledger
 from shared.pause import PausedBy
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def pace(config: RunConfig, *, in_flight: int = 0, probe_every_s: float = 3600.0) -> AdmissionPace:

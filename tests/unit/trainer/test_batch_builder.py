@@ -5,11 +5,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.batch_builder import Batch, BatchBuilder
-from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.scored_groups import ScoredGroups, WaitingGroup
 from shared.messages import RewardOutcome, ScoredGroup
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.groups import scored_group
 
 

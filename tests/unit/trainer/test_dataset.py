@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from services.trainer.data.dataset import open_dataset, open_eval_dataset
-from services.trainer.data.dataset_check import check_dataset
+from services.trainer.submit_checks.dataset_check import check_dataset
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 Write = Callable[..., RunConfig]
 

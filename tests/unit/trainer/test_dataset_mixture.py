@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from services.trainer.data.dataset import PromptDataset, open_dataset
-from services.trainer.data.dataset_check import check_dataset
 from services.trainer.data.dataset_mixture import Mixture, Turn, mixture
+from services.trainer.submit_checks.dataset_check import check_dataset
 from shared.errors import UserError
-from shared.run_config import RunConfig
 from shared.run_options.data import DatasetSource
+from shared.run_options.run_config import RunConfig
 
 SHARES = [
     (1,),

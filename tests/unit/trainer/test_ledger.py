@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.loop.ledger import DEAD_LETTER, Ledger
+from services.trainer.groups.ledger import DEAD_LETTER, Ledger
 from shared.errors import HeadraceError
 
 

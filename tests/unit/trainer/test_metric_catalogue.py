@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from services.trainer.run_api.report_check import check_reports, is_installed
-from services.trainer.run_api.run_outputs import read_last_evaluation, read_last_metrics
 from services.trainer.run_api.training_gauges import TrainingGauges
+from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
+from services.trainer.submit_checks.report_check import check_reports, is_installed
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
 from services.trainer.telemetry.reports import MetricWindow, tracker_names
 

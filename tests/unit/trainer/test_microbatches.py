@@ -6,7 +6,7 @@ import numpy.typing as npt
 import pytest
 
 from services.trainer.policy.microbatches import TrainRow, needs_backward, pack_rows
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def row(

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from services.trainer.ranks.rank_words import Word, root_cause
-from services.trainer.run_api.rank_command import rank_command, ranks_per_node, split_endpoint
 from services.trainer.settings import TrainerSettings
+from services.trainer.supervision.rank_command import rank_command, ranks_per_node, split_endpoint
 from shared.errors import UserError
 from shared.gpus import num_gpus
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_one_rank_is_started_without_a_launcher(run_config: RunConfig, settings:
 def test_several_ranks_are_started_by_the_launcher(run_config: RunConfig, settings: TrainerSettings) -> None:
     config = run_config.model_copy(update={"nproc_per_node": 3})
     _, *rest = rank_command("run-a", config, settings)
-    assert rest == ["-m", "services.trainer.ranks.rank_launcher", "--nproc-per-node", "3", "run-a", "--", "rank"]
+    assert rest == ["-m", "services.trainer.supervision.rank_launcher", "--nproc-per-node", "3", "run-a", "--", "rank"]
 
 
 def test_several_machines_need_a_place_to_meet(run_config: RunConfig, settings: TrainerSettings) -> None:

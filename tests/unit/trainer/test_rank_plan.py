@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.ranks.rank_plan import RankPlan, Slot, plan_passes
+from services.trainer.policy.rank_plan import RankPlan, Slot, plan_passes
 
 rows_strategy = st.lists(st.tuples(st.integers(1, 120), st.booleans()), max_size=40)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.trainer.loop.schedule import BatchShape
-from services.trainer.loop.staleness import is_too_stale, num_admissible, stragglers
+from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.staleness import is_too_stale, num_admissible, stragglers
 
 STEPS = 60
 

@@ -7,7 +7,7 @@ import pytest
 from services.trainer.loop.reward_failures import RewardFailures, first_failure
 from services.trainer.objective.advantages import GroupOutcomes
 from shared.messages import Outcome, RewardOutcome
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def failures(config: RunConfig, **changes: Any) -> RewardFailures:

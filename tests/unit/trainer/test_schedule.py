@@ -1,8 +1,8 @@
 import pytest
 
-from services.trainer.loop.schedule import BatchShape, total_steps
+from services.trainer.groups.schedule import BatchShape, total_steps
 from shared.errors import UserError
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 
 
 def config(**settings: object) -> RunConfig:

@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.loop.schedule import BatchShape
-from services.trainer.loop.staleness import is_too_stale, num_admissible, staleness, stragglers, window
+from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.staleness import is_too_stale, num_admissible, staleness, stragglers, window
 
 
 def test_the_first_admission_fills_the_window() -> None:

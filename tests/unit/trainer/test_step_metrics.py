@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.trainer.loop.ledger import Ledger
+from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.scored_groups import WaitingGroup
 from services.trainer.telemetry.per_token_log import rollout_rows, sampled_rollouts
 from services.trainer.telemetry.step_metrics import (
@@ -19,7 +19,7 @@ from services.trainer.telemetry.step_metrics import (
     rollout_metrics,
 )
 from shared.messages import RewardOutcome, Rollout, Stamp
-from shared.run_config import RunConfig
+from shared.run_options.run_config import RunConfig
 from tests.groups import rollout, scored_group
 
 CONFIG = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"])

@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.delta_decoding import apply_delta
+from services.generator.staging.delta_decoding import apply_delta
 from services.trainer.push.delta_encoding import encode_delta
-from shared.weight_delta import Delta, Positions, Values, parse_delta
+from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 
 DTYPES = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 ITEM_BYTES = st.sampled_from([1, 2, 4, 8])

@@ -12,16 +12,16 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.disk_reader import DiskReader
-from services.generator.staged_weights import StagedWeights
+from services.generator.staging.disk_reader import DiskReader
+from services.generator.staging.staged_weights import StagedWeights
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Announcement, announce
 from services.trainer.push.parcel import Parcel
 from services.trainer.push.sent_weights import SentWeights
-from shared import weight_manifest
 from shared.errors import PushError, UserError
-from shared.weight_manifest import MANIFEST
-from shared.weight_store import LocalStore, WeightStore, open_store
+from shared.weights import weight_manifest
+from shared.weights.weight_manifest import MANIFEST
+from shared.weights.weight_store import LocalStore, WeightStore, open_store
 
 Named = list[tuple[str, torch.Tensor]]
 SHAPE = (64, 33)

@@ -19,14 +19,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator import ipc_wire
-from services.generator.gloo_wire import TrainerGroup
-from services.generator.ipc_wire import IpcGroup, map_buffer
+from services.generator.staging import ipc_wire
+from services.generator.staging.gloo_wire import TrainerGroup
+from services.generator.staging.ipc_wire import IpcGroup, map_buffer
 from services.trainer.push import ipc_communicator
 from services.trainer.push.ipc_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
 from shared.errors import PushError
-from shared.weight_places import IpcBuffer
+from shared.weights.weight_places import IpcBuffer
 
 UUID = "8a1c5f2e-0000-4000-8000-0123456789ab"
 BUFFER_BYTES = 1_000

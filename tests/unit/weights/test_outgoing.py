@@ -18,7 +18,7 @@ from services.trainer.push.packing import announce
 from services.trainer.push.parcel import Parcel
 from shared.control import Transport
 from shared.run_options.pushing import PushEncoding
-from shared.weight_store import StoreError
+from shared.weights.weight_store import StoreError
 
 
 def weights(version: int) -> list[tuple[str, torch.Tensor]]:

@@ -1,0 +1,218 @@
+"""The commands that talk to a running service: submit, runs, show, watch, pause, resume, stop, rollouts."""
+
+import argparse
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace import service_finder, terminal
+from headrace.cli.chosen_run import choose_run
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient
+from headrace.run_file import read_run_file
+from headrace.watch import watch_view
+from headrace.watch.run_watch import RunWatch
+from headrace.watch.watch import final_sentence, follow
+from shared.lineage import LineageVersion
+
+_PIPE_WIDTH = 120
+_MAX_SHOWN = 60
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Submit a run file."""
+    config = read_run_file(Path(arguments.file))
+    with service_finder.connect(arguments) as client:
+        client.wait_until_heard()
+        submission = client.check(config) if arguments.dry_run else client.submit(config)
+        for warning in submission.warnings:
+            _out(f"note: {warning}")
+        if arguments.dry_run:
+            _out(f"{arguments.file} is valid: it would be accepted")
+            for name, value in submission.derived.items():
+                for line in value if name == "datasets" else [value]:
+                    _out(f"  {name}: {line}")
+            return 0
+        _out(f"submitted {submission.run_id}")
+        if arguments.watch:
+            try:
+                return _watch(client, submission.run_id)
+            except HeadraceApiError as error:
+                raise HeadraceApiError(f"{submission.run_id} was submitted, but cannot be watched: {error}") from error
+        _out(f"follow it with `headrace watch {submission.run_id}`")
+    return 0
+
+
+def runs(arguments: argparse.Namespace) -> int:
+    """List runs, newest first."""
+    with service_finder.connect(arguments) as client:
+        found = client.list(status=arguments.status, name=arguments.name)
+    if not found and (arguments.status or arguments.name is not None):
+        _out("there is no such run; `headrace runs` lists all")
+        return 0
+    if not found:
+        _out("there are no runs yet: submit one with `headrace submit FILE`")
+        return 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("run", "name", "status", "step", "trained", "dropped", "started", "took"):
+        table.add_column(column, justify="right" if column in ("step", "trained", "dropped", "took") else "left")
+    for run in found:
+        watch = RunWatch(run)
+        table.add_row(
+            watch.run_id,
+            str(run.get("name") or "-"),
+            Text(watch.status, style=watch_view.status_style(watch.status)),
+            f"{watch.step}/{watch.max_steps}" if watch.max_steps else "-",
+            str(watch.count("groups_trained")),
+            str(sum(watch.dropped.values())),
+            _local_time(run.get("started_at_s")),
+            _took(watch),
+        )
+    _console().print(table)
+    waiting: dict[str, list[str]] = {}
+    for watch in map(RunWatch, found):
+        if watch.is_paused:
+            _out(f"{watch.run_id} is paused: {watch.reason}")
+        if watch.waiting_for:
+            waiting.setdefault(watch.waiting_for, []).append(watch.run_id)
+    for what, run_ids in waiting.items():  # one line for a sweep of hundreds of runs that wait for the same
+        _out(f"{run_ids[0]} waits for {what}" if len(run_ids) == 1 else f"{len(run_ids)} runs wait for {what}")
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Show the current state of one run."""
+    with service_finder.connect(arguments) as client:
+        run_id = choose_run(client, arguments.run, purpose="look")
+        watch = RunWatch(client.get(run_id))
+        for metrics in client.metrics(run_id):
+            watch.take_metrics(metrics)
+    console = _console()
+    console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
+    _out(f"directory: {watch.run['run_dir']}")
+    return 0
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Follow a run until it ends."""
+    with service_finder.connect(arguments) as client:
+        return _watch(client, choose_run(client, arguments.run, purpose="look"))
+
+
+def pause(arguments: argparse.Namespace) -> int:
+    """Ask a run to pause."""
+    with service_finder.connect(arguments) as client:
+        run = client.pause(choose_run(client, arguments.run, purpose="pause"))
+    if run["status"] == "queued":
+        _out(f"{run['run_id']} has not begun, and will not begin until `headrace resume {run['run_id']}`")
+    else:
+        _out(
+            f"{run['run_id']} pauses after its current batch, until `headrace resume {run['run_id']}`; it keeps the "
+            "generators"
+        )
+    return 0
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Ask a paused or failed run to go on."""
+    with service_finder.connect(arguments) as client:
+        run_id = choose_run(client, arguments.run, purpose="resume")
+        before = client.get(run_id)
+        run = client.resume(run_id)
+    if before["status"] == "failed":
+        _out(f"{run_id} continues from its newest checkpoint when it is its turn")
+        return 0
+    was_paused = before["status"] == "paused" or before["desired"] == "pause"
+    _out(f"{run_id} goes on" if was_paused else f"{run_id} is not paused: it is {run['status']}")
+    return 0
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Ask a run to stop."""
+    with service_finder.connect(arguments) as client:
+        run_id = choose_run(client, arguments.run, purpose="stop")
+        had_ended = client.get(run_id)["status"] in ENDED
+        run = client.stop(run_id)
+    if had_ended:
+        _out(f"{run['run_id']} has ended already ({run['status']})")
+    elif run["status"] in ENDED:
+        _out(f"{run['run_id']} had not begun, and will not begin: it is {run['status']}")
+    else:
+        _out(f"{run['run_id']} stops after its current step and keeps a checkpoint in {run['run_dir']}/checkpoints")
+    return 0
+
+
+def rollouts(arguments: argparse.Namespace) -> int:
+    """Show the rollouts of one step."""
+    with service_finder.connect(arguments) as client:
+        run_id = choose_run(client, arguments.run, purpose="rollouts")
+        rows = client.rollouts(run_id, step=arguments.step)
+    if not rows:
+        _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")
+        return 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{run_id}, step {rows[0].get('step')}")
+    for column in ("prompt", "completion", "reward", "advantage", "version", "staleness"):
+        table.add_column(column, justify="left" if column in ("prompt", "completion") else "right")
+    for row in rows[: arguments.limit]:
+        table.add_row(
+            Text(_shortened(row.get("prompt"))),
+            Text(_shortened(row.get("completion"))),
+            _number(row.get("reward")),
+            _number(row.get("advantage")),
+            _versions(row.get("policy_versions")),
+            _number(row.get("staleness"), "d"),
+        )
+    _console().print(table)
+    if len(rows) > arguments.limit:
+        _out(f"{len(rows) - arguments.limit} more: --limit {len(rows)}")
+    return 0
+
+
+def _versions(spans: list[list[int]] | None) -> str:
+    """Return a rollout's first and last policy version; 2:57 is version 57 of the run's second trainer."""
+    found = sorted({LineageVersion(incarnation, version) for version, _, _, incarnation in spans or ()})
+    return "-".join(map(str, dict.fromkeys(found[:1] + found[-1:]))) or "-"
+
+
+def _watch(client: HeadraceClient, run_id: str) -> int:
+    try:
+        seen = follow(client, run_id, console=_console())
+    except KeyboardInterrupt:
+        _out(f"stopped watching; {run_id} goes on (`headrace stop {run_id}` ends it)")
+        return 0
+    _out(final_sentence(seen.run))
+    return 1 if seen.status == "failed" else 0
+
+
+def _console() -> Console:
+    return terminal.console(pipe_width=_PIPE_WIDTH)
+
+
+def _out(text: str) -> None:
+    _console().print(terminal.printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def _local_time(seconds: Any) -> str:
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(float(seconds)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _took(run: RunWatch) -> str:
+    gone_s = run.seconds_gone(time.time())
+    return "-" if gone_s is None else watch_view.clock(gone_s)
+
+
+def _number(value: Any, form: str = ".3f") -> str:
+    return f"{value:{form}}" if isinstance(value, int | float) else "-"
+
+
+def _shortened(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = terminal.printable(" ".join(text.split()))
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -1,0 +1,203 @@
+"""`headrace up`, in the foreground or detached, `headrace scale`, and `headrace down`."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.known_keys import secret_of
+from headrace.local import guarded_exec, launcher, process_table
+from headrace.local.service_specs import UpSettings, importable_environment
+from headrace.local.state_dir import Endpoint, StateDir, choose_state_dir
+from shared.errors import UserError
+from shared.service.secret_files import with_password
+from shared.service.tls import ServerCertificate, trusted, why_refused
+
+_DETACHED_START_TIMEOUT_S = 120.0
+_DOWN_PATIENCE_S = 75.0
+_SCALE_PATIENCE_S = 60.0
+_LOOK_EVERY_S = 0.1
+_LAST_PORT = 65535
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Start everything. Return when it has ended, or, if detached, as soon as it is up."""
+    settings = UpSettings(
+        state_dir=choose_state_dir(arguments.state_dir),
+        num_generators=arguments.generators,
+        num_simulated=arguments.simulate,
+        api_port=arguments.port,
+        metrics_port=_metrics_port(),
+        redis_url=_redis_url(),
+        repairs_redis=arguments.repair_redis,
+        **_tls(),
+    )
+    if settings.repairs_redis and settings.redis_url is not None:
+        raise UserError("--repair-redis is for the embedded Redis, but HEADRACE_REDIS_URL names another one")
+    if arguments.detach:
+        return _up_detached(settings)
+    return launcher.run(settings, say=say)
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """End a running launcher and its services, and wait until all of them are gone."""
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    endpoint = state.endpoint()
+    if endpoint is None or not process_table.is_alive(endpoint.launcher):
+        say(f"nothing is running on {state.path}")
+        return 0
+    killed = process_table.end([endpoint.launcher], patience_s=_DOWN_PATIENCE_S)
+    if killed:
+        # A killed launcher ends no services, so end them here.
+        process_table.end(endpoint.processes.values(), patience_s=_DOWN_PATIENCE_S)
+        state.forget_endpoint()
+    say(f"stopped; runs and logs are in {state.path}")
+    return 0
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    """Change the number of generators of a running launcher, and wait until it has done so.
+
+    Raises:
+        UserError: Nothing is running, the generators are simulated, or the launcher did not scale in time.
+    """
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    endpoint = state.endpoint()
+    if endpoint is None or not process_table.is_alive(endpoint.launcher):
+        raise UserError(
+            f"nothing is running on {state.path}; start it with `headrace up --generators {arguments.generators}`"
+        )
+    if endpoint.num_simulated:
+        generators = "generators" if endpoint.num_simulated > 1 else "generator"
+        raise UserError(
+            f"{endpoint.num_simulated} simulated {generators} run in one process, and their number cannot be changed; "
+            f"run `headrace down` and then `headrace up --simulate {arguments.generators}`: "
+            "a run goes on from its checkpoint"
+        )
+    state.want_generators(arguments.generators)
+    try:
+        os.kill(endpoint.launcher.pid, signal.SIGUSR1)
+    except ProcessLookupError as error:
+        raise UserError(
+            f"headrace on {state.path} has just ended; start it with `headrace up --generators {arguments.generators}`"
+        ) from error
+    wanted = {f"generator-{index}" for index in range(arguments.generators)}
+    deadline = time.monotonic() + _SCALE_PATIENCE_S
+    while time.monotonic() < deadline:
+        now = state.endpoint()
+        if now is not None and {name for name in now.processes if name.startswith("generator-")} == wanted:
+            say(f"generators: {len(wanted)}; a new one takes prompts once it has its model and the newest weights")
+            return 0
+        time.sleep(_LOOK_EVERY_S)
+    raise UserError(f"the launcher did not scale in {_SCALE_PATIENCE_S:.0f} s; its messages are where it was started")
+
+
+def start_detached(
+    settings: UpSettings, *, outlives_us: bool, variables: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a launcher in its own process session, with its output in logs/launcher.log.
+
+    Unless ``outlives_us``, the launcher ends when this process dies. ``variables`` are added to its environment.
+    """
+    state = StateDir(settings.state_dir)
+    state.make()
+    command = [] if outlives_us else guarded_exec.guard()
+    command += [sys.executable, "-m", "headrace", "up", "--state-dir", str(settings.state_dir)]
+    if settings.num_simulated:
+        command += ["--simulate", str(settings.num_simulated)]
+    else:
+        command += ["--generators", str(settings.num_generators)]
+    if settings.api_port is not None:
+        command += ["--port", str(settings.api_port)]
+    if settings.repairs_redis:
+        command.append("--repair-redis")
+    with (state.logs / "launcher.log").open("wb") as log_file:
+        return subprocess.Popen(
+            command,
+            env={**importable_environment(), **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
+        )
+
+
+def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> Endpoint:
+    """Wait until a detached launcher is up, and return the addresses of its services.
+
+    Raises:
+        UserError: The launcher ended, or was not up in time.
+    """
+    state = StateDir(settings.state_dir)
+    deadline = time.monotonic() + _DETACHED_START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            said = (state.logs / "launcher.log").read_text(encoding="utf-8", errors="replace").strip()
+            raise UserError(said.removeprefix("headrace: ") or f"the launcher ended with {process.returncode}")
+        endpoint = state.endpoint()
+        if endpoint is not None and endpoint.launcher.pid == process.pid and endpoint.is_ready:
+            return endpoint
+        time.sleep(_LOOK_EVERY_S)
+    process.terminate()
+    raise UserError(f"headrace did not come up in {_DETACHED_START_TIMEOUT_S:.0f} s; the logs are in {state.logs}")
+
+
+def say(line: str) -> None:
+    """Print a line and flush, so that it also passes through a pipe at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _redis_url() -> str | None:
+    """Return HEADRACE_REDIS_URL with the password from HEADRACE_REDIS_PASSWORD_FILE; None if no URL is set."""
+    url, file = os.environ.get("HEADRACE_REDIS_URL"), os.environ.get("HEADRACE_REDIS_PASSWORD_FILE")
+    if not url or not file:
+        return url or None
+    password = secret_of(file, "HEADRACE_REDIS_PASSWORD_FILE")
+    try:
+        return with_password(url, password)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _tls() -> dict[str, Any]:
+    """Return the TLS settings of the environment as arguments of UpSettings.
+
+    Raises:
+        UserError: Our own clients would refuse the certificate, or the certificate or the key is missing.
+    """
+    cert, key, ca = (os.environ.get(f"HEADRACE_TLS_{name}_FILE", "") for name in ("CERT", "KEY", "CA"))
+    if not (cert or key):
+        return {}
+    if not (cert and key):
+        raise UserError("HEADRACE_TLS_CERT_FILE and HEADRACE_TLS_KEY_FILE belong together; one of them is not set")
+    ca_file = Path(ca).absolute() if ca else None
+    server = ServerCertificate(Path(cert), Path(key)).context
+    if why := why_refused(server, trusted(ca_file), host="127.0.0.1"):
+        raise UserError(
+            f"HEADRACE_TLS_CERT_FILE: the services on 127.0.0.1 could not call each other with {cert}: {why}"
+        )
+    return {"scheme": "https", "ca_file": ca_file}
+
+
+def _metrics_port() -> int:
+    text = os.environ.get("HEADRACE_METRICS_PORT") or "0"
+    if not text.isascii() or not text.isdigit() or int(text) > _LAST_PORT:
+        raise UserError(
+            f"HEADRACE_METRICS_PORT={text} is not a port; give the first of consecutive free ports, one per service"
+        )
+    return int(text)
+
+
+def _up_detached(settings: UpSettings) -> int:
+    process = start_detached(settings, outlives_us=True)
+    endpoint = wait_until_up(settings, process)
+    for line in launcher.announcement(StateDir(settings.state_dir), endpoint, metrics_port=settings.metrics_port):
+        say(line)
+    say("`headrace down` stops everything.")
+    return 0

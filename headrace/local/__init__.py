@@ -1,0 +1,1 @@
+"""The services as processes of this machine: `headrace up`."""

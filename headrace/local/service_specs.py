@@ -1,0 +1,203 @@
+"""The processes of headrace on one machine, with their commands and environments.
+
+    redis --> trainer (run API; spawns ranks)   rewarder   generator-0 .. generator-(N-1)
+                                                           or one process of N simulated generators
+
+Services are configured by environment variables. Keys and the Redis password are inherited as open files in memory
+instead, because command lines are public and every process of the same user can read an environment.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.local import cpu_placement, embedded_redis, redis_repair
+from headrace.local.hang_watch import PING, Question
+from headrace.local.held_port import HeldPort
+from headrace.local.launch_ports import Doors, LaunchPorts
+from headrace.local.state_dir import Keys, StateDir
+from headrace.local.supervised_process import ServiceSpec
+from shared.service.child_secrets import SECRETS
+from shared.service.secret_files import password_of, without_password
+
+_INTERNAL_KEY_FILE = "HEADRACE_INTERNAL_KEY_FILE"
+REDIS, TRAINER, REWARDER, SIMULATED = "redis", "trainer", "rewarder", "simulated"
+
+
+def default_commands() -> dict[str, tuple[str, ...]]:
+    """Return the command of each kind of service."""
+    modules = {TRAINER: "trainer", REWARDER: "rewarder", "generator": "generator", SIMULATED: "generator.simulated"}
+    return {name: (sys.executable, "-m", f"services.{module}") for name, module in modules.items()}
+
+
+@dataclass(frozen=True)
+class UpSettings:
+    """The options of `headrace up`.
+
+    Attributes:
+        num_simulated: Number of simulated generators, which run in one process and replace all real ones; 0 for none.
+        metrics_port: Port of the trainer's metrics. The rewarder uses the next port, and the generators the ports
+            after it. 0 means no metrics.
+        scheme: ``https`` if HEADRACE_TLS_CERT_FILE is set, which the services read themselves; else ``http``.
+        ca_file: File with the CA of the services' certificate.
+    """
+
+    state_dir: Path
+    num_generators: int = 1
+    num_simulated: int = 0
+    api_port: int | None = None
+    metrics_port: int = 0
+    redis_url: str | None = field(default=None, repr=False)
+    repairs_redis: bool = False
+    scheme: str = "http"
+    ca_file: Path | None = None
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=default_commands)
+
+    @property
+    def num_generator_processes(self) -> int:
+        """Number of generator processes."""
+        return 1 if self.num_simulated else self.num_generators
+
+
+def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec:
+    """Write the embedded server's configuration file, and return its spec. The server binds its port by itself."""
+    port.let_bind()
+    config = embedded_redis.write_config(state.redis, port=port.number, password=password)
+    return ServiceSpec(
+        name=REDIS,
+        command=(str(embedded_redis.server_binary()), str(config)),
+        environment=dict(os.environ),
+        log_path=state.logs / "redis.log",
+        is_essential=True,
+        stop_timeout_s=15.0,
+        question=Question(port.number, PING),
+        why_hopeless=lambda last_words: redis_repair.why_unreadable(state.redis, last_words=last_words),
+    )
+
+
+def service_specs(
+    settings: UpSettings, state: StateDir, *, keys: Keys, ports: LaunchPorts, redis_url: str
+) -> list[ServiceSpec]:
+    """Return the services. The trainer is first, because it is ended first: its ranks save a checkpoint."""
+    common = _common_environment(state, redis_url)
+    secrets = _secrets(keys, redis_url)
+    # The rewarder does not get the internal key: requests between it and other services carry the API key.
+    for_rewarder = {name: secret for name, secret in secrets.items() if name != _INTERNAL_KEY_FILE}
+    _, for_trainer = _placement(settings.num_generator_processes)
+    trainer_environment = {
+        "HEADRACE_REPLICA_ID": "trainer-0",
+        "HEADRACE_RUNS_DIR": str(state.runs),
+        "HEADRACE_REWARDER_URL": ports.rewarder.url,
+        **_unless_set(for_trainer),
+    }
+
+    def spec(
+        name: str, kind: str, doors: Doors, environment: Mapping[str, str], stop_timeout_s: float, *arguments: str
+    ) -> ServiceSpec:
+        return ServiceSpec(
+            name=name,
+            command=(*settings.commands[kind], *arguments),
+            environment={**common, **doors.environment, **environment},
+            secrets=for_rewarder if kind == REWARDER else secrets,
+            listeners=doors.listeners,
+            log_path=state.logs / f"{name}.log",
+            is_essential=kind == TRAINER,
+            stop_timeout_s=stop_timeout_s,
+            question=doors.question,
+        )
+
+    if settings.num_simulated:
+        (doors,) = ports.generators
+        how_many = ("--replicas", str(settings.num_simulated))
+        generators = [spec(SIMULATED, SIMULATED, doors, {"HEADRACE_REPLICA_ID": SIMULATED}, 15.0, *how_many)]
+    else:
+        num_generators = len(ports.generators)
+        generators = [
+            generator_spec(
+                settings, state, keys=keys, redis_url=redis_url, index=index, doors=doors, num_generators=num_generators
+            )
+            for index, doors in enumerate(ports.generators)
+        ]
+    return [
+        spec(TRAINER, TRAINER, ports.trainer, trainer_environment, 30.0),
+        *generators,
+        spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0"}, 15.0),
+    ]
+
+
+def generator_spec(
+    settings: UpSettings,
+    state: StateDir,
+    *,
+    keys: Keys,
+    redis_url: str,
+    index: int,
+    doors: Doors,
+    num_generators: int,
+) -> ServiceSpec:
+    """Return the generator with this index, of ``num_generators``. Indices begin at 0."""
+    for_generators, _ = _placement(num_generators)
+    name = f"generator-{index}"
+    own = {**doors.environment, "HEADRACE_REPLICA_ID": name, **_unless_set(for_generators[index])}
+    return ServiceSpec(
+        name=name,
+        command=settings.commands["generator"],
+        environment={**_common_environment(state, redis_url), **own},
+        secrets=_secrets(keys, redis_url),
+        listeners=doors.listeners,
+        log_path=state.logs / f"{name}.log",
+        is_essential=False,
+        stop_timeout_s=15.0,
+        question=doors.question,
+    )
+
+
+def importable_environment() -> dict[str, str]:
+    """Return this process's environment, changed so that a Python subprocess imports our packages."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return {
+        **os.environ,
+        # Our packages have generic names: a folder `services` in the user's working directory must not hide ours.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": _joined_path(root, os.environ.get("PYTHONPATH")),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _secrets(keys: Keys, redis_url: str) -> dict[str, str]:
+    password = password_of(redis_url)
+    known = {"HEADRACE_API_KEY_FILE": keys.api_key, _INTERNAL_KEY_FILE: keys.internal_key}
+    return known | ({"HEADRACE_REDIS_PASSWORD_FILE": password} if _fits_a_file(password) else {})
+
+
+def _fits_a_file(password: str) -> bool:
+    return len(password.split()) == 1
+
+
+def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
+    # The secrets in the user's environment are for other services.
+    inherited = {name: value for name, value in importable_environment().items() if name not in SECRETS}
+    return {
+        **inherited,
+        "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,
+        "HEADRACE_HOST": "127.0.0.1",
+        "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
+        # `my_rewards:function` is also looked for in the user's working directory.
+        "HEADRACE_REWARD_PATH": _joined_path(os.environ.get("HEADRACE_REWARD_PATH"), os.getcwd()),
+    }
+
+
+def _placement(num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
+    if cpu_placement.has_gpu(os.environ):
+        return [{} for _ in range(num_generators)], {}
+    return cpu_placement.place(cpu_placement.available_cores(), num_generators=num_generators)
+
+
+def _unless_set(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def _joined_path(*parts: str | None) -> str:
+    return os.pathsep.join(part for part in parts if part)

@@ -1,0 +1,158 @@
+"""Follows a run on the terminal until it ends or the user presses Ctrl-C.
+
+    events (a thread, reconnecting) --> queue --> |      |
+    GET run, once a second ---------------------> | draw | --> panel, or lines without a terminal
+
+Ctrl-C ends only the watching; the run goes on.
+"""
+
+import queue
+import threading
+import time
+
+from rich.console import Console
+from rich.live import Live
+
+from headrace.client import HeadraceApiError, HeadraceClient, Run
+from headrace.event_stream import Event
+from headrace.watch import watch_view
+from headrace.watch.run_watch import RunWatch
+
+_POLL_EVERY_S = 1.0
+_DRAW_EVERY_S = 0.25
+_LINE_EVERY_S = 5.0
+_SAME_LINE_EVERY_S = 60.0
+_PATIENCE_S = 60.0
+
+
+def follow(client: HeadraceClient, run_id: str, *, console: Console, stall_s: float | None = None) -> RunWatch:
+    """Show the run until it has ended, and return its last state.
+
+    Args:
+        client: A client of the run API.
+        run_id: The run's id.
+        console: Where to draw.
+        stall_s: Give up if no step was trained for this many seconds while the run is not paused; None for no limit.
+
+    Raises:
+        HeadraceApiError: The API was unreachable for a minute, the run does not exist, or it stalled.
+    """
+    watch = RunWatch(client.get(run_id))
+    for metrics in client.metrics(run_id):
+        watch.take_metrics(metrics)
+    events: queue.Queue[Event] = queue.Queue()
+    stop = threading.Event()
+    threading.Thread(
+        target=_receive, args=(client.another(), run_id, events, stop), name=f"events of {run_id}", daemon=True
+    ).start()
+    follower = _Follower(client, watch, events, stall_s=stall_s)
+    try:
+        if console.is_terminal:
+            _draw(follower, console)
+        else:
+            _print_lines(follower, console)
+    finally:
+        stop.set()
+    return watch
+
+
+class _Follower:
+    """Keeps a RunWatch up to date."""
+
+    def __init__(
+        self, client: HeadraceClient, watch: RunWatch, events: "queue.Queue[Event]", *, stall_s: float | None
+    ) -> None:
+        self.watch = watch
+        self._client = client
+        self._events = events
+        self._stall_s = stall_s
+        self._poll_at = 0.0
+        self._answered_at = self._moved_at = time.monotonic()
+        self._seen_step = -1
+
+    def update(self, *, wait_s: float) -> None:
+        """Take all events that have arrived, waiting at most ``wait_s`` for the first; poll the run once a second."""
+        try:
+            self.watch.take_event(self._events.get(timeout=wait_s))
+            while True:
+                self.watch.take_event(self._events.get_nowait())
+        except queue.Empty:
+            pass
+        if time.monotonic() >= self._poll_at:
+            self._poll()
+            self._poll_at = time.monotonic() + _POLL_EVERY_S
+        self._notice_stall()
+
+    def _poll(self) -> None:
+        try:
+            self.watch.take_run(self._client.get(self.watch.run_id))
+            self._answered_at = time.monotonic()
+            if self.watch.has_ended:
+                # Events may still be on their way; the metrics file has all of them.
+                self._take_all_metrics()
+        except HeadraceApiError as error:
+            is_refusal = error.status is not None and error.status < 500
+            if is_refusal or time.monotonic() - self._answered_at > _PATIENCE_S:
+                raise
+
+    def _take_all_metrics(self) -> None:
+        for metrics in self._client.metrics(self.watch.run_id):
+            self.watch.take_metrics(metrics)
+
+    def _notice_stall(self) -> None:
+        now = time.monotonic()
+        if self.watch.step != self._seen_step or self.watch.is_paused:
+            self._seen_step, self._moved_at = self.watch.step, now
+        if self._stall_s is not None and now - self._moved_at > self._stall_s and not self.watch.has_ended:
+            raise HeadraceApiError(
+                f"nothing was trained for {self._stall_s:.0f} s; the run is waiting for "
+                f"{self.watch.waiting_for or 'an unknown reason'}"
+            )
+
+
+def _draw(follower: _Follower, console: Console) -> None:
+    def picture() -> object:
+        return watch_view.panel(follower.watch, now_s=time.time(), width=console.width)
+
+    with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
+        while True:
+            follower.update(wait_s=_DRAW_EVERY_S)
+            live.update(picture(), refresh=True)  # type: ignore[arg-type]
+            if follower.watch.has_ended:
+                return
+
+
+def _print_lines(follower: _Follower, console: Console) -> None:
+    """Print a line every few seconds if the state has changed, and otherwise once a minute."""
+    shown, shown_at = "", -_SAME_LINE_EVERY_S
+    while True:
+        follower.update(wait_s=_DRAW_EVERY_S)
+        watch, now = follower.watch, time.monotonic()
+        state = watch_view.state(watch)
+        if watch.has_ended or now - shown_at >= (_SAME_LINE_EVERY_S if state == shown else _LINE_EVERY_S):
+            line = watch_view.line(watch, now_s=time.time())
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            shown, shown_at = state, now
+        if watch.has_ended:
+            return
+
+
+def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event]", stop: threading.Event) -> None:
+    """Put the run's events into the queue. If the stream fails for good, polling still shows the run."""
+    with client:
+        try:
+            for event in client.events(run_id, stop=stop):
+                events.put(event)
+        except HeadraceApiError as error:
+            events.put(Event(id="", kind="log", data={"message": f"no more events: {error}"}))
+
+
+def final_sentence(run: Run) -> str:
+    """Return a sentence that says how the run ended and where its model or checkpoints are."""
+    steps = RunWatch(run).step
+    if run["status"] == "finished":
+        return f"{run['run_id']} finished after {steps} steps; the model is in {run['run_dir']}/model"
+    reason = f": {run['reason']}" if run.get("reason") else ""
+    return (
+        f"{run['run_id']} {run['status']} after {steps} steps{reason}; checkpoints are in {run['run_dir']}/checkpoints"
+    )

@@ -1,0 +1,172 @@
+"""Draws a run for the terminal: one panel that is redrawn, or one line at a time without a terminal.
+
+Pure functions of a RunWatch and the time; watch.py decides when to draw.
+"""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from headrace.watch.braille_plot import braille_curve, nice_bounds, sparkline
+from headrace.watch.run_watch import RunWatch
+
+MAX_WIDTH = 100
+_PLOT_HEIGHT = 7
+_AXIS_WIDTH = 7
+_LABEL_WIDTH, _VALUE_WIDTH = 10, 36
+_STATUS_STYLE = {
+    "running": "green", "paused": "bold yellow", "finished": "bold green", "stopped": "yellow", "failed": "bold red",
+}  # fmt: skip
+
+
+def status_style(status: str) -> str:
+    """Return the colour of a status."""
+    return _STATUS_STYLE.get(status, "cyan")
+
+
+def panel(watch: RunWatch, *, now_s: float, width: int) -> RenderableType:
+    """Return the whole panel, at most `width` characters wide."""
+    width = min(width, MAX_WIDTH)
+    inner = width - 6
+    status = Text(watch.status, style=status_style(watch.status))
+    return Panel(
+        Group(_head(watch, now_s, inner), "", _reward_plot(watch, inner), "", _numbers(watch, inner), *_foot(watch)),
+        title=Text.assemble("headrace  ", (watch.title, "bold")),
+        subtitle=status,
+        title_align="left",
+        subtitle_align="right",
+        box=box.ROUNDED,
+        border_style="grey50",
+        padding=(0, 2),
+        width=width,
+    )
+
+
+def line(watch: RunWatch, *, now_s: float) -> str:
+    """Return the state of the run in one line, for logs."""
+    gone_s = watch.seconds_gone(now_s)
+    before = f"[{clock(gone_s)}] " if gone_s is not None else ""
+    return f"{before}{state(watch)}"
+
+
+def state(watch: RunWatch) -> str:
+    """Return the line without the elapsed time. Two equal states mean that nothing has changed."""
+    parts = [f"step {watch.step}/{watch.max_steps}" if watch.max_steps else watch.progress_in_words]
+    for name, text in (
+        ("reward", "reward {:.3f}"),
+        ("staleness/mean", "staleness {:.2f}"),
+        ("throughput/generated_tokens_per_s", "generated {:,.0f} tokens/s"),
+        ("throughput/trained_tokens_per_s", "trained {:,.0f} tokens/s"),
+    ):
+        value = watch.last(name)
+        if value is not None:
+            parts.append(text.format(value))
+    push_s = watch.last("push/total_s")
+    if push_s is not None:
+        parts.append(f"push {1000 * push_s:.0f} ms")
+    left_s = watch.seconds_left()
+    if left_s is not None:
+        parts.append(f"{clock(left_s)} left")
+    if watch.is_paused:
+        parts.append(f"because {watch.reason}")
+    if watch.waiting_for:
+        parts.append(f"waiting for {watch.waiting_for}")
+    return "  ".join([watch.status, *parts, *watch.refusals])
+
+
+def clock(seconds: float) -> str:
+    """Return m:ss, or h:mm:ss."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def _head(watch: RunWatch, now_s: float, width: int) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    total = watch.max_steps or 1
+    gone_s, left_s = watch.seconds_gone(now_s), watch.seconds_left()
+    gone = "" if gone_s is None else f"{clock(gone_s)} elapsed"
+    time = gone if left_s is None else f"{gone}, about {clock(left_s)} left"
+    steps = watch.progress_in_words
+    bar = ProgressBar(total=total, completed=watch.step, width=max(10, width - len(steps) - len(time) - 4))
+    table.add_row(Text(steps, style="bold"), bar, time)
+    return table
+
+
+def _reward_plot(watch: RunWatch, width: int) -> RenderableType:
+    rewards = watch.series("reward")
+    low, high = nice_bounds(rewards)
+    share = watch.step / watch.max_steps if watch.max_steps else 1.0
+    columns = width - _AXIS_WIDTH - 1
+    curve = braille_curve(rewards, width=columns, height=_PLOT_HEIGHT, low=low, high=high, share=share)
+    value = f"{rewards[-1]:.3f}" if rewards else "no step yet"
+    text = Text.assemble(("reward", "bold"), "  ", (value, "bold cyan"), "\n")
+    marks = {0: f"{high:.2f}", _PLOT_HEIGHT // 2: f"{(low + high) / 2:.2f}", _PLOT_HEIGHT - 1: f"{low:.2f}"}
+    for row, dots in enumerate(curve):
+        tick = "┤" if row in marks else "│"
+        text.append(f"{marks.get(row, ''):>{_AXIS_WIDTH - 1}} {tick}", style="grey50")
+        text.append(dots + "\n", style="cyan")
+    end = str(watch.max_steps or watch.step)
+    text.append(" " * _AXIS_WIDTH + "└" + "─" * columns + "\n", style="grey50")
+    text.append(" " * _AXIS_WIDTH + " 1" + end.rjust(columns - 1), style="grey50")
+    return text
+
+
+def _numbers(watch: RunWatch, width: int) -> RenderableType:
+    spark_width = max(0, width - _LABEL_WIDTH - _VALUE_WIDTH - 4)
+
+    def spark(name: str) -> str:
+        return sparkline(watch.series(name), width=spark_width)
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True, width=_LABEL_WIDTH)
+    table.add_column(no_wrap=True, width=_VALUE_WIDTH)
+    table.add_column(style="cyan", no_wrap=True)
+    staleness = _values(watch, "{:.2f} mean, {:.0f} at most", "staleness/mean", "staleness/max")
+    table.add_row("staleness", staleness, spark("staleness/mean"))
+    for label, metric in (("generation", "generated"), ("training", "trained")):
+        name = f"throughput/{metric}_tokens_per_s"
+        table.add_row(label, _values(watch, "{:,.0f} tokens/s", name), spark(name))
+    push = _values(watch, "{:.0f} ms, including {:.0f} ms standstill", "push/total_s", "push/standstill_s", factor=1000)
+    table.add_row("push", push, spark("push/total_s"))
+    return table
+
+
+def _foot(watch: RunWatch) -> list[RenderableType]:
+    dropped = watch.dropped
+    reasons = f" ({', '.join(f'{reason} {number}' for reason, number in dropped.items())})" if dropped else ""
+    groups = (
+        f"{watch.count('groups_admitted')} admitted = {watch.count('groups_trained')} trained + "
+        f"{sum(dropped.values())} dropped{reasons} + {watch.num_in_flight} in flight"
+    )
+    versions = (
+        f"{watch.count('num_generators')}, policy version {watch.count('policy_version')}, "
+        f"{watch.count('pushes_confirmed')} of {watch.count('pushes')} pushes confirmed"
+    )
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True, width=_LABEL_WIDTH)
+    table.add_column()
+    if watch.queues:
+        table.add_row("queues", watch.queues)
+    table.add_row("groups", groups)
+    table.add_row("generators", versions)
+    if watch.paused_s >= 1:
+        table.add_row("paused", f"{clock(watch.paused_s)} so far")
+    if watch.waiting_for:
+        table.add_row("waiting", Text(f"for {watch.waiting_for}", style="yellow"))
+    for refusal in watch.refusals:
+        table.add_row("", Text(refusal, style="red"))
+    if watch.reason:
+        table.add_row("reason", Text(watch.reason, style=status_style(watch.status)))
+    for message in watch.messages:
+        table.add_row("", Text(message, style="grey50"))
+    return [table]
+
+
+def _values(watch: RunWatch, form: str, *names: str, factor: float = 1.0) -> str:
+    """Return the newest values of the metrics in the text ``form``; a dash while a value is unknown."""
+    values = [value for name in names if (value := watch.last(name)) is not None]
+    return form.format(*(factor * value for value in values)) if len(values) == len(names) else "-"

@@ -1,0 +1,116 @@
+"""The LoRA adapter of a run, as vLLM gets it. Pure, except for the requests.
+
+    adapters arrive --> a PEFT directory in memory --add_lora--> in the engine, in place of those before
+                                                                     |                    (directory gone)
+    every request of the run names it -------------------------------+
+
+There is one adapter, always with the same name. vLLM keys cached prompts by that name, which pushes do not change. The
+cache salt (salted_llm.py) keeps requests from reusing what an older adapter computed, as it does for whole models.
+"""
+
+import contextlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+from shared.run_options.lora import served_rank
+from shared.run_options.run_config import RunConfig
+
+_NAME, _ID = "policy", 1
+_NOWHERE = "/nonexistent/headrace-adapter"
+"""Path in requests. vLLM reads it if the adapter is not loaded, and must find nothing there."""
+_MEMORY = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class AdapterSpec:
+    """Shape of a run's adapters, which an engine must know at its start to serve them."""
+
+    rank: int
+    alpha: int
+    target_modules: tuple[str, ...] | None
+    is_base_4bit: bool = False
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "AdapterSpec | None":
+        """Return the spec of the run's adapters; None if the run trains all weights."""
+        if not config.use_peft:
+            return None
+        targets = config.lora_target_modules
+        return cls(
+            config.lora_r,
+            config.lora_alpha,
+            None if targets is None else tuple(sorted(targets)),
+            is_base_4bit=config.load_in_4bit,
+        )
+
+    def engine_args(self) -> dict[str, Any]:
+        """Return the arguments of vLLM's AsyncEngineArgs."""
+        args: dict[str, Any] = {
+            "enable_lora": True,
+            "max_lora_rank": served_rank(self.rank),
+            "max_loras": 1,
+            "max_cpu_loras": 1,
+        }
+        if self.is_base_4bit:
+            # NF4 with double quantisation, computed while loading, as in the trainer (frozen_base.py).
+            args |= {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
+        return args
+
+    def peft_config(self) -> dict[str, Any]:
+        """Return PEFT's adapter_config.json, with the fields that vLLM reads."""
+        return {
+            "peft_type": "LORA",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "target_modules": sorted(self.target_modules or ()),
+            "bias": "none",
+        }
+
+
+def serving_request(adapter: AdapterSpec | None) -> Any | None:
+    """Return the LoRARequest that answers a request with the run's adapter; None if the run has none."""
+    if adapter is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(lora_name=_NAME, lora_int_id=_ID, lora_path=_NOWHERE)
+
+
+def loading_request(directory: Path) -> Any:
+    """Return the LoRARequest that loads a PEFT directory in place of the current adapter."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(lora_name=_NAME, lora_int_id=_ID, lora_path=str(directory), load_inplace=True)
+
+
+@contextlib.contextmanager
+def adapter_directory() -> Generator[Path]:
+    """Make a temporary directory, in memory if possible, and remove it with its content when the block ends."""
+    where = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="headrace-adapter-", dir=where, ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
+
+
+def check_can_serve(config: RunConfig, *, has_cuda: bool) -> None:
+    """Raise UserError if this replica cannot compute the run's adapters or its base model."""
+    if not config.use_peft:
+        return
+    if has_cuda and config.dtype == "float32":
+        raise UserError(
+            "vLLM computes adapters on a GPU only in bfloat16, but the run's dtype is float32; set dtype: bfloat16",
+            field="dtype",
+        )
+    if config.load_in_4bit and not has_cuda:
+        raise UserError("load_in_4bit needs a GPU, but this generator runs on CPU; leave it out", field="load_in_4bit")
+    if config.load_in_4bit and importlib.util.find_spec("vllm_bnb_plugin") is None:
+        raise UserError(
+            "load_in_4bit needs the package vllm-bnb-plugin in the generator's environment: vLLM holds the base in 4 "
+            "bits through it",
+            field="load_in_4bit",
+        )

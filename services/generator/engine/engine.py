@@ -1,0 +1,259 @@
+"""vLLM's AsyncLLM behind the few calls that the generator needs.
+
+    start_engine(spec) --> Engine.complete(prompt ids) --> completions with logprobs and version spans
+
+The engine runs in child processes; this process holds its client. A dead engine is never revived: EngineDiedError ends
+the process, and its supervisor restarts it.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from services.generator.engine import engine_failure
+from services.generator.engine.adapter import serving_request
+from services.generator.engine.engine_config import (
+    known_engine_args,
+    make_vllm_config,
+    sampling_arguments,
+    what_it_says,
+)
+from services.generator.engine.engine_failure import how_ended, root_cause
+from services.generator.engine.engine_spec import EngineSpec, check_engine_args
+from services.generator.engine.lone_worker import cores_of_worker
+from services.generator.engine.probe_place import num_places
+from services.generator.inflight_window import EngineLoad, first_size
+from services.generator.rollouts import Completion
+from shared.errors import HeadraceError, MessageError, UnavailableError
+from shared.run_options.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_SHUTDOWN_S = 2.0
+_ResultT = TypeVar("_ResultT")
+
+
+class EngineDiedError(HeadraceError):
+    """vLLM's engine died or did not start. Only a new process helps."""
+
+
+class Engine:
+    """A running vLLM engine.
+
+    Args:
+        client: AsyncLLM; the weight receiver and the OpenAI routes use it too.
+        spec: The spec that the engine was started with.
+    """
+
+    def __init__(self, client: Any, spec: EngineSpec) -> None:
+        self.client = client
+        self.spec = spec
+        self.lora_request = serving_request(spec.adapter)
+        """The LoRARequest for every request: the run's adapter; None if the run has none."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine's processes have failed."""
+        return bool(self.client.errored)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the engine's cores. Worker processes are their children."""
+        manager = self.client.engine_core.resources.engine_manager
+        return [process.pid for process in getattr(manager, "processes", ())]
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in the engine."""
+        return int(self.client.num_unfinished)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine cores have reported since their start."""
+        return int(self.client.num_steps)
+
+    def why_dead(self, *, otherwise: str) -> str:
+        """Return the first failure in vLLM's processes, or how one of them ended; ``otherwise`` if neither is known."""
+        manager = self.client.engine_core.resources.engine_manager
+        ended: Mapping[str, int] = manager.finished_procs() if hasattr(manager, "finished_procs") else {}
+        return root_cause(otherwise=how_ended(ended) or otherwise)
+
+    def first_window(self, config: RunConfig) -> int:
+        """Return a number of groups that is certain to fit at once."""
+        vllm: Any = self.client.vllm_config
+        cache, num_cores = vllm.cache_config, int(vllm.parallel_config.data_parallel_size)
+        num_tokens = cache.num_gpu_blocks * cache.block_size
+        longest = -(-(config.max_completion_length + 1) // cache.block_size) * cache.block_size
+        return first_size(
+            most=config.max_inflight_groups,
+            kv_tokens=num_tokens,
+            tokens_per_group=(config.max_prompt_length or 0) + config.num_generations * longest,
+            max_num_seqs=num_places(vllm.scheduler_config) * num_cores,
+            requests_per_group=config.num_generations,
+        )
+
+    def take_load(self) -> EngineLoad:
+        """Return the engine's load since the last call."""
+        load: EngineLoad = self.client.take_load()
+        return load
+
+    async def complete(
+        self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
+    ) -> list[Completion]:
+        """Sample ``num_completions`` sequences. Cancelling the call aborts the request.
+
+        A push that keeps the KV cache may come while a request is still queued. Older weights may then have read the
+        prompt of its completions, so these are discarded and sampled again.
+
+        Raises:
+            MessageError: The model cannot take this prompt (too long, or an unknown token id), or vLLM could not keep a
+                completion to the structure that the run asks for.
+            EngineDiedError: The engine failed.
+        """
+        completions: list[Completion] = []
+        while len(completions) < num_completions:
+            label = self.client.weights_label
+            sampled = await self._sample(
+                prompt_ids,
+                num_completions=num_completions - len(completions),
+                config=config,
+                request_id=f"{request_id}-{len(completions)}" if completions else request_id,
+            )
+            completions += [one for one in sampled if not _read_before(label, one, config)]
+        return completions
+
+    async def _sample(
+        self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
+    ) -> list[Completion]:
+        from vllm.exceptions import VLLMClientError
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        params = SamplingParams(**sampling_arguments(config, num_completions=num_completions))
+        final: Any = None
+        try:
+            async for output in self.client.generate(
+                {"prompt_token_ids": list(prompt_ids)}, params, request_id, lora_request=self.lora_request
+            ):
+                final = output
+        except VLLMClientError as error:
+            raise MessageError(f"the model cannot take this prompt of {len(prompt_ids)} tokens: {error}") from error
+        except (EngineDeadError, EngineGenerateError) as error:
+            why = self.why_dead(otherwise=str(error.__cause__ or error))
+            raise EngineDiedError(f"vLLM's engine failed while sampling: {why}") from error
+        completions = [_completion(output) for output in sorted(final.outputs, key=lambda output: output.index)]
+        unfinished = {completion.finish_reason for completion in completions} - {"stop", "length"}
+        if unfinished == {"error"} and config.structured_outputs() is not None:
+            raise MessageError("vLLM could not keep a completion to the structure that the run asks for")
+        if unfinished:
+            raise EngineDiedError(f"vLLM ended a request with {', '.join(sorted(unfinished))} instead of completing it")
+        return completions
+
+    async def shutdown(self) -> None:
+        """Stop the engine's processes, and kill any that linger. Requests in progress end with EngineDeadError."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self.client.output_handler is not None:
+            # Otherwise it logs the end of the engine as a failure.
+            self.client.output_handler.cancel()
+        # That handler would have ended these requests. Without this, their clients would wait forever.
+        ended = EngineDeadError()
+        ended.__cause__ = UnavailableError("the engine is being stopped or replaced")
+        self.client.output_processor.propagate_error(ended)
+        await _in_thread(lambda: self.client.shutdown(timeout=_SHUTDOWN_S), name="engine shutdown")
+        # vLLM leaves its ZeroMQ context to the garbage collector, which keeps threads and descriptors of every old
+        # engine.
+        self.client.engine_core.resources.ctx.term()
+
+
+async def import_vllm(extra_args: Mapping[str, Any]) -> bool:
+    """Import vLLM outside the event loop, check HEADRACE_ENGINE_ARGS, and return whether vLLM runs on CUDA.
+
+    Raises:
+        UserError: An engine argument does not exist.
+    """
+
+    def load() -> bool:
+        import vllm.v1.engine.async_llm
+        from vllm.platforms import current_platform
+
+        assert vllm.v1.engine.async_llm is not None
+        check_engine_args(extra_args, known_engine_args())
+        return bool(current_platform.is_cuda())
+
+    return await _in_thread(load, name="import vLLM")
+
+
+async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_cuda: bool, timeout_s: float) -> Engine:
+    """Load the model and return the running engine.
+
+    Raises:
+        UserError: The model or an engine argument is refused; another run may work.
+        EngineDiedError: vLLM did not start.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            client = await _in_thread(lambda: _build(spec, extra_args, has_cuda=has_cuda), name="start engine")
+            if not has_cuda and client.vllm_config.parallel_config.pipeline_parallel_size > 1:
+                await client.collective_rpc("headrace_make_ready")
+    except TimeoutError as error:
+        kill_children()
+        raise EngineDiedError(f"vLLM did not load {spec.model} within {timeout_s:.0f} s") from error
+    return Engine(client, spec)
+
+
+def kill_children() -> None:
+    """Kill the processes that this process spawned. Their own children exit with them (spawned.py)."""
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -> Any:
+    config = make_vllm_config(spec, extra_args, has_cuda=has_cuda)
+
+    from services.generator.engine.salted_llm import LoadRecorder, SaltedLLM
+
+    engine_failure.prepare()
+    try:
+        with cores_of_worker(config):
+            return SaltedLLM.from_vllm_config(config, stat_loggers=[LoadRecorder], disable_log_stats=True)
+    except RuntimeError as error:
+        kill_children()
+        options = f" and {', '.join(sorted(spec.of_run))}" if spec.of_run else ""
+        why = root_cause(otherwise=f"{what_it_says(error)} See vLLM's lines in the generator's log")
+        raise EngineDiedError(f"vLLM could not start with {spec.model}{options}: {why}") from error
+
+
+def _read_before(label: str, completion: Completion, config: RunConfig) -> bool:
+    """Return whether the prompt may have been read by older weights than the first token was sampled with."""
+    return config.kv_after_push == "keep" and bool(completion.spans) and completion.spans[0][0] != label
+
+
+def _completion(output: Any) -> Completion:
+    return Completion(
+        text=output.text,
+        token_ids=list(output.token_ids),
+        logprobs=_sampled_logprobs(output),
+        spans=[(span.version, span.start, span.end) for span in output.weight_versions or ()],
+        finish_reason=str(output.finish_reason),
+    )
+
+
+def _sampled_logprobs(output: Any) -> list[float]:
+    """Return the logprob of each sampled token. With ``logprobs=0``, vLLM returns only that one for each position."""
+    flat = output.logprobs
+    if flat is None or list(flat.token_ids) != list(output.token_ids):
+        raise EngineDiedError("vLLM's logprobs do not match the sampled tokens; is this vLLM 0.32?")
+    return list(flat.logprobs)
+
+
+async def _in_thread(work: Callable[[], _ResultT], *, name: str) -> _ResultT:
+    """Run ``work`` in a thread that the process does not wait for at exit: loading a model cannot be cancelled."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)

@@ -1,0 +1,119 @@
+"""Has vLLM check a run's engine arguments and sampling settings, in a separate process.
+
+    POST /internal/v1/engine/check --> python -m services.generator.engine.engine_check --> verdict
+                                       stdin: run, HEADRACE_ENGINE_ARGS    stdout: EngineVerdict
+
+vLLM checks options by building its config from them. This sets variables of the process, and may take long or never
+end, so it happens in a separate process and with a deadline. The engine is not started. Problems that only its start
+reveals, such as too little memory, are reported when the run is served.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.engine_check import EngineProblem, EngineVerdict
+from shared.errors import UnavailableError, UserError
+from shared.file_roots import FileRoots
+from shared.run_options.run_config import parse_run_config
+from shared.run_options.run_places import misplaced
+
+
+class EngineChecker:
+    """Asks vLLM about one run at a time.
+
+    Args:
+        of_replica: HEADRACE_ENGINE_ARGS.
+        timeout_s: How long a check may take, in seconds.
+        data: Directories in which models of runs may be.
+        weights: Directories to which the weights of runs may be written.
+    """
+
+    def __init__(self, of_replica: Mapping[str, Any], *, timeout_s: float, data: FileRoots, weights: FileRoots) -> None:
+        self._of_replica = dict(of_replica)
+        self._timeout_s = timeout_s
+        self._places = {"data": data, "weights": weights}
+        self._lock = asyncio.Lock()
+
+    async def check(self, config: dict[str, Any]) -> EngineVerdict:
+        """Return vLLM's verdict on the run.
+
+        Raises:
+            UnavailableError: vLLM gave no verdict, or not in time.
+        """
+        try:
+            run = parse_run_config(config)
+            outside = await asyncio.to_thread(misplaced, run, **self._places, opens_data_sets=False)
+        except UserError as error:
+            outside = [(error.field or "vllm", str(error))]
+        if outside:  # vLLM is not asked, because it would read these files
+            return EngineVerdict(errors=[EngineProblem(field=field, message=message) for field, message in outside])
+        async with self._lock:
+            question = json.dumps({"config": config, "of_replica": self._of_replica}).encode()
+            answer = await self._ask(question)
+        try:
+            return EngineVerdict.model_validate_json(answer)
+        except ValidationError as error:
+            raise UnavailableError("the check of the engine's options ended without an answer") from error
+
+    async def _ask(self, question: bytes) -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.generator.engine.engine_check",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer, _ = await process.communicate(question)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the check of the engine's options did not end within {self._timeout_s:.0f} s"
+            ) from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return answer
+
+
+def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVerdict:
+    """Return vLLM's verdict on the run."""
+    from vllm.platforms import current_platform
+
+    from services.generator.engine.engine_config import check_sampling, make_vllm_config
+    from services.generator.engine.engine_spec import spec_for
+    from shared.run_options.run_config import RunConfig
+
+    run = RunConfig.model_validate(config)
+    has_cuda = bool(current_platform.is_cuda())
+    try:
+        spec = spec_for(run, has_cuda=has_cuda)
+        vllm_config = make_vllm_config(spec, of_replica, has_cuda=has_cuda)
+        check_sampling(run, vllm_config)
+    except UserError as error:
+        return EngineVerdict(errors=[EngineProblem(field=error.field or "vllm", message=str(error))])
+    return EngineVerdict(
+        warnings=[
+            f"vllm.{name} is overridden by HEADRACE_ENGINE_ARGS of the generators, which set {of_replica[name]!r}"
+            for name in spec.overruled(of_replica)
+        ]
+    )
+
+
+def main() -> None:
+    """Read the question from standard input, and write the verdict to standard output."""
+    # vLLM logs to standard output, so descriptor 1 becomes standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    question = json.loads(sys.stdin.read())
+    answers.write(judge(question["config"], question["of_replica"]).model_dump_json())
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Builds vLLM's config for a run, or reports why vLLM refuses it. Reads no weights.
+
+    spec, HEADRACE_ENGINE_ARGS --> model's files --> AsyncEngineArgs --> VllmConfig --> sampling parameters
+
+engine.py starts the engine with this config; engine_check.py only checks it.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.generator.engine.engine_spec import EngineSpec, refuse_auto_map, unknown_args
+from services.generator.engine.lone_worker import keep_in_core
+from services.generator.engine.probe_place import reserve_place
+from shared.errors import UserError
+from shared.run_options.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_REFUSALS = (ValueError, TypeError, OSError, RuntimeError, AssertionError, LookupError, ImportError, AttributeError)
+"""vLLM has no common exception for refused arguments: any of these may mean a refusal."""
+
+
+def known_engine_args() -> set[str]:
+    """Return the names of vLLM's engine arguments."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cuda: bool) -> Any:
+    """Return the VllmConfig of an engine.
+
+    Raises:
+        UserError: The model or an engine argument is refused.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.exceptions import VLLMError
+
+    if unknown := unknown_args(spec.of_run, known_engine_args()):
+        raise UserError(unknown, field="vllm")
+    args = spec.engine_args(of_replica, has_cuda=has_cuda)
+    longest = _check_model(spec)
+    is_derived = "max_model_len" not in {*spec.of_run, *of_replica}
+    if is_derived and longest is not None and args["max_model_len"] > longest:
+        log.warning(
+            "prompt and completion may have %s tokens, but the model takes only %s", args["max_model_len"], longest
+        )
+        args["max_model_len"] = longest
+    try:
+        config = AsyncEngineArgs(**args).create_engine_config()
+    except (VLLMError, *_REFUSALS) as error:
+        if spec.of_run:
+            names = ", ".join(sorted(spec.of_run))
+            raise UserError(f"vLLM refuses {spec.model} with {names}: {what_it_says(error)}", field="vllm") from error
+        raise UserError(f"vLLM refuses {spec.model}: {what_it_says(error)}", field="model") from error
+    if spec.adapter is not None:
+        _check_adapters(config.model_config)
+    reserve_place(config.scheduler_config)
+    if not has_cuda:
+        keep_in_core(config)
+    return config
+
+
+def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, Any]:
+    """Return the arguments of SamplingParams.
+
+    No seed is set, because it kills the CPU engine when a prompt is prefilled in chunks. The text includes the stop
+    string, as the token ids do, so that reward functions see what was sampled and is trained on.
+    """
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    arguments: dict[str, Any] = {
+        "n": num_completions,
+        "max_tokens": config.max_completion_length,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "min_p": config.min_p,
+        "repetition_penalty": config.repetition_penalty,
+        "include_stop_str_in_output": True,
+        "logprobs": 0,
+        "flat_logprobs": True,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
+    if config.generation_kwargs is not None:
+        arguments |= config.generation_kwargs.model_dump(exclude={"structured_outputs"}, exclude_none=True)
+    structure = config.structured_outputs()
+    if structure is not None:
+        arguments["structured_outputs"] = StructuredOutputsParams(**structure)
+    return arguments
+
+
+def check_sampling(config: RunConfig, vllm_config: Any) -> None:
+    """Have vLLM check the run's sampling settings.
+
+    Raises:
+        UserError: vLLM would refuse every prompt.
+    """
+    import vllm.tokenizers
+    from vllm.exceptions import VLLMError
+    from vllm.sampling_params import SamplingParams
+
+    tokenizers: Any = vllm.tokenizers  # partly untyped
+    try:
+        params = SamplingParams(**sampling_arguments(config, num_completions=config.num_generations))
+        params.verify(
+            vllm_config.model_config,
+            vllm_config.speculative_config,
+            vllm_config.structured_outputs_config,
+            tokenizers.cached_tokenizer_from_config(vllm_config.model_config),
+        )
+    except (VLLMError, *_REFUSALS) as error:
+        is_regex = config.vllm_structured_outputs_regex is not None
+        field = "vllm_structured_outputs_regex" if is_regex else "generation_kwargs"
+        raise UserError(f"vLLM refuses these sampling settings: {what_it_says(error)}", field=field) from error
+
+
+def what_it_says(error: BaseException) -> str:
+    """Return an error of another library in one line; for a pydantic error, every problem that it found."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".lstrip(": ") for item in found)
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _check_model(spec: EngineSpec) -> int | None:
+    """Return the model's maximum number of tokens, if its config states it. Refuse a model with its own code."""
+    from transformers import PretrainedConfig
+    from transformers.models.auto import tokenization_auto
+
+    find: Any = tokenization_auto
+    try:
+        config, _ = PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)
+        tokenizer_config = find.get_tokenizer_config(spec.model, revision=spec.revision)
+    except (OSError, ValueError) as error:
+        raise UserError(f"the model {spec.model} cannot be read: {what_it_says(error)}", field="model") from error
+    refuse_auto_map(config, where=f"config.json of {spec.model}")
+    refuse_auto_map(tokenizer_config, where=f"tokenizer_config.json of {spec.model}")
+    longest = config.get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
+
+
+def _check_adapters(model_config: Any) -> None:
+    """Raise UserError if vLLM does not support adapters for this model. Otherwise the engine would fail while it
+    starts.
+    """
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    model_class, architecture = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
+    if not supports_lora(model_class):
+        raise UserError(
+            f"vLLM does not support adapters of {architecture}; leave use_peft out to train all weights",
+            field="use_peft",
+        )

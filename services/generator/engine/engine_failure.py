@@ -1,0 +1,99 @@
+"""Reports why vLLM failed, from the child process in which it failed.
+
+    EngineCore, Worker   logger.exception("... failed to start.") --the first of them--> file
+    this process         "Engine core initialization failed. See root cause above." + the content of the file
+
+vLLM writes the reason only to its logs, which `headrace show` does not display. An environment variable names the file,
+and spawned processes inherit it.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.service.signal_names import signal_name
+
+_VARIABLE = "HEADRACE_ENGINE_FAILURE_FILE"
+_LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+_DEADLY = ("EngineCore failed", "EngineCore encountered a fatal", "WorkerProc failed")
+"""Log messages of fatal failures in vLLM begin with these words. vLLM also logs exceptions that it survives."""
+_MAX_CHARACTERS = 500
+
+
+class _FirstFailure(logging.Filter):
+    """Writes the first fatal exception that any process logs to a file, and lets all records pass.
+
+    It is not a handler, because vLLM configures its loggers again once it knows its options, which removes their
+    handlers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Write the exception unless the file exists: later failures are consequences of the first."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and str(record.msg).startswith(_DEADLY):
+            with contextlib.suppress(OSError), self._path.open("x", encoding="utf-8") as file:
+                file.write(_in_one_line(error))
+        return True
+
+
+def prepare() -> None:
+    """Name the file for processes that are spawned from now on, and delete the report of an earlier engine."""
+    if _VARIABLE not in os.environ:
+        # Other users cannot guess the name, and the file does not exist until something fails.
+        os.environ[_VARIABLE] = str(Path(tempfile.gettempdir()) / f"headrace-failure-{secrets.token_hex(16)}")
+    Path(os.environ[_VARIABLE]).unlink(missing_ok=True)
+
+
+def write_down_failures() -> None:
+    """In a vLLM process: have its first failure written to the file. Does nothing if ``prepare`` was not called."""
+    path = os.environ.get(_VARIABLE)
+    if path is None:
+        return
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, _FirstFailure) for known in logger.filters):
+            logger.addFilter(_FirstFailure(Path(path)))
+
+
+def clear_away() -> None:
+    """Remove the file at the end of this process."""
+    if _VARIABLE in os.environ:
+        Path(os.environ.pop(_VARIABLE)).unlink(missing_ok=True)
+
+
+def root_cause(*, otherwise: str) -> str:
+    """Return the first failure in vLLM's processes, or ``otherwise`` if none was written."""
+    with contextlib.suppress(OSError, KeyError):
+        return Path(os.environ[_VARIABLE]).read_text(encoding="utf-8")
+    return otherwise
+
+
+def how_ended(exit_codes: Mapping[str, int]) -> str:
+    """Return which of vLLM's processes failed and how it ended; empty if none has ended.
+
+    Args:
+        exit_codes: By process name. Exit codes 0 and SIGTERM come last, because SIGTERM is how the other processes are
+            stopped after a failure.
+    """
+    for name, code in sorted(exit_codes.items(), key=lambda item: item[1] in (0, -signal.SIGTERM)):
+        if code == -signal.SIGKILL:
+            return f"its process {name} was killed by SIGKILL, as the kernel does when memory runs out (see dmesg)"
+        if code < 0:
+            return f"its process {name} was killed by {signal_name(-code)}"
+        return f"its process {name} ended with exit status {code}"
+    return ""
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return the type and the message, shortened. All lines are kept, because the first one often says the least."""
+    text = " ".join(str(error).split())[:_MAX_CHARACTERS]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

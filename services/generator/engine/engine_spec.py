@@ -1,0 +1,143 @@
+"""Defines how an engine is started, and which runs may share an engine. Pure: does not import vLLM."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from services.generator.engine.adapter import AdapterSpec, check_can_serve
+from services.generator.staging.staging_worker import WORKER_EXTENSION
+from shared.errors import UserError
+from shared.run_options.engine_args import why_not_at_all
+from shared.run_options.run_config import RunConfig
+
+_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """Start parameters of an engine. Runs with equal specs are served by the same engine, one after the other."""
+
+    model: str
+    revision: str | None
+    dtype: str
+    max_model_len: int | None
+    adapter: AdapterSpec | None = None
+    of_run: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The run's ``vllm:`` section."""
+    sleeps: bool = False
+    """Whether the engine releases its GPU memory between two batches."""
+
+    def engine_args(self, of_replica: Mapping[str, Any], *, has_cuda: bool) -> dict[str, Any]:
+        """Return the arguments of vLLM's AsyncEngineArgs. The replica's override the run's, and the run's override
+        ours.
+
+        Raises:
+            UserError: The combined arguments would sample from something other than the policy.
+        """
+        args: dict[str, Any] = {
+            "model": self.model,
+            "revision": self.revision,
+            "tokenizer_revision": self.revision,
+            "dtype": self.dtype,
+            # -1 means as much as the model and the cache allow.
+            "max_model_len": -1 if self.max_model_len is None else self.max_model_len,
+            "trust_remote_code": False,
+            # Text only: a chat request could make a multimodal model fetch any URL.
+            "language_model_only": True,
+            # By default vLLM returns logprobs before temperature, and silently applies the model's own sampling
+            # defaults.
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            # No weights are transferred this way (see staging_worker.py). The setting tells vLLM that weights will
+            # change while the engine runs, so that it leaves out kernels that do not support this.
+            "weight_transfer_config": {"backend": "ipc"},
+            "worker_extension_cls": WORKER_EXTENSION,
+            # All requests have the same priority, except the probe after a push, which must not wait.
+            "scheduling_policy": "priority",
+            "disable_log_stats": True,
+            # Compilation on CPU needs a C++ compiler and makes the first requests take seconds.
+            "enforce_eager": not has_cuda,
+        }
+        if self.sleeps:
+            args["enable_sleep_mode"] = True
+        if self.adapter is not None:
+            args |= self.adapter.engine_args()
+        args |= dict(self.of_run) | dict(of_replica)
+        if not has_cuda and any(args.get(name) is not None for name in _SPECULATION):
+            # vLLM 0.32's fallback for Triton's expand_kernel writes into a copy, so temperatures stay uninitialised.
+            raise UserError(
+                "speculative decoding needs a GPU: vLLM's CPU build divides the logits by uninitialised memory, so it "
+                "does not sample from the policy. Leave speculative_config out",
+                field="vllm",
+            )
+        return args
+
+    def overruled(self, of_replica: Mapping[str, Any]) -> list[str]:
+        """Return the names of the run's engine arguments for which the replica sets another value."""
+        return sorted(name for name in self.of_run if of_replica.get(name, self.of_run[name]) != self.of_run[name])
+
+
+def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
+    """Return the engine spec of a run.
+
+    Raises:
+        UserError: The run needs a GPU and this replica has none, or this replica's GPU cannot serve the run.
+    """
+    if config.weight_transport in ("nccl", "ipc") and not has_cuda:
+        raise UserError(
+            f"weight_transport is {config.weight_transport}, but this generator runs on CPU; use auto, gloo or disk",
+            field="weight_transport",
+        )
+    if config.vllm_enable_sleep_mode and not has_cuda:
+        raise UserError(
+            "vllm_enable_sleep_mode releases GPU memory, but this generator runs on CPU; leave it out",
+            field="vllm_enable_sleep_mode",
+        )
+    check_can_serve(config, has_cuda=has_cuda)
+    longest = None if config.max_prompt_length is None else config.max_prompt_length + config.max_completion_length
+    return EngineSpec(
+        model=config.model,
+        revision=config.model_revision,
+        dtype=config.dtype,
+        max_model_len=longest,
+        adapter=AdapterSpec.of(config),
+        of_run=config.vllm,
+        sleeps=config.vllm_enable_sleep_mode,
+    )
+
+
+def check_engine_args(of_replica: Mapping[str, Any], known: set[str]) -> None:
+    """Raise UserError if vLLM does not know a key of HEADRACE_ENGINE_ARGS, or if only headrace may set it."""
+    if unknown := unknown_args(of_replica, known):
+        raise UserError(f"HEADRACE_ENGINE_ARGS: {unknown}")
+    for name in sorted(of_replica):
+        if why := why_not_at_all(name, of_replica):
+            raise UserError(f"HEADRACE_ENGINE_ARGS: {name} cannot be set: {why}")
+
+
+def unknown_args(args: Mapping[str, Any], known: set[str]) -> str | None:
+    """Return a sentence about the arguments that vLLM does not have, or None if it has them all."""
+    unknown = sorted(set(args) - known)
+    if not unknown:
+        return None
+    near = [f"{name}?" for wrong in unknown for name in difflib.get_close_matches(wrong, known, n=1)]
+    hint = f"did you mean {' '.join(near)}" if near else "use names of AsyncEngineArgs, such as max_num_seqs"
+    return f"vLLM has no engine argument {', '.join(unknown)}; {hint}"
+
+
+def refuse_auto_map(content: Any, *, where: str) -> None:
+    """Raise UserError if a parsed config has ``auto_map`` at any depth."""
+    unvisited: list[Any] = [content]
+    while unvisited:
+        node = unvisited.pop()
+        if isinstance(node, dict):
+            if "auto_map" in node:
+                raise UserError(
+                    f"{where} has auto_map: the model would run Python code from its own directory, which headrace "
+                    "refuses. Use a model whose architecture vLLM and transformers know.",
+                    field="model",
+                )
+            unvisited.extend(cast("dict[str, Any]", node).values())
+        elif isinstance(node, list):
+            unvisited.extend(cast("Sequence[Any]", node))

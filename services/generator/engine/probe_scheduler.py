@@ -1,0 +1,62 @@
+"""vLLM's schedulers with a place and a step for the probe after a push; probe_place.py gives the reasons.
+
+They run in the engine core's process.
+"""
+
+from typing import Any
+
+from vllm.v1.core.sched import async_scheduler, scheduler
+
+from services.generator.engine.probe_place import PROBE_PRIORITY
+
+asynchronous: Any = async_scheduler  # partly untyped
+synchronous: Any = scheduler
+
+
+class ProbePlace:
+    """Mixed into a scheduler: allows one more running request while a probe is the next to be admitted.
+
+    If no other request has its cache at that time, the probe is computed in a step of its own.
+    """
+
+    running: Any
+    waiting: Any
+    kv_holding_waiting: Any
+    max_num_scheduled_tokens: int
+    _num_of_requests: int
+
+    @property
+    def max_num_active_reqs(self) -> int:
+        """Most requests that may run; vLLM reads it before each admission."""
+        return self._num_of_requests + self._is_probe_next()
+
+    @max_num_active_reqs.setter
+    def max_num_active_reqs(self, number: int) -> None:
+        self._num_of_requests = number
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the requests of the next step."""
+        inherited: Any = super()
+        if self.running or not self._is_probe_next():
+            return inherited.schedule(*args, **kwargs)
+        num_tokens = self.max_num_scheduled_tokens
+        self.max_num_scheduled_tokens = min(num_tokens, int(self.waiting.peek_request().num_tokens))
+        try:
+            return inherited.schedule(*args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = num_tokens
+
+    def _is_probe_next(self) -> bool:
+        if self.kv_holding_waiting or not self.waiting:
+            return False
+        return bool(self.waiting.peek_request().priority <= PROBE_PRIORITY)
+
+
+class ProbeScheduler(ProbePlace, synchronous.Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler, with a place for the probe."""
+
+
+class AsyncProbeScheduler(ProbePlace, asynchronous.AsyncScheduler):  # type: ignore[misc]
+    """vLLM's asynchronous scheduler, which prepares a step while the previous one is computed, with a place for the
+    probe.
+    """

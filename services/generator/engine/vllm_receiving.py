@@ -1,0 +1,147 @@
+"""Implements receiving_engine.py with vLLM's AsyncLLM."""
+
+import itertools
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from services.generator.engine.adapter import AdapterSpec, loading_request, serving_request
+from services.generator.engine.probe_place import PROBE_PRIORITY
+from services.generator.staging.worker_reports import Progress, WorkerReports
+from shared.control import Transport
+from shared.errors import PushError
+
+_ASLEEP = "_headrace_is_asleep"
+_JOBS = frozenset({"enter", "receive"})
+
+
+class VllmReceivingEngine:
+    """See receiving_engine.ReceivingEngine.
+
+    Args:
+        client: AsyncLLM.
+        adapter: Spec of the adapters that it serves; None if whole models arrive.
+    """
+
+    def __init__(self, client: Any, adapter: AdapterSpec | None = None) -> None:
+        self.adapter = adapter
+        self._client = client
+        self._lora_request = serving_request(adapter)
+        self._probe_ids = itertools.count(1)
+        self._reports = WorkerReports(self.num_workers)
+
+    @property
+    def transports(self) -> Sequence[Transport]:  # noqa: D102
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cuda():
+            return ("gloo", "disk")
+        # Several workers use several GPUs, and the trainer is on at most one GPU.
+        return ("nccl", "ipc", "gloo", "disk") if self.num_workers == 1 else ("nccl", "gloo", "disk")
+
+    @property
+    def device_uuid(self) -> str | None:  # noqa: D102
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cuda() or self.num_workers > 1:
+            return None
+        return str(current_platform.get_device_uuid()).removeprefix("GPU-")
+
+    @property
+    def num_workers(self) -> int:  # noqa: D102
+        parallel = self._client.vllm_config.parallel_config
+        return int(parallel.world_size) * int(parallel.data_parallel_size)
+
+    async def call_workers(self, move: str, **arguments: Any) -> list[Any]:  # noqa: D102
+        report_to = self._reports.begin() if move in _JOBS else None
+        rpc: tuple[Any, ...] = ("collective_rpc", "headrace_push", None, (move, arguments, report_to), {})
+        # Not AsyncLLM.collective_rpc, which returns only the first engine's answers if there are several data-parallel
+        # engines.
+        engines: list[list[Any]] = await self._client.engine_core.call_utility_all_async(*rpc)
+        return [answer for workers in engines for answer in workers]
+
+    async def progress(self, *, wait_s: float) -> Sequence[Progress]:  # noqa: D102
+        reported = await self._reports.wait(wait_s)
+        return reported or [Progress(*progress) for progress in await self.call_workers("progress")]
+
+    def close(self) -> None:  # noqa: D102
+        self._reports.close()
+
+    async def pause(self, *, keep_cache: bool) -> None:  # noqa: D102
+        await self._client.pause_generation(mode="keep", clear_cache=not keep_cache)
+
+    async def abort_and_pause(self) -> None:  # noqa: D102
+        await self._client.pause_generation(mode="abort", clear_cache=True)
+
+    async def resume(self) -> None:  # noqa: D102
+        await self._client.resume_generation()
+
+    @property
+    def is_asleep(self) -> bool:  # noqa: D102
+        # Stored on the client, because the engine outlives this object.
+        return bool(getattr(self._client, _ASLEEP, False))
+
+    async def sleep(self) -> None:  # noqa: D102
+        # Only a push wakes the engine, and it brings all weights, so there is nothing to save (level 2). If adapters
+        # are pushed, their base must be saved (level 1).
+        level = 2 if self.adapter is None else 1
+        setattr(self._client, _ASLEEP, True)
+        await self._client.sleep(level=level, mode="keep")
+
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:  # noqa: D102
+        await self._client.wake_up(tags=[part])
+        if part == "kv_cache":
+            setattr(self._client, _ASLEEP, False)
+
+    async def name_version(self, version: str) -> None:  # noqa: D102
+        await self._client.update_weight_version(version)
+
+    async def read_version(self) -> str:  # noqa: D102
+        return str(await self._client.get_weight_version())
+
+    async def load_adapter(self, directory: Path) -> None:  # noqa: D102
+        await self._client.add_lora(loading_request(directory))
+
+    async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:  # noqa: D102
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        parallel, scheduler = self._client.vllm_config.parallel_config, self._client.vllm_config.scheduler_config
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
+        several = int(parallel.data_parallel_size) > 1
+        queues: dict[str, Any] = {}
+        for rank in range(int(parallel.data_parallel_size)):
+            name = f"headrace-probe-{next(self._probe_ids)}"
+            queues[name] = await self._client.add_request(
+                name,
+                {"prompt_token_ids": list(token_ids)},
+                params.clone(),
+                lora_request=self._lora_request,
+                priority=PROBE_PRIORITY if scheduler.policy == "priority" else 0,
+                data_parallel_rank=rank if several else None,
+            )
+
+        async def answers() -> list[list[float]]:
+            try:
+                return [_prompt_logprobs(await _final(queue), token_ids) for queue in queues.values()]
+            finally:
+                # vLLM ignores requests that have already ended.
+                await self._client.abort(list(queues))
+
+        return answers()
+
+
+async def _final(queue: Any) -> Any:
+    while True:
+        output = await queue.get()
+        if output.finished:
+            return output
+
+
+def _prompt_logprobs(output: Any, token_ids: Sequence[int]) -> list[float]:
+    """Return the logprob of every token of the prompt except the first, which has none."""
+    if output.prompt_logprobs is None:
+        raise PushError("the engine gave the probe up")
+    return [
+        float(at_position[token].logprob)
+        for at_position, token in zip(output.prompt_logprobs[1:], token_ids[1:], strict=True)
+    ]

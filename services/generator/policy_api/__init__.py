@@ -1,0 +1,1 @@
+"""The public routes that sample from the live policy."""

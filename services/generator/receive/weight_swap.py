@@ -1,0 +1,271 @@
+"""The weights of one run's engine, and how an update replaces them; weight_receiver.py decides which step is allowed.
+
+    begin --> receiving --> commit: hold --> load, read back --> resume --> probe compared --> outputs are released
+                  |                  |             |                             |
+                  | fails, or leave  | fails       | fails                       | fails
+                  v                  v             v                             v
+        the old weights are        spoiled: held, without weights, until a later update is complete
+        served on
+
+``held`` is the old version until the new one was read back; during the push only ``is_held`` changes. An object of this
+class ends with its run. Calls in progress are then cancelled, and their results cannot affect the next run.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.generator.engine.adapter import adapter_directory
+from services.generator.engine.guarded_engine import GuardedEngine
+from services.generator.engine.output_gate import OutputGate
+from services.generator.receive.probe_check import compare
+from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest
+from shared.errors import HeadraceError, PushError
+from shared.lineage import NO_WEIGHTS, LineageVersion, incarnation_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Update:
+    """A push that began here and was neither committed nor given up."""
+
+    body: BeginRequest
+    begun_at: float
+    directory: Path | None
+    """Directory for adapters; None if whole models arrive."""
+    closing: ExitStack
+    """Removes the directory."""
+    receiving: "asyncio.Task[str | None] | None" = None
+    failure: str = ""
+    received_at: float = 0.0
+    held_at: float | None = None
+
+
+class WeightSwap:
+    """The weights of one run in one engine.
+
+    Args:
+        replica_id: This replica's stable name.
+        engine: Receives and loads weights.
+        outputs: The gate that everything the engine samples must pass.
+        is_staged: Whether arriving weights are staged. If not, decoding is held while they arrive.
+        has_adapters: Whether adapters arrive, instead of whole models.
+        on_change: Called when ``held`` or ``is_held`` has changed.
+
+    Attributes:
+        epoch: Current communicator epoch; 0 means none.
+        held: Version of this run's weights, as read back from the engine.
+        is_held: Whether decoding is held.
+        staged_checksum: Checksum of the staged weights; None if they are not complete.
+        update: The update in progress, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        replica_id: str,
+        engine: GuardedEngine,
+        outputs: OutputGate,
+        is_staged: bool,
+        has_adapters: bool,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.engine = engine
+        self.epoch = 0
+        self.held = NO_WEIGHTS
+        self.is_held = False
+        self.staged_checksum: str | None = None
+        self.update: Update | None = None
+        self._replica_id = replica_id
+        self._outputs = outputs
+        self._is_staged = is_staged
+        self._has_adapters = has_adapters
+        self._on_change = on_change
+
+    def end(self) -> None:
+        """Give up the update in progress. Outputs of weights that were not verified are refused."""
+        if self.update is not None:
+            if self.update.receiving is not None:
+                self.update.receiving.cancel()
+            self._forget(self.update)
+        if self._outputs.is_shut:
+            self._outputs.refuse()
+
+    async def enter(self, body: JoinRequest) -> None:
+        """Have all workers enter a new communicator."""
+        await self.leave("a newer epoch began")
+        # Regardless of the run: the workers may still be in the communicator of a run that has ended.
+        await self.engine.leave()
+        await self.engine.enter(body)
+        self.epoch = body.epoch
+
+    async def begin(self, body: BeginRequest) -> None:
+        """Begin to receive. Without staging, hold decoding first.
+
+        Raises:
+            PushError: The engine could not be held, or the announced parameters do not match the model's.
+        """
+        closing = ExitStack()
+        directory = closing.enter_context(adapter_directory()) if self._has_adapters else None
+        update = self.update = Update(body, time.monotonic(), directory, closing)
+        self.staged_checksum = None
+        try:
+            if not self._is_staged:
+                await self._hold(update)
+            await self.engine.wake_weights()
+            await self.engine.begin(body, is_staged=self._is_staged, directory=directory)
+        except PushError as error:
+            await self.leave(str(error))
+            raise
+        update.receiving = asyncio.create_task(self._receive(update), name="receive weights")
+
+    async def commit(self, update: Update, receiving: "asyncio.Task[str | None]", body: CommitRequest) -> CommitReply:
+        """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
+
+        Raises:
+            PushError: The update failed; the diagram above shows the resulting state.
+        """
+        deadline = time.monotonic() + body.timeout_s
+        await asyncio.wait({receiving})
+        checksum = receiving.result()
+        if update.failure:
+            await self.leave(update.failure)
+            raise PushError(update.failure)
+        try:
+            await self._check_checksum(checksum, body)
+            held_at = await self._hold(update)
+            loading_at = time.monotonic()
+            version = LineageVersion(incarnation_of(body.epoch), body.policy_version)
+            left_s = max(deadline - loading_at, 0.0)
+            await self.engine.load(version, directory=update.directory, timeout_s=left_s)
+            load_s = time.monotonic() - loading_at
+            # Queued before decoding resumes, so that the probe is in the first step, even if other requests wait for a
+            # place.
+            answer = None if body.probe is None else await self.engine.submit_probe(body.probe.token_ids)
+            try:
+                await self.engine.resume()
+                resumed_at = time.monotonic()
+                self._forget(update)
+                self.held, self.is_held = version, False
+                self._on_change()
+                difference, failure = await self._verify(body, answer)
+            finally:
+                if answer is not None:
+                    answer.cancel()
+        except PushError as error:
+            await self.leave(str(error))
+            raise
+        return CommitReply(
+            replica_id=self._replica_id,
+            policy_version=body.policy_version,
+            receive_s=update.received_at - update.begun_at,
+            load_s=load_s,
+            standstill_s=resumed_at - held_at,
+            probe_s=time.monotonic() - resumed_at,
+            probe_max_diff=difference,
+            probe_failure=failure,
+        )
+
+    async def sleep(self) -> None:
+        """Hold decoding, and release the engine's GPU memory.
+
+        Raises:
+            PushError: This engine cannot sleep.
+        """
+        if self.engine.is_asleep:
+            return
+        was_held, self.is_held = self.is_held, True
+        self._on_change()
+        try:
+            await self.engine.sleep()
+        except PushError:
+            self.is_held = was_held
+            self._on_change()
+            raise
+
+    async def leave(self, reason: str) -> None:
+        """Leave the communicator and give up the update. If decoding is held for it, the weights are spoiled."""
+        update = self.update
+        if update is not None:
+            log.warning("giving up policy version %d: %s", update.body.policy_version, reason)
+            if update.held_at is not None:
+                self.held = NO_WEIGHTS
+                self._on_change()
+        if self.epoch:
+            self.epoch = 0
+            await self.engine.leave()
+        if update is not None:
+            if update.receiving is not None:
+                # The workers have left, so this task ends now.
+                await asyncio.wait({update.receiving})
+            self._forget(update)
+
+    async def _hold(self, update: Update) -> float:
+        """Hold decoding unless it is held already, and return the time at which the hold began."""
+        if update.held_at is None:
+            update.held_at = time.monotonic()
+            self.is_held = True
+            self._outputs.shut()
+            self._on_change()
+            await self.engine.hold()
+        return update.held_at
+
+    async def _verify(
+        self, body: CommitRequest, answer: "asyncio.Task[list[list[float]]] | None"
+    ) -> tuple[float | None, str | None]:
+        """Open the output gate if the loaded version's probe agrees with the trainer's; otherwise refuse it."""
+        difference, failure = None, None
+        if body.probe is not None and answer is not None:
+            difference, failure = await compare(self.engine, body.probe, answer)
+        if failure is None:
+            self._outputs.open()
+        else:
+            await self._refuse(f"policy version {body.policy_version} failed its probe: {failure}")
+        return difference, failure
+
+    async def _refuse(self, reason: str) -> None:
+        """Take the version out of service, and refuse everything that it has sampled."""
+        log.error("%s; decoding is held until a later push is complete", reason)
+        self.held, self.is_held = NO_WEIGHTS, True
+        self._on_change()
+        await self.engine.abort_and_hold()
+        self._outputs.refuse()
+        await self.engine.forget()
+        self.staged_checksum = None
+        await self.leave(reason)
+
+    async def _check_checksum(self, arrived: str | None, body: CommitRequest) -> None:
+        if body.checksum is not None and arrived is not None and arrived != body.checksum:
+            await self.engine.forget()
+            raise PushError(
+                f"policy version {body.policy_version} as received is not what the trainer sent: the checksum is "
+                f"{arrived}, but should be {body.checksum}"
+            )
+        self.staged_checksum = arrived if self._is_staged else None
+
+    async def _receive(self, update: Update) -> str | None:
+        """Return the checksum of the received weights, or record the failure in ``update`` and return None."""
+        try:
+            checksum = await self.engine.received(update.body)
+        except HeadraceError as error:
+            log.warning("%s; the old weights continue to be served" if update.held_at is None else "%s", error)
+            update.failure = str(error)
+            if not self.engine.is_stuck:
+                # Otherwise the trainer would wait for us to take the next chunk, and hold up all replicas until its
+                # deadline.
+                self.epoch = 0
+                with contextlib.suppress(HeadraceError):
+                    await self.engine.leave()
+            return None
+        update.received_at = time.monotonic()
+        return checksum
+
+    def _forget(self, update: Update) -> None:
+        update.closing.close()
+        self.update = None

@@ -1,0 +1,81 @@
+"""Loads pushed weights into a vLLM model, and checks that they are the whole model.
+
+    start -> load, load, ... -> check_complete -> finish
+
+vLLM's layerwise reload does the loading. It leaves three problems to its caller, which are solved here. A reload that
+was interrupted leaves half-filled layers, which the next reload would complete with a mixture. A parameter, or a shard
+of a fused parameter, that never arrives is not an error. On CPU, the prepacked head of a model with tied embeddings
+keeps the old weights.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
+
+from services.generator.staging.full_set import is_tied, lacks, missing_parameters
+
+
+class CheckedReload:
+    """One reload of one model.
+
+    Args:
+        model: The worker's shard of the model.
+        model_config: vLLM's ModelConfig.
+    """
+
+    def __init__(self, model: Any, model_config: Any) -> None:
+        self._model = model
+        self._model_config = model_config
+        self._loaded: set[str] = set()
+        self._can_tell = model_config.quantization is None
+
+    def start(self) -> None:
+        """Prepare every layer for loading, and first finish an interrupted reload."""
+        if any(get_layerwise_info(layer).can_load() for layer in self._model.modules()):
+            finalize_layerwise_processing(self._model, self._model_config)
+        initialize_layerwise_reload(self._model)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load some of the checkpoint's parameters, by their Hugging Face names."""
+        loaded: set[str] | None = self._model.load_weights(weights)
+        if loaded is None:
+            self._can_tell = False
+        else:
+            self._loaded |= loaded
+
+    def check_complete(self) -> None:
+        """Raise ValueError if a parameter of this worker's model was not loaded, or only partly."""
+        if not self._can_tell:
+            return
+        missing = missing_parameters(
+            self._model,
+            self._model_config,
+            self._loaded,
+            is_filled=lambda layer: not get_layerwise_info(layer).can_load(),
+        )
+        if missing:
+            raise ValueError(lacks(missing))
+
+    def finish(self) -> None:
+        """Finish the reload, so that the model computes with the loaded layers."""
+        finalize_layerwise_processing(self._model, self._model_config)
+        if is_tied(self._model_config) and next(self._model.parameters()).device.type == "cpu":
+            prepack_tied_head(self._model)
+
+
+def prepack_tied_head(model: Any) -> None:
+    """Make the head of a model with tied embeddings compute with the current embeddings."""
+    modules: list[Any] = list(model.modules())
+    heads = [module for module in modules if isinstance(module, ParallelLMHead)]
+    embeddings = [
+        module
+        for module in modules
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    ]
+    if len(heads) == 1 and len(embeddings) == 1:
+        heads[0].weight = embeddings[0].weight
+        heads[0].quant_method.process_weights_after_loading(heads[0])

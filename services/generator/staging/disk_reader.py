@@ -1,0 +1,109 @@
+"""Reads pushed weights that the trainer wrote to files (shared/weights/weight_manifest.py) into staging memory.
+
+    place --> manifest --> its base, and so on, until the staged or a full version --> apply them, oldest first
+
+Every file is checked before any of it is used, and the whole set is checked after the last file. The only waits are for
+the store. After each range of a file and each parameter, the reader checks the deadline and whether the push was given
+up.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+
+from services.generator.staging.delta_decoding import apply_delta
+from services.generator.staging.staged_weights import StagedWeights
+from shared.errors import PushError
+from shared.weights.weight_manifest import Manifest, read_file, read_manifest
+from shared.weights.weight_places import DiskPlace
+from shared.weights.weight_store import WeightStore, open_store
+
+_MAX_CHAIN = 1024
+"""Trainers write much shorter chains. This ends a circle of manifests that name each other as base."""
+
+
+class DiskReader:
+    """This worker's view of one run's directory.
+
+    Args:
+        weight_dir: Absolute path or URL of the directory.
+
+    Raises:
+        UserError: The package for such URLs is not installed.
+    """
+
+    def __init__(self, weight_dir: str) -> None:
+        self._store: WeightStore = open_store(weight_dir)
+        self._is_over = threading.Event()
+
+    def receive_into(self, staging: StagedWeights, place: DiskPlace, *, held: str | None, timeout_s: float) -> str:
+        """Bring ``staging`` to the version at ``place``, and return its checksum as the trainer stated it.
+
+        Args:
+            staging: Staging memory to write. After an error its content is unusable.
+            place: The version to read.
+            held: Checksum of the staged parameters; None if they are not complete.
+            timeout_s: Deadline for everything, in seconds.
+
+        Raises:
+            PushError: A file is missing or damaged, the result differs from the trainer's weights, the time is up, or
+                the push was given up.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        def check() -> None:
+            if self._is_over.is_set():
+                raise PushError("the trainer gave up the push, or died")
+            if time.monotonic() > deadline:
+                raise PushError(f"reading the weights from {place.name} took longer than {timeout_s:.0f} s")
+
+        chain = self._chain(place, held=held, check=check)
+        for name, manifest in chain:
+            self._apply(staging, name, manifest, check=check)
+        wanted = chain[-1][1].checksum
+        if staging.checksum() != wanted:
+            raise PushError(f"the weights read from {place.name} differ from the trainer's")
+        return wanted
+
+    def leave(self) -> None:
+        """Make a reader stop after the current read, which is 16 MiB of a file or one parameter."""
+        self._is_over.set()
+
+    def _chain(self, place: DiskPlace, *, held: str | None, check: Callable[[], None]) -> list[tuple[str, Manifest]]:
+        """Return the versions to read, in reading order."""
+        newest = read_manifest(self._store, place.name, sha256=place.manifest_sha256)
+        found = [(place.name, newest)]
+        while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != held:
+            check()
+            if len(found) == _MAX_CHAIN:
+                raise PushError(f"the chain of deltas of {place.name} does not end at a full version")
+            manifest = read_manifest(self._store, base)
+            if manifest.checksum != found[-1][1].base_checksum:
+                raise PushError(f"{base} is not the base version of {found[-1][0]}")
+            found.append((base, manifest))
+        return found[::-1]
+
+    def _apply(self, staging: StagedWeights, directory: str, manifest: Manifest, *, check: Callable[[], None]) -> None:
+        missing = set(staging.tensors)
+        for file in manifest.files:
+            data = read_file(self._store, directory, file, check=check)
+            tensors: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load(data)
+            for name, tensor in tensors.items():
+                check()
+                if name not in missing:
+                    raise PushError(f"{directory} has {name} twice, or it was not announced")
+                missing.remove(name)
+                try:
+                    if manifest.encoding == "full":
+                        staging.put(name, tensor)
+                    else:
+                        apply_delta(staging.tensors[name], tensor.numpy().tobytes())
+                        staging.changed(name)
+                except ValueError as error:
+                    raise PushError(f"{name} of {directory} cannot be used: {error}") from error
+        if missing:
+            raise PushError(f"{directory} lacks {len(missing)} parameters, among them {sorted(missing)[:3]}")

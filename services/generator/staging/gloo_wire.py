@@ -1,0 +1,202 @@
+"""The receiving end of the gloo wire, which needs only torch: enters a group and takes chunks apart.
+
+    rank 0, the trainer --- packed uint8 chunks, broadcast ---> ranks rank_offset .. of this replica's workers
+                        --- lifeline, a silent connection --->  closed when the trainer gives up, or dies
+
+Both ends cut the stream into the same chunks from the same names, dtypes and shapes, by the rule of vLLM's packed NCCL
+broadcast: a chunk ends with the parameter that takes it past ``buffer_bytes``. Every wait has a deadline.
+
+The lifeline exists because gloo does not always wake a receiver whose sender has closed the connection (seen when
+another rank had left before the first broadcast). Without it, all ranks would wait for the deadline.
+"""
+
+import contextlib
+import math
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from services.generator.staging.staged_weights import Spec
+
+c10d: Any = torch.distributed  # a binding to C++ without complete types
+
+_FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
+"""The pause between two polls grows from the first to the last value, by this share of the time waited so far."""
+_LOOK_EVERY_S = 0.02
+_abandoned: list[tuple[Any, Any]] = []
+"""Groups with an operation that will end at its own deadline. Destroying such a group would wait for it."""
+
+
+class TrainerGroup:
+    """This worker's place in one communicator epoch.
+
+    Args:
+        master_address: Address of the trainer.
+        master_port: Port of the trainer's store.
+        rank: Rank of this worker in the group.
+        world_size: Number of ranks in the group.
+        timeout_s: Deadline of the rendezvous in seconds; the constructor blocks until every rank is there.
+
+    Raises:
+        RuntimeError: Not all ranks came in time, or the trainer gave up.
+    """
+
+    def __init__(self, *, master_address: str, master_port: int, rank: int, world_size: int, timeout_s: float) -> None:
+        self._lifeline = _connect(master_address, master_port, timeout_s)
+        self._group: Any = None
+        timeout = timedelta(seconds=timeout_s)
+        options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
+        options._timeout = timeout  # noqa: SLF001
+        own_address = str(self._lifeline.getsockname()[0])
+
+        def enter() -> Any:
+            options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own_address)]  # noqa: SLF001
+            store = c10d.TCPStore(master_address, master_port, None, is_master=False, timeout=timeout)
+            return c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), rank, world_size, options)
+
+        try:
+            self._group = _within(timeout_s, enter, lifeline=self._lifeline)
+        finally:
+            if self._group is None:
+                self._lifeline.close()
+
+    def receive_chunks(
+        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
+    ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
+        """Yield the named parameters of each chunk as it arrives.
+
+        Raises:
+            RuntimeError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
+        """
+        deadline = time.monotonic() + timeout_s
+        for chunk_of in cut(specs, buffer_bytes):
+            chunk = torch.empty(sum(num_bytes(spec) for spec in chunk_of), dtype=torch.uint8)
+            self.receive(chunk, timeout_s=max(deadline - time.monotonic(), 0.001))
+            yield unpack(chunk, chunk_of)
+
+    def leave(self) -> None:
+        """Close this worker's connections. Ranks that wait for it get an error."""
+        self._group = None
+        self._lifeline.close()
+
+    def receive(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """Fill a uint8 tensor with the trainer's next broadcast.
+
+        Raises:
+            RuntimeError: It did not come within ``timeout_s``, the trainer gave up, or this worker has left.
+        """
+        options = c10d.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = timedelta(seconds=timeout_s)
+        self._complete(lambda group: group.broadcast([chunk], options))
+
+    def confirm(self, *, timeout_s: float) -> None:
+        """Wait until every rank has called ``confirm``.
+
+        Raises:
+            RuntimeError: As in ``receive``.
+        """
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=timeout_s)
+        self._complete(lambda group: group.allreduce([torch.zeros(1, dtype=torch.int64)], options))
+
+    def _complete(self, start: Callable[[Any], Any]) -> None:
+        group = self._group
+        if group is None:
+            raise RuntimeError("this worker has left the communicator")
+        work = start(group)
+        began_at = time.monotonic()
+        while not work.is_completed():
+            if _is_closed(self._lifeline):
+                _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
+                _abandoned.append((group, work))
+                raise RuntimeError("the trainer gave up the push, or died")
+            time.sleep(min(_FIRST_POLL_S + _POLL_SHARE * (time.monotonic() - began_at), _LAST_POLL_S))
+        work.wait()
+
+
+def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
+    """Yield the parameters of each chunk."""
+    chunk: list[Spec] = []
+    size = 0
+    for spec in specs:
+        chunk.append(spec)
+        size += num_bytes(spec)
+        if size > buffer_bytes:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def unpack(chunk: torch.Tensor, specs: Sequence[Spec]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters in ``chunk``, as views of it where the alignment allows that."""
+    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [num_bytes(spec) for spec in specs])
+    for (name, dtype, shape), part in zip(specs, parts, strict=True):
+        is_aligned = part.storage_offset() % dtype.itemsize == 0
+        yield name, (part if is_aligned else part.clone()).view(dtype).view(shape)
+
+
+def num_bytes(spec: Spec) -> int:
+    """Return the size of one parameter."""
+    _, dtype, shape = spec
+    return math.prod(shape) * dtype.itemsize
+
+
+def _within(timeout_s: float, enter: Callable[[], Any], *, lifeline: socket.socket) -> Any:
+    """Return the result of ``enter``, or give it up.
+
+    A store waits forever on a network that drops all packets, and until its deadline for a trainer that has gone.
+
+    Raises:
+        RuntimeError: ``enter`` failed, ``timeout_s`` has passed, or the trainer gave up.
+    """
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(enter())
+        except Exception as error:  # noqa: BLE001  raised in the waiting thread
+            answers.put(error)
+
+    threading.Thread(target=run, name="enter the communicator", daemon=True).start()
+    # A little longer than its own deadline, so that its own error message is reported.
+    deadline = time.monotonic() + timeout_s + 1.0
+    answer: Any = None
+    while answer is None:
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=_LOOK_EVERY_S)
+            continue
+        if _is_closed(lifeline):
+            raise RuntimeError("the trainer gave up the push, or died")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the trainer did not answer within {timeout_s:.0f} s in the rendezvous")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    try:
+        connection = socket.create_connection((host, port), timeout=timeout_s)
+    except OSError as error:
+        raise RuntimeError(f"the trainer cannot be reached at {host}:{port}: {error}") from error
+    connection.setblocking(False)
+    return connection
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,129 @@
+"""The receiving end of the wire within one GPU; ipc_communicator.py in the trainer has the diagram.
+
+The trainer's buffer is mapped from the fields of the join body (weight_places.py). Each field is checked, and none
+is unpickled. A chunk is copied before it is confirmed, so the yielded parameters belong to this process.
+"""
+
+import base64
+import re
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from services.generator.staging.gloo_wire import TrainerGroup, cut, num_bytes, unpack
+from services.generator.staging.staged_weights import Spec
+from shared.weights.weight_places import IpcBuffer
+
+cuda: Any = torch.cuda  # partly untyped
+_REF_COUNTER = re.compile(rb"/torch_[0-9a-zA-Z_]{1,100}")
+"""Names of torch's own shared memory, which torch opens by this name."""
+_MIN_HANDLE_BYTES, _EVENT_HANDLE_BYTES = 64, 64
+
+
+class IpcGroup:
+    """This worker's place in one communicator epoch, with the trainer's buffer mapped.
+
+    Args:
+        group: The gloo group that signals when bytes are ready; ``leave`` leaves it too.
+        buffer: The trainer's buffer, as returned by ``map_buffer``.
+    """
+
+    def __init__(self, group: TrainerGroup, buffer: torch.Tensor) -> None:
+        self._group = group
+        self._buffer: torch.Tensor | None = buffer
+
+    def receive_chunks(
+        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
+    ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
+        """Yield the named parameters of each chunk as it arrives, on the buffer's device.
+
+        Raises:
+            RuntimeError: The whole transfer took longer than ``timeout_s``, the trainer gave up, or it sent another
+                size.
+        """
+        deadline = time.monotonic() + timeout_s
+        for chunk_of in cut(specs, buffer_bytes):
+            size = sum(map(num_bytes, chunk_of))
+            chunk = torch.empty(size, dtype=torch.uint8, device=self._mapped().device)
+            self._receive(chunk, deadline=deadline)
+            yield unpack(chunk, chunk_of)
+
+    def leave(self) -> None:
+        """Close this worker's connections and release the mapping."""
+        self._group.leave()
+        self._buffer = None
+
+    def _receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
+        start = 0
+        while start < chunk.numel():
+            message = torch.zeros(8, dtype=torch.uint8)
+            self._group.receive(message, timeout_s=max(deadline - time.monotonic(), 0.001))
+            size = int(message.view(torch.int64))
+            buffer = self._mapped()
+            if not 0 < size <= min(buffer.numel(), chunk.numel() - start):
+                raise RuntimeError(
+                    f"the trainer reports {size} bytes in its buffer, which does not match its announcement"
+                )
+            chunk[start : start + size].copy_(buffer[:size])
+            if buffer.device.type == "cuda":
+                # Another process writes the next piece to the same place, and does not wait for our streams.
+                cuda.current_stream(buffer.device).synchronize()
+            self._group.confirm(timeout_s=max(deadline - time.monotonic(), 0.001))
+            start += size
+
+    def _mapped(self) -> torch.Tensor:
+        buffer = self._buffer
+        if buffer is None:
+            raise RuntimeError("this worker has left the communicator")
+        return buffer
+
+
+def map_buffer(place: IpcBuffer, device: torch.device) -> torch.Tensor:
+    """Return another process's buffer as a uint8 tensor of this process.
+
+    Raises:
+        RuntimeError: The buffer is on another GPU, its fields do not describe a CUDA buffer, or the driver refuses it.
+    """
+    check_place(place, own_uuid=device_uuid(device))
+    handle, counter, event = (
+        base64.b64decode(field) for field in (place.handle, place.ref_counter_handle, place.event_handle)
+    )
+    with cuda.device(device):
+        storages: Any = torch.UntypedStorage
+        storage: Any = storages._new_shared_cuda(  # noqa: SLF001  the only name it has
+            device.index,
+            handle,
+            place.storage_bytes,
+            place.storage_offset_bytes,
+            counter,
+            place.ref_counter_offset,
+            event,
+            place.event_sync_required,
+        )
+        mapped: Any = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        buffer: torch.Tensor = mapped.set_(storage, 0, (place.num_bytes,), (1,))
+        return buffer
+
+
+def check_place(place: IpcBuffer, *, own_uuid: str) -> None:
+    """Raise RuntimeError unless the fields can describe a buffer on this process's GPU."""
+    if place.device_uuid != own_uuid:
+        raise RuntimeError(
+            f"the trainer is on GPU {place.device_uuid} and this worker on {own_uuid}; ipc is for one GPU, "
+            "set weight_transport: nccl"
+        )
+    if place.num_bytes > place.storage_bytes:
+        raise RuntimeError(f"a buffer of {place.num_bytes} bytes cannot be in {place.storage_bytes} bytes of memory")
+    handle, counter, event = (
+        base64.b64decode(field) for field in (place.handle, place.ref_counter_handle, place.event_handle)
+    )
+    is_event = len(event) == _EVENT_HANDLE_BYTES or not place.event_sync_required
+    if len(handle) < _MIN_HANDLE_BYTES or not is_event or _REF_COUNTER.fullmatch(counter) is None:
+        raise RuntimeError("the handle in the join body does not belong to a CUDA buffer")
+
+
+def device_uuid(device: torch.device) -> str:
+    """Return the UUID by which every process knows the GPU."""
+    return str(cuda.get_device_properties(device).uuid).removeprefix("GPU-")

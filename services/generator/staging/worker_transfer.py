@@ -1,0 +1,220 @@
+"""A vLLM worker's part in a push: receive in a separate thread, load between two steps of the engine.
+
+    main loop:  enter -----> receive ----------> load (nothing is decoded) ----> decode with the new weights
+                  |             |                  ^
+    thread:     wire open     check the names,     |
+                              fill the staging  ---+   checksum
+                              memory
+
+Meanwhile the main loop answers ``progress`` and continues to decode. A blocking rendezvous, or a trainer that stops
+sending, does not stop the engine. Without staging, the thread loads arriving weights into the model at once, and the
+caller must hold decoding first.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+
+from services.generator.staging.adapter_files import AdapterFiles
+from services.generator.staging.checked_reload import CheckedReload
+from services.generator.staging.disk_reader import DiskReader
+from services.generator.staging.full_set import FullSet
+from services.generator.staging.staged_weights import Spec, StagedWeights, digest, staging_device
+from services.generator.staging.staging_fill import fill
+from services.generator.staging.weight_wires import Wire, open_wire
+from services.generator.staging.worker_reports import Progress, ReportTo
+from shared.weights import weight_checksum
+
+cuda: Any = torch.cuda  # partly untyped
+ENTERING, CHECKING, RECEIVING, IDLE = "entering", "checking", "receiving", "idle"
+
+
+class WorkerTransfer:
+    """One worker's part in the pushes of its engine's life. Every method except ``load`` returns at once.
+
+    Args:
+        model: The worker's shard of the model.
+        vllm_config: Config of the engine.
+        device: Device on which the worker computes.
+        rank: This worker's rank within its replica.
+
+    Attributes:
+        report_to: Address to which progress of the next job is reported; None if it is not reported.
+    """
+
+    def __init__(self, *, model: Any, vllm_config: Any, device: torch.device, rank: int) -> None:
+        self._model = model
+        self._vllm_config = vllm_config
+        self._device = device
+        self._rank = rank
+        self.report_to: ReportTo | None = None
+        self._wire: Wire | DiskReader | None = None
+        self._buffer_bytes = 0
+        self._is_given_up = False
+        self._phase = IDLE
+        self._failure: str | None = None
+        self._full_set = FullSet(model, vllm_config.model_config)
+        self._staged: StagedWeights | None = None
+        self._checksum: str | None = None
+        self._direct: CheckedReload | None = None
+        self._stream: Any = None
+
+    def enter(self, where: dict[str, Any]) -> None:
+        """Begin to enter a communicator, and leave the current one, if any."""
+
+        def job() -> None:
+            wire = open_wire(where, rank=self._rank, device=self._device)
+            self._wire = wire
+            if self._is_given_up:
+                self._close_wire()
+                raise RuntimeError("the push was given up while the communicator was formed")
+
+        self._close_wire()
+        self._buffer_bytes = int(where["buffer_bytes"])
+        self._start(ENTERING, job)
+
+    def receive(self, what: dict[str, Any]) -> None:
+        """Begin to receive the parameters of the begin body, to which ``staging`` and ``adapter`` were added.
+
+        ``adapter`` holds the directory and the PEFT config of adapters; None if whole models arrive.
+        """
+        specs: list[Spec] = [
+            (name, getattr(torch, dtype_name), shape)
+            for name, dtype_name, shape in zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
+        ]
+
+        def job() -> None:
+            with set_current_vllm_config(self._vllm_config):
+                if what["adapter"] is not None:
+                    self._receive_adapters(specs, what)
+                    return
+                self._full_set.check(specs)
+                self._enter_phase(RECEIVING)
+                if what["staging"]:
+                    self._receive_aside(specs, what, held=held)
+                else:
+                    self._receive_directly(specs, timeout_s=what["timeout_s"])
+
+        held, self._checksum = self._checksum, None
+        self._start(CHECKING, job)
+
+    def progress(self) -> Progress:
+        """Return the progress of the thread."""
+        return Progress(self._phase, self._failure, self._checksum)
+
+    def leave(self) -> None:
+        """Leave the communicator. A job in progress then fails."""
+        self._is_given_up = True
+        self._close_wire()
+
+    def forget(self) -> None:
+        """Discard the received weights, which differ from what the trainer sent."""
+        self._staged = self._checksum = self._direct = None
+
+    def load(self) -> None:
+        """Load all received weights into the model. Decoding must be held.
+
+        Raises:
+            RuntimeError: The received weights are not complete.
+            ValueError: The weights are not the whole model.
+        """
+        if self._phase != IDLE:
+            raise RuntimeError("weights are still being received")
+        with set_current_vllm_config(self._vllm_config):
+            if self._direct is not None:
+                reload, self._direct = self._direct, None
+            elif self._staged is not None and self._checksum is not None:
+                reload = CheckedReload(self._model, self._vllm_config.model_config)
+                reload.start()
+                tensors = self._staged.tensors.items()
+                reload.load((name, tensor.to(self._device, non_blocking=True)) for name, tensor in tensors)
+                reload.check_complete()
+            else:
+                raise RuntimeError("there are no complete weights to load")
+            reload.finish()
+        if self._device.type == "cuda":
+            cuda.synchronize(self._device)
+
+    def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, held: str | None) -> None:
+        staged = self._staged
+        if staged is None or not staged.is_for(specs):
+            self._staged = held = None  # free the old copy before allocating another
+            staged = StagedWeights(specs, device=staging_device(specs, self._device))
+            self._staged = staged
+        fill(staged, self._entered(), specs, what, held=held, buffer_bytes=self._buffer_bytes)
+        self._checksum = staged.checksum()
+
+    def _receive_directly(self, specs: list[Spec], *, timeout_s: float) -> None:
+        wire = self._entered()
+        if isinstance(wire, DiskReader):
+            raise RuntimeError("weights on disk are read into staging memory, but this run has none")  # noqa: TRY004
+        self._staged = None
+        reload = CheckedReload(self._model, self._vllm_config.model_config)
+        reload.start()
+        # vLLM keeps these tensors until a layer is complete, and a chunk may end within a layer. So each is copied.
+        digests: list[tuple[str, bytes]] = []
+        for chunk in wire.receive_chunks(specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
+            for name, tensor in chunk:
+                digests.append((name, digest(tensor)))
+                reload.load([(name, tensor.to(self._device, copy=True))])
+        reload.check_complete()
+        self._direct, self._checksum = reload, weight_checksum.checksum(digests)
+
+    def _receive_adapters(self, specs: list[Spec], what: dict[str, Any]) -> None:
+        adapters = AdapterFiles(self._model, **what["adapter"])
+        adapters.check(specs)
+        self._enter_phase(RECEIVING)
+        staged = StagedWeights(specs)
+        fill(staged, self._entered(), specs, what, held=None, buffer_bytes=self._buffer_bytes)
+        adapters.write(staged.tensors)
+        self._checksum = staged.checksum()
+
+    def _entered(self) -> Wire | DiskReader:
+        if self._wire is None:
+            raise RuntimeError("weights were announced before this worker entered a communicator")
+        return self._wire
+
+    def _start(self, phase: str, job: Callable[[], None]) -> None:
+        if self._phase != IDLE:
+            raise RuntimeError(f"this worker is still {self._phase}")
+        self._failure, self._is_given_up, self._direct = None, False, None
+        self._enter_phase(phase)
+
+        def run() -> None:
+            try:
+                with torch.no_grad(), self._own_stream():
+                    job()
+            except Exception as error:  # noqa: BLE001  reported as progress, whatever it is
+                self._failure = str(error) or type(error).__name__
+            finally:
+                self._enter_phase(IDLE)
+
+        threading.Thread(target=run, name="weight push", daemon=True).start()
+
+    def _enter_phase(self, phase: str) -> None:
+        self._phase = phase
+        if self.report_to is not None:
+            self.report_to.send(self._rank, self.progress())
+
+    def _close_wire(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.leave()
+
+    @contextlib.contextmanager
+    def _own_stream(self) -> Generator[None]:
+        """On a GPU, run the block on a stream beside the engine's, and wait for the stream at the end."""
+        if self._device.type != "cuda":
+            yield
+            return
+        cuda.set_device(self._device)
+        if self._stream is None:
+            # One stream for all jobs, because memory that was freed on a stream is kept for that stream.
+            self._stream = cuda.Stream(self._device)
+        with cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()

@@ -1,0 +1,1 @@
+"""How requests leave for reward endpoints: rules, connections, retries, signatures."""

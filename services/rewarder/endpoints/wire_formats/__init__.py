@@ -1,0 +1,1 @@
+"""The formats in which reward endpoints are asked and answer."""

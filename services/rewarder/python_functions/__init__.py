@@ -1,0 +1,1 @@
+"""Reward functions written in Python: their modules, and the workers that run them."""

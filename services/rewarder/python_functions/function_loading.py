@@ -1,0 +1,136 @@
+"""Loads the function named ``package.module:function``, or raises an error that says why not.
+
+    name --valid?--> module --reward_places.py--> imported --function_home.py--> function
+
+Importing runs the user's code, which may hang, crash or exit. Therefore a worker process imports it first. The service
+imports only async functions, after a worker has imported them.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from services.rewarder.built_ins.built_in_rewards import built_in, unknown_name
+from services.rewarder.python_functions.function_home import foreign_home
+from services.rewarder.python_functions.module_sources import Sources, complete, finder
+from services.rewarder.python_functions.reward_places import RewardPlaces
+from services.rewarder.reward_call import RewardFunction, describe
+from shared.errors import UserError
+from shared.near_name import nearest
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def check_name(name: str) -> None:
+    """Raise UserError if ``name`` is neither a built-in nor ``package.module:function``."""
+    if built_in(name) is not None:
+        return
+    if ":" not in name:
+        raise unknown_name(name)
+    if not _NAME.fullmatch(name):
+        raise UserError(f"'{name}' is not of the form 'package.module:function'")
+
+
+def load_function(name: str, *, places: RewardPlaces, sources: Sources | None = None) -> RewardFunction:
+    """Return the function called ``name``.
+
+    Args:
+        name: ``package.module:function``, or a built-in.
+        places: The places that reward functions may come from.
+        sources: The version of the function's module; the current files if left out.
+
+    Raises:
+        UserError: The function cannot be loaded. The message says what to do.
+    """
+    check_name(name)
+    known = built_in(name)
+    if known is not None:
+        return known.load()
+    module_name, _, attribute = name.partition(":")
+    if sources is None or sources.module != module_name:
+        finder().choose(places.specs(module_name))
+    else:
+        finder().use(sources)
+    _extend_path(places)
+    return _function(_import(module_name), attribute, places)
+
+
+def read_function(name: str, *, places: RewardPlaces) -> tuple[RewardFunction, Sources | None]:
+    """Return the function from the current files, and their version. The process must not have imported them yet.
+
+    Raises:
+        UserError: The function cannot be loaded. The message says what to do.
+    """
+    check_name(name)
+    if built_in(name) is not None:
+        return load_function(name, places=places), None
+    module_name, _, attribute = name.partition(":")
+    finder().choose(places.specs(module_name))
+    _extend_path(places)
+    with finder().recording(module_name, places) as recorded:
+        function = _function(_import(module_name), attribute, places)
+    return function, complete(module_name, recorded, places) if module_name in recorded else None
+
+
+def _extend_path(places: RewardPlaces) -> None:
+    # At the end of sys.path, so that a user's file never shadows a library or headrace.
+    sys.path.extend(directory for directory in places.directories if directory not in sys.path)
+
+
+def _function(module: ModuleType, attribute: str, places: RewardPlaces) -> RewardFunction:
+    function = None if attribute.startswith("__") else getattr(module, attribute, None)
+    if function is None:
+        raise UserError(_no_such_function(module, attribute))
+    if not callable(function) or inspect.isclass(function):
+        raise UserError(
+            f"'{attribute}' in module {module.__name__} is not a function; its type is {type(function).__name__}"
+        )
+    if (home := foreign_home(attribute, module, places)) is not None:
+        raise UserError(
+            f"{module.__name__} only imports {attribute}, which belongs to {home}: write a function in "
+            f"{module.__name__} that calls it, or name it in the __all__ of {module.__name__}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _import(module_name: str) -> ModuleType:
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise UserError(
+                f"module {module_name} imports {missing}, which is not installed where the rewarder runs"
+            ) from error
+        raise UserError(
+            f"HEADRACE_REWARD_MODULES allows {module_name}, but no module of this name is installed where the rewarder "
+            "runs"
+        ) from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"importing {module_name} failed: {describe(error)}{_where(error)}") from error
+
+
+def _no_such_function(module: ModuleType, attribute: str) -> str:
+    functions = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isroutine(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    near = nearest(attribute, functions)
+    hint = f" Did you mean {near}?" if near else ""
+    has = f"It has: {', '.join(functions)}" if functions else "It has no functions"
+    return f"module {module.__name__} has no function {attribute}.{hint} {has}"
+
+
+def _where(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return ""  # its message has the file and line
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

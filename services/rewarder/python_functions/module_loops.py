@@ -1,0 +1,106 @@
+"""Keeps one event loop for each user module, and gives a module a new loop when the old one is blocked.
+
+    deadline of a call passes --> a second later the loop is in the same turn --> given up: its thread is abandoned,
+                                                                                  the next call gets a new loop
+
+Each module has one loop, not each function, so that functions of one module can share a client.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from services.rewarder.python_functions.module_loop import ModuleLoop
+from services.rewarder.python_functions.worker_pool import RewardFailure
+
+log = logging.getLogger(__name__)
+
+_TURN_S = 1.0
+"""A loop counts as blocked if it is still in the same turn this many seconds after a deadline."""
+_MAX_BLOCKED = 8
+_ADVICE = "a function that blocks should be a plain def"
+
+
+class ModuleLoops:
+    """The loops in use, and the loops that were given up.
+
+    Args:
+        on_given_up: Called with the module when its loop is given up.
+    """
+
+    def __init__(self, on_given_up: Callable[[str], None]) -> None:
+        self._on_given_up = on_given_up
+        self._loops: dict[str, ModuleLoop] = {}
+        self._blocked: dict[str, list[ModuleLoop]] = {}
+        self._left_behind: list[ModuleLoop] = []  # blocked by older versions, or closed and not ended
+        self._doubted: dict[ModuleLoop, asyncio.TimerHandle] = {}
+
+    def of(self, module: str) -> ModuleLoop:
+        """Return the module's loop.
+
+        Raises:
+            RewardFailure: The module has blocked too many loops.
+        """
+        loop = self._loops.get(module)
+        if loop is not None:
+            return loop
+        blocked = self._blocked[module] = [loop for loop in self._blocked.get(module, ()) if loop.is_alive]
+        if len(blocked) >= _MAX_BLOCKED:
+            raise RewardFailure(
+                "error",
+                f"the async functions of {module} have blocked {len(blocked)} event loops, the last in "
+                f"{blocked[-1].where()}, and get no more; {_ADVICE}",
+            )
+        self._loops[module] = loop = ModuleLoop(module)
+        return loop
+
+    def why_late(self, loop: ModuleLoop, timeout_s: float) -> str:
+        """Return why a call has just missed its deadline. If the loop may be blocked, check it again in a second."""
+        began_at = loop.turn_began_at
+        if began_at is None:
+            return f"took longer than {timeout_s:g} s and was cancelled"
+        if loop not in self._doubted and self._loops.get(loop.module) is loop:
+            look = asyncio.get_running_loop().call_later(_TURN_S, self._look_again, loop, began_at)
+            self._doubted[loop] = look
+        blocked_s = time.monotonic() - began_at
+        if blocked_s < min(_TURN_S, timeout_s / 2):
+            return f"took longer than {timeout_s:g} s and was cancelled"
+        return (
+            f"took longer than {timeout_s:g} s: {loop.where()} has blocked the event loop of {loop.module} for "
+            f"{blocked_s:.1f} s; {_ADVICE}"
+        )
+
+    def forget(self, module: str) -> None:
+        """Stop counting the loops that older versions of the module have blocked."""
+        self._left_behind = [loop for loop in (*self._left_behind, *self._blocked.pop(module, ())) if loop.is_alive]
+
+    async def close(self) -> bool:
+        """Cancel all tasks; return whether all threads have ended. Does not wait for loops that were given up."""
+        for look in self._doubted.values():
+            look.cancel()
+        self._doubted.clear()
+        loops = list(self._loops.values())
+        self._loops.clear()
+        await asyncio.gather(*(loop.close() for loop in loops))
+        self._left_behind += loops
+        left = [*self._left_behind, *(loop for blocked in self._blocked.values() for loop in blocked)]
+        return not any(loop.is_alive for loop in left)
+
+    def _look_again(self, loop: ModuleLoop, turn_began_at: float) -> None:
+        del self._doubted[loop]
+        if loop.turn_began_at != turn_began_at or self._loops.get(loop.module) is not loop:
+            return
+        del self._loops[loop.module]
+        self._blocked.setdefault(loop.module, []).append(loop)
+        log.error(
+            "reward module %s: %s has blocked its event loop for %.1f s; %s. The next call of the module gets a new "
+            "loop, and the calls on this one end at their deadlines. Its stack:\n%s",
+            loop.module,
+            loop.where(),
+            time.monotonic() - turn_began_at,
+            _ADVICE,
+            loop.stack(),
+        )
+        loop.give_up()
+        self._on_given_up(loop.module)

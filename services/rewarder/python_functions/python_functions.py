@@ -1,0 +1,299 @@
+"""Inspects and calls reward functions in Python, both built-ins and the user's.
+
+    async function  -> the event loop of its module, under a deadline
+    sync function   -> a worker, under a deadline
+    built-in        -> a worker, under a deadline
+
+A module has one version at a time, kept in memory (module_sources.py). It is read from the files at the first import,
+at a check, or after an edit that can be imported (module_watch.py). All functions of one group use the same version. A
+call ends in the version that it began with.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from services.rewarder.built_ins.built_in_rewards import built_in
+from services.rewarder.python_functions.function_loading import check_name
+from services.rewarder.python_functions.loop_functions import LoopFunctions
+from services.rewarder.python_functions.module_sources import Sources, is_on_disk
+from services.rewarder.python_functions.rate_limits import FunctionLimits
+from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
+from services.rewarder.reward_call import RewardCall
+from shared.errors import HeadraceError
+
+log = logging.getLogger(__name__)
+
+_IN_USE_FOR_S = 600.0
+"""Seconds that a function counts as in use after its last call. An edit that removes a function in use is refused."""
+
+
+@dataclass
+class ModuleVersion:
+    """A version of a module, and its functions that were inspected. ``sources`` is None for a module without a file."""
+
+    sources: Sources | None
+    functions: dict[str, Inspected] = field(default_factory=dict[str, Inspected])
+
+
+_pinned: ContextVar[dict[str, ModuleVersion] | None] = ContextVar("reward module versions of this group", default=None)
+
+
+class PythonFunctions:
+    """The RewardSource of Python functions. It is asked last and knows every name: other names are mistakes."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        *,
+        loop_functions: LoopFunctions,
+        import_timeout_s: float,
+        check_timeout_s: float,
+        limits: FunctionLimits | None = None,
+        in_use: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._loop_functions = loop_functions
+        self._import_timeout_s = import_timeout_s
+        self._check_timeout_s = check_timeout_s
+        self._in_use = in_use
+        self._modules: dict[str, ModuleVersion] = {}
+        self._warnings: dict[str, str] = {}
+        self._called_at: dict[str, float] = {}
+        self._inspecting: dict[tuple[str, str], asyncio.Task[Inspected | Refused]] = {}
+
+    @property
+    def modules(self) -> dict[str, Sources]:
+        """The version in force of each module that has a file."""
+        found = ((module, version.sources) for module, version in self._modules.items())
+        return {module: sources for module, sources in found if sources is not None}
+
+    @contextlib.contextmanager
+    def one_version(self) -> Generator[None]:
+        """Make all calls that begin in this block use the same version of a module."""
+        token = _pinned.set({})
+        try:
+            yield
+        finally:
+            _pinned.reset(token)
+
+    async def knows(self, name: str) -> bool:
+        """See RewardSource."""
+        return True
+
+    def exists(self, name: str) -> bool:
+        """Return whether a function of this name has been found."""
+        version = self._modules.get(_module_of(name))
+        return built_in(name) is not None or (version is not None and name in version.functions)
+
+    def listed(self) -> list[tuple[str, Inspected, str, str]]:
+        """Return name, description, version and warning of each user function that was found."""
+        return [
+            (name, inspected, _version(version), self._warnings.get(module, ""))
+            for module, version in self._modules.items()
+            for name, inspected in version.functions.items()
+        ]
+
+    async def inspect(self, name: str, kwargs: Mapping[str, Any] | None = None) -> Inspected | Refused:
+        """Import a function from its current files, and check it against ``kwargs``. Later calls run the new code.
+
+        An edit that removes a function that a run uses is refused.
+        """
+        module = _module_of(name)
+        give_up_at = time.monotonic() + self._check_timeout_s
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            inspected = await self._inspect(name, left_s, kwargs=kwargs)
+            if isinstance(inspected, Refused):
+                return inspected
+            if inspected.kind == "built-in":
+                return _without_columns_of(kwargs, inspected)
+            before = self._modules.get(module)
+            if before is not None and self._is_in_force(inspected.sources, module):
+                before.functions[name] = inspected
+                return _without_columns_of(kwargs, inspected)
+            others = () if before is None else (before.functions.keys() & self._in_use()) - {name}
+            left_s = give_up_at - time.monotonic()
+            usable, refused = await self._inspect_all(others, left_s, sources=inspected.sources)
+            if refused:
+                lost, why = ", ".join(sorted(refused)), next(iter(refused.values()))
+                return Refused(f"{module} was edited, and a run uses {lost}, which cannot be used any more: {why}")
+            if await self._put_in_force(module, before, ModuleVersion(inspected.sources, usable | {name: inspected})):
+                return _without_columns_of(kwargs, inspected)
+        return Refused(f"the files of {module} are being changed; try again when they are saved")
+
+    async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
+        """See RewardSource. The deadline starts when the function is called."""
+        inspected, version = await self._what_is(name)
+        self._called_at[name] = time.monotonic()
+        sources = None if version is None else version.sources
+        try:
+            async with contextlib.nullcontext() if self._limits is None else self._limits.turn(name, call, lane=lane):
+                if inspected.kind == "async":
+                    answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, sources=sources)
+                else:
+                    encoded = msgspec.msgpack.encode(call)
+                    answer, seconds = await self._pool.call(
+                        name, encoded, lane=lane, timeout_s=timeout_s, sources=sources
+                    )
+        except RewardFailure as failure:
+            failure.version = _version(version)
+            raise
+        return msgspec.structs.replace(answer, version=_version(version)), seconds
+
+    async def reload(self, module: str) -> bool:
+        """Put the module's current files in force if they and the functions in use can be imported.
+
+        Otherwise the old version stays, with a warning. Return whether a new version is in force.
+        """
+        before = self._modules[module]
+        usable, refused = await self._inspect_all(before.functions, self._import_timeout_s, in_background=True)
+        if self._modules[module] is not before:
+            return True  # a check has put a new version in force meanwhile
+        missed = [detail for name, detail in refused.items() if self._is_needed(name)]
+        if missed or not usable:
+            self.warn(module, (missed or list(refused.values()))[0])
+            return False
+        versions = {_key(what.sources) for what in usable.values()}
+        if len(versions) > 1:
+            return False  # the files were changed between two inspections; the next look handles the change
+        return await self._put_in_force(module, before, ModuleVersion(next(iter(usable.values())).sources, usable))
+
+    def warn(self, module: str, why: str) -> None:
+        """Report in the log and in the list of functions that an edit is not in force."""
+        version = _version(self._modules[module])
+        warning = f"an edit of {module} is not in force, version {version} still is: {why}"
+        if self._warnings.get(module) != warning:
+            self._warnings[module] = warning
+            log.warning("%s", warning)
+
+    def take_back_warning(self, module: str) -> None:
+        """Remove the module's warning from the list of functions."""
+        self._warnings.pop(module, None)
+
+    async def close(self) -> None:
+        """Cancel the inspections under way."""
+        tasks: list[asyncio.Task[Any]] = list(self._inspecting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _is_in_force(self, sources: Sources | None, module: str) -> bool:
+        version = self._modules.get(module)
+        return version is not None and _key(version.sources) == _key(sources)
+
+    def _is_needed(self, name: str) -> bool:
+        called_at = self._called_at.get(name)
+        was_called = called_at is not None and time.monotonic() - called_at < _IN_USE_FOR_S
+        return was_called or name in self._in_use()
+
+    async def _put_in_force(self, module: str, before: ModuleVersion | None, version: ModuleVersion) -> bool:
+        """Replace the version ``before`` by ``version``; return whether ``version`` is in force.
+
+        It is not if the files have changed since it was read, or if another version was put in force meanwhile.
+        """
+        if version.sources is not None and not await asyncio.to_thread(is_on_disk, version.sources.files):
+            return False
+        now = self._modules.get(module)
+        if now is not None and self._is_in_force(version.sources, module):
+            now.functions |= version.functions
+        elif now is before:
+            self._modules[module] = version
+        else:
+            return False
+        self.take_back_warning(module)
+        if now is not None and now is not self._modules[module]:
+            log.info("reward module %s was edited and is imported again: version %s", module, _version(version))
+            self._loop_functions.forget(module)
+            self._pool.renew()
+        return True
+
+    async def _what_is(self, name: str) -> tuple[Inspected, ModuleVersion | None]:
+        """Return the description of ``name`` in the version that this group uses.
+
+        The function is inspected once, even if many groups wait for it.
+        """
+        if built_in(name) is not None:
+            return Inspected("built-in"), None
+        module = _module_of(name)
+        pins = _pinned.get()
+        while True:
+            version = self._modules.get(module)
+            if pins is not None and version is not None:
+                version = pins.setdefault(module, version)
+            if version is not None and name in version.functions:
+                return version.functions[name], version
+            inspected = await self._inspect_once(name, None if version is None else version.sources)
+            if version is None:
+                version = self._modules.setdefault(module, ModuleVersion(inspected.sources))
+            if _key(version.sources) == _key(inspected.sources):
+                version.functions[name] = inspected
+
+    async def _inspect_once(self, name: str, sources: Sources | None) -> Inspected:
+        key = (name, _key(sources))
+        if key not in self._inspecting:
+            self._inspecting[key] = asyncio.create_task(
+                self._inspect(name, self._import_timeout_s, sources=sources), name=f"inspect reward {name}"
+            )
+            self._inspecting[key].add_done_callback(lambda _: self._inspecting.pop(key, None))
+        inspected = await asyncio.shield(self._inspecting[key])
+        if isinstance(inspected, Refused):
+            raise RewardFailure("error", inspected.detail)
+        return inspected
+
+    async def _inspect_all(
+        self, names: Collection[str], timeout_s: float, *, sources: Sources | None = None, in_background: bool = False
+    ) -> tuple[dict[str, Inspected], dict[str, str]]:
+        """Return the descriptions of the usable functions, and the reasons why the others cannot be used."""
+        names = list(names)  # a copy, because functions may be added meanwhile
+        found = await asyncio.gather(
+            *(self._inspect(name, timeout_s, sources=sources, in_background=in_background) for name in names)
+        )
+        by_name = dict(zip(names, found, strict=True))
+        usable = {name: what for name, what in by_name.items() if isinstance(what, Inspected)}
+        return usable, {name: what.detail for name, what in by_name.items() if isinstance(what, Refused)}
+
+    async def _inspect(
+        self,
+        name: str,
+        timeout_s: float,
+        *,
+        sources: Sources | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        in_background: bool = False,
+    ) -> Inspected | Refused:
+        try:
+            check_name(name)
+            return await self._pool.inspections.inspect(
+                name, timeout_s=timeout_s, sources=sources, kwargs=kwargs, in_background=in_background
+            )
+        except (HeadraceError, OSError) as error:
+            return Refused(str(error))
+
+
+def _without_columns_of(kwargs: Mapping[str, Any] | None, inspected: Inspected) -> Inspected:
+    """Return the description without the columns that these keyword arguments replace."""
+    given = frozenset(kwargs or {})
+    needed = [columns for columns in inspected.required_columns if not given.intersection(columns)]
+    return msgspec.structs.replace(inspected, required_columns=needed)
+
+
+def _module_of(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _key(sources: Sources | None) -> str:
+    return "" if sources is None else sources.key
+
+
+def _version(version: ModuleVersion | None) -> str:
+    """Return the version for outcomes: empty for built-ins and for modules without a file."""
+    return "" if version is None or version.sources is None else version.sources.version

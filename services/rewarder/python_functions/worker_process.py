@@ -1,0 +1,169 @@
+"""The service's side of a reward worker: starts it, exchanges frames with it, and kills it.
+
+A fork server that has math-verify loaded starts the worker in about 10 ms. Killing it kills its whole session.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from typing import Self
+
+import msgspec
+
+from services.rewarder.python_functions import fork_server
+from services.rewarder.python_functions.fork_server import StartedWorker, WorkerStartError
+from services.rewarder.python_functions.module_sources import SourceFile, Sources
+from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.worker_frames import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    Ready,
+    Reply,
+    Request,
+    decode_reply,
+    encode_frame_body,
+)
+
+_SET_UP_TIMEOUT_S = 60.0
+_LINGER_S = 1.0
+"""Seconds that a worker may take to end after it has closed its socket."""
+
+
+class WorkerDiedError(Exception):
+    """The worker cannot be used any more.
+
+    Args:
+        why: The reason, as text that continues "its worker process died:". Empty if the worker crashed, exited or was
+            killed, and so closed its socket; then ``kill`` returns the reason.
+    """
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why or "its socket is closed")
+        self.why = why
+
+
+class WorkerProcess:
+    """A worker process. ``start`` makes it and ``kill`` ends it. It handles one request at a time."""
+
+    def __init__(self, process: StartedWorker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._ending: asyncio.Task[str] | None = None
+        self._versions: set[str] = set()
+        self._files: dict[str, SourceFile] = {}
+        self.generation = 0
+
+    @classmethod
+    async def start(cls, limits: Limits) -> Self:
+        """Return a worker that waits for requests; raises WorkerStartError."""
+        worker = cls(*await _connect_new_process(limits))
+        try:
+            async with asyncio.timeout(_SET_UP_TIMEOUT_S):
+                reply = await worker.receive()
+        except TimeoutError as error:
+            await worker.kill()
+            raise WorkerStartError(f"it was not ready within {_SET_UP_TIMEOUT_S:g} s") from error
+        except WorkerDiedError as error:
+            how = await worker.kill()
+            raise WorkerStartError(f"during its setup, {error.why or how}") from error
+        except BaseException:
+            await worker.kill()
+            raise
+        if not isinstance(reply, Ready):
+            await worker.kill()
+            raise WorkerStartError(f"a new worker sent an unexpected {type(reply).__name__}")
+        return worker
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the worker has closed its socket."""
+        return self._reader.at_eof()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped (SIGSTOP). A missed deadline is then not the fault of the call."""
+        return self._process.pid is not None and fork_server.state_of(self._process.pid) in ("T", "t")
+
+    def has_other_versions(self, sources: Sources) -> bool:
+        """Return whether the worker was given another version of one of these files."""
+        return any(self._files.get(file.module, file) != file for file in sources.files)
+
+    def give(self, sources: Sources) -> Sources | None:
+        """Return the version to send to the worker, or None if the worker has it already."""
+        if sources.key in self._versions:
+            return None
+        self._versions.add(sources.key)
+        self._files |= {file.module: file for file in sources.files}
+        return sources
+
+    async def send(self, request: Request) -> None:
+        """Send a request; raises WorkerDiedError."""
+        body = encode_frame_body(request)
+        self._writer.write(HEADER.pack(len(body)) + body)
+        try:
+            await self._writer.drain()
+        except OSError as error:
+            raise WorkerDiedError from error
+
+    async def receive(self) -> Reply:
+        """Return the next reply; raises WorkerDiedError."""
+        try:
+            (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+            if num_bytes > MAX_FRAME_BYTES:
+                raise WorkerDiedError(f"it tried to send {num_bytes} bytes, and was killed")
+            reply: Reply = decode_reply(await self._reader.readexactly(num_bytes))
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise WorkerDiedError from error
+        except msgspec.DecodeError as error:  # user code can reach the socket and write to it
+            raise WorkerDiedError("it sent an invalid reply, and was killed") from error
+        return reply
+
+    async def kill(self) -> str:
+        """Kill the worker and all its children; return how it ended. May be called more than once.
+
+        If cancelled, wait for the end of the worker first.
+        """
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(), name="end of a reward worker")
+        try:
+            return await asyncio.shield(self._ending)
+        except asyncio.CancelledError:
+            await self._ending
+            raise
+
+    async def _end(self) -> str:
+        lingers = False
+        if self.is_gone and not self._process.has_ended:
+            # It is about to end by itself, and its own exit code says more than that of our signal.
+            lingers = not await asyncio.to_thread(self._process.wait, _LINGER_S)
+        self._writer.transport.abort()
+        pid = self._process.pid
+        if pid is not None:
+            has_ended = self._process.has_ended
+            try:
+                os.killpg(pid, signal.SIGKILL)  # its children may still run even if the worker has ended by itself
+            except (ProcessLookupError, PermissionError):  # it does not lead its session yet, or all have ended
+                if not has_ended:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+        how = await asyncio.to_thread(self._process.how_it_ended)
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        return "it closed its socket without ending, and was killed" if lingers else how
+
+
+async def _connect_new_process(limits: Limits) -> tuple[StartedWorker, asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        raise WorkerStartError(str(error)) from error
+    try:
+        process = await asyncio.wrap_future(fork_server.start(theirs, limits))
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()  # if the worker starts anyway, it reads the end of file and ends
+        raise
+    return process, reader, writer

@@ -1,0 +1,1 @@
+"""A checkpoint as a transformers directory: export, model card, hub, final model."""

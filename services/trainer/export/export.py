@@ -1,0 +1,156 @@
+"""Exports a checkpoint as a directory that transformers and vLLM load: whole tensors with the hub's names, and a card.
+
+    step_00000010/model/shard-*  --assembled, in the run's dtype-->  DIR/model.safetensors
+    step_00000010/model/*.json                                   -->  DIR/config.json, tokenizer
+    the run's config.json, metrics.jsonl                         -->  DIR/README.md (model_card.py)
+
+For a LoRA run, exports the adapters, or the base model with the adapters merged (adapter_export.py).
+
+Needs no GPU and no other rank, whatever the run used. Shards are read one after another, so that memory for one copy of
+the weights suffices. The directory is either complete or absent.
+"""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch import Tensor
+
+from services.trainer.checkpoints.checkpoint import STATE_FILE
+from services.trainer.checkpoints.manifest import find_damage
+from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
+from services.trainer.export.adapter_export import export_adapters, export_merged, holds_adapters
+from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
+from services.trainer.policy.lora import CONFIG_FILE
+from services.trainer.policy.policy_model import save_tensors
+from services.trainer.run_outputs import read_metrics
+from shared.errors import HeadraceError, UserError
+
+log = logging.getLogger(__name__)
+
+MODEL = "model"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def export_checkpoint(
+    checkpoint: Path, to: Path, *, dtype: str | None = None, title: str | None = None, merge: bool = False
+) -> Path:
+    """Write a checkpoint's model to ``to``, and return ``to``. An existing directory is replaced.
+
+    Args:
+        checkpoint: The checkpoint's directory. The caller checks it for damage.
+        to: Directory to create.
+        dtype: ``float32`` or ``bfloat16``; the run's dtype by default.
+        title: Name of the model on its card; the directory's name by default.
+        merge: Whether to merge a LoRA run's adapters into the weights of their base.
+
+    Raises:
+        HeadraceError: The checkpoint contains no model that can be exported; the message says why.
+        OSError: The directory could not be written.
+    """
+    facts = run_facts(checkpoint)
+    source = checkpoint / MODEL
+    is_adapter = holds_adapters(source)
+    if merge:
+        _check_mergeable(facts, is_adapter=is_adapter)
+    if not is_adapter and not (source / "config.json").is_file():
+        raise HeadraceError(f"{checkpoint} contains no model: {source / 'config.json'} is missing")
+    aside = to.with_name(f".{to.name}.writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        write = (export_merged if merge else export_adapters) if is_adapter else _write_model
+        write(source, aside, dtype=_DTYPES[dtype or str(facts.config.get("dtype", "float32"))])
+        _copy_the_rest(source, aside)
+        card = model_card(facts, title=title or to.name, is_adapter=is_adapter and not merge)
+        (aside / FILE_NAME).write_text(card, encoding="utf-8")
+        _put_in_place(aside, to)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return to
+
+
+def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -> None:
+    """Check the arguments of an export: mistyped paths, and damage unless the checkpoint ``is_verified``.
+
+    Raises:
+        UserError: ``checkpoint`` is not a checkpoint or is damaged, or ``to`` contains anything but an exported model.
+    """
+    if not checkpoint.is_dir():
+        raise UserError(f"{checkpoint} is not a directory; give one like RUN_DIR/checkpoints/step_00000010")
+    if not is_verified and (damage := find_damage(checkpoint)) is not None:
+        raise UserError(f"{checkpoint} cannot be exported: {damage}. Use an older checkpoint")
+    is_model = (to / "config.json").is_file() or holds_adapters(to)
+    if to.exists() and (not to.is_dir() or (any(to.iterdir()) and not is_model)):
+        raise UserError(f"{to} would be replaced, but contains other files than a model; give another directory")
+
+
+def run_facts(checkpoint: Path) -> RunFacts:
+    """Return what the checkpoint and its run record about the model. A checkpoint moved away from its run has less."""
+    run_dir = checkpoint.absolute().parent.parent
+    step = int(json.loads((checkpoint / STATE_FILE).read_text())["step"])
+    config_file = run_dir / "config.json"
+    if not config_file.is_file() or checkpoint.parent.name != "checkpoints":
+        return RunFacts(step=step)
+    try:
+        config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the model is exported without its options
+        log.warning("the model card has no options: %s is damaged: %s", config_file, error)
+        return RunFacts(step=step)
+    # Metrics that are logged once per batch are in the line of the batch's first step.
+    steps = int(config.get("num_iterations", 1)) * int(config.get("steps_per_generation", 1))
+    lines, _ = read_metrics(run_dir, after_step=step - steps, limit=steps)
+    lines = [line for line in lines if int(line["step"]) <= step]
+    is_logged = bool(lines) and int(lines[-1]["step"]) == step
+    metrics = {name: value for line in lines for name, value in line.items()} if is_logged else {}
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    return RunFacts(config=config, metrics=numbers, run_id=run_dir.name, step=step)
+
+
+def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write config and weights, with tensor names and file sizes as for models on the hub."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config: Any = cast(Any, AutoConfig).from_pretrained(source, trust_remote_code=False)
+    with torch.device("meta"):
+        policy: Any = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype, trust_remote_code=False)
+    dtypes = saved_dtypes(source)
+    tensors: dict[str, Tensor] = {
+        name: torch.empty(shape, dtype=dtype if dtypes[name].is_floating_point else dtypes[name])
+        for name, shape in saved_shapes(source).items()
+    }
+    read_shards(source, tensors)
+    save_tensors(policy, tensors, directory)
+
+
+def _put_in_place(directory: Path, to: Path) -> None:
+    """Rename a complete directory to ``to``, and replace what exists there."""
+    replaced = to.with_name(f".{to.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if to.exists():
+        to.rename(replaced)
+    directory.rename(to)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _copy_the_rest(source: Path, directory: Path) -> None:
+    """Copy everything but weights and their configs: tokenizer, chat template, generation config."""
+    for path in source.iterdir():
+        is_written = path.name in ("config.json", CONFIG_FILE) or path.name.startswith(("shard-", "model."))
+        if path.is_file() and not is_written:
+            shutil.copy2(path, directory / path.name)
+
+
+def _check_mergeable(facts: RunFacts, *, is_adapter: bool) -> None:
+    if not is_adapter:
+        raise UserError("the run of this checkpoint trained all weights, so it has no adapters to merge")
+    if facts.config.get("load_in_4bit"):
+        raise UserError(
+            "the adapters were trained with a base in 4 bits, and cannot be merged into another; export them without "
+            "--merge, and load them with PEFT onto the base in 4 bits"
+        )

@@ -1,0 +1,160 @@
+"""Writes the README.md of an exported model: its base model, data, settings and metrics, as plain facts.
+
+    config of the run, metrics of its last step --> header for the hub (base model, data sets, tags), text
+
+Unknown facts are left out, as for a checkpoint that was copied away from its run.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.run_options.lora import served_rank
+from shared.run_options.run_config import RunConfig
+
+FILE_NAME = "README.md"
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_MAIN_SETTINGS = (
+    *("loss_type", "learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "groups_per_step"),
+    *("num_generations", "max_completion_length", "temperature", "beta", "epsilon", "max_staleness", "dtype", "seed"),
+)
+_TOLD_ELSEWHERE = {
+    *("name", "model", "model_revision", "dataset_name", "dataset_config", "dataset_train_split", "datasets"),
+    *("reward_funcs", "reward_weights", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "project"),
+}
+_MAIN_METRICS = (
+    *("reward", "reward_std", "completions/mean_length", "completions/clipped_ratio", "entropy", "kl"),
+    *("frac_reward_zero_std", "grad_norm", "num_tokens"),
+)
+_GRPO = "[DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models](https://arxiv.org/abs/2402.03300)"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The known facts about the run that made a model."""
+
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The submitted config with its defaults; empty if unknown."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Metrics of the last step in the weights; empty if unknown."""
+    run_id: str | None = None
+    step: int | None = None
+
+
+def model_card(facts: RunFacts, *, title: str, is_adapter: bool = False) -> str:
+    """Return the text of the card.
+
+    Args:
+        facts: The facts to report.
+        title: Name of the model. The loading instructions use it as directory or hub id.
+        is_adapter: Whether the model is a LoRA adapter without its base.
+    """
+    from huggingface_hub import ModelCardData
+
+    base = _hub_id(facts.config.get("model"))
+    data_sets = [found for source in _data_sets(facts.config) if (found := _hub_id(source)) is not None]
+    header = ModelCardData(
+        base_model=base,
+        datasets=data_sets or None,
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["grpo", "headrace", *(["lora"] if is_adapter else []), "reinforcement-learning"],
+    )
+    return f"---\n{header.to_yaml()}\n---\n\n" + "\n".join(_text(facts, title, is_adapter)).rstrip() + "\n"
+
+
+def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
+    config = facts.config
+    yield f"# {title}\n"
+    made = f"optimizer step {facts.step} of" if facts.step is not None else "made by"
+    run = f"run `{facts.run_id}`" if facts.run_id else "a run"
+    yield f"Post-trained with GRPO ({_GRPO}) by headrace: {made} {run}.\n"
+    if config:
+        revision = f" at revision `{config['model_revision']}`" if config.get("model_revision") else ""
+        yield f"* Base model: {_named(str(config.get('model')))}{revision}"
+        yield f"* Data: {', '.join(_named(source) for source in _data_sets(config))}"
+        yield f"* Rewards: {', '.join(_rewards(config))}\n"
+    yield "## How to load it\n"
+    auto = "AutoPeftModelForCausalLM" if is_adapter else "AutoModelForCausalLM"
+    if is_adapter:
+        yield "```python\nfrom peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer\n"
+    else:
+        yield "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
+    yield f'model = {auto}.from_pretrained("{title}", dtype="auto")'
+    yield f'tokenizer = AutoTokenizer.from_pretrained("{title}")\n```\n'
+    if is_adapter:
+        lora = f"--enable-lora --max-lora-rank {served_rank(int(config.get('lora_r', 16)))} --lora-modules"
+        yield f"With vLLM: `vllm serve {_hub_id(config.get('model')) or 'BASE'} {lora} policy={title}`.\n"
+    else:
+        yield f"With vLLM: `vllm serve {title}`.\n"
+    if config:
+        yield "## Settings\n"
+        yield from _table(("setting", "value"), _settings(config))
+    if metrics := [(name, _number(value)) for name, value in _metrics(facts.metrics)]:
+        yield f"## Metrics of step {facts.step}\n"
+        yield from _table(("metric", "value"), metrics)
+
+
+def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the most important settings first, then further ones that differ from their defaults."""
+    for name in _MAIN_SETTINGS:
+        if name in config:
+            yield name, _value(config[name])
+    for name, about in RunConfig.model_fields.items():
+        is_told = name in _MAIN_SETTINGS or name in _TOLD_ELSEWHERE or name not in config
+        if not is_told and config[name] != about.get_default(call_default_factory=True):
+            yield name, _value(config[name])
+
+
+def _metrics(metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    rewards = sorted(name for name in metrics if name.startswith(("rewards/", "reward/")) and name.endswith("/mean"))
+    for name in (*_MAIN_METRICS[:2], *rewards, *_MAIN_METRICS[2:]):
+        value = metrics.get(name)
+        if value is not None and math.isfinite(value):
+            yield name, value
+
+
+def _rewards(config: Mapping[str, Any]) -> Iterator[str]:
+    names: list[str] = config.get("reward_funcs") or []
+    weights: list[float] = config.get("reward_weights") or [1.0] * len(names)
+    for name, weight in zip(names, weights, strict=False):
+        yield f"`{name}`" if weight == 1 else f"`{name}` (weight {weight:g})"
+
+
+def _data_sets(config: Mapping[str, Any]) -> list[str]:
+    listed: Iterable[Mapping[str, Any]] = config.get("datasets") or ()
+    return [str(source["path"]) for source in listed] or (
+        [str(config["dataset_name"])] if config.get("dataset_name") else []
+    )
+
+
+def _hub_id(name: Any) -> str | None:
+    """Return the name if it is a hub id and not a path on this machine."""
+    if not isinstance(name, str) or not _HUB_ID.match(name) or name.endswith((".jsonl", ".parquet")):
+        return None
+    return None if Path(name).exists() else name
+
+
+def _named(name: str) -> str:
+    """Return the name as code. Of a local path only the last part is shown, because the rest is private."""
+    return f"`{name}`" if _hub_id(name) else f"`{Path(name).name}` (a local path)"
+
+
+def _table(head: tuple[str, str], rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield f"| {head[0]} | {head[1]} |"
+    yield "|---|---|"
+    for name, value in rows:
+        yield f"| `{name}` | {value} |"
+    yield ""
+
+
+def _value(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if abs(value) < 1e6 else f"{value:,.0f}"

@@ -1,0 +1,1 @@
+"""Prompt groups as the trainer counts them: ids, ledger, schedule, staleness."""

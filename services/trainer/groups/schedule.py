@@ -1,0 +1,72 @@
+"""How a run's optimizer steps are divided into batches.
+
+    batch                 steps_per_generation minibatches of groups_per_step groups, sampled and chosen together
+    its steps             num_iterations passes over the minibatches, in the same order each time
+    steps_per_generation=2, num_iterations=2:   [ab][cd]  ->  a b a b   c d c d        one letter, one step
+
+A run consists of whole batches, unless ``max_steps`` ends it within one. That last batch only has the groups that its
+remaining steps use, and is trained for those steps.
+
+    n  steps in a batch
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from shared.errors import UserError
+from shared.run_options.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The size of one batch."""
+
+    groups_per_step: int
+    steps_per_generation: int = 1
+    num_iterations: int = 1
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """Return the shape given by a run's options."""
+        return cls(config.groups_per_step, config.steps_per_generation, config.num_iterations)
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps of a whole batch."""
+        return self.steps_per_generation * self.num_iterations
+
+    def minibatches(self, *, num_steps_left: int) -> int:
+        """Return the number of minibatches in the next batch of a run with ``num_steps_left``."""
+        return min(self.steps_per_generation, num_steps_left)
+
+    def groups(self, *, num_steps: int) -> int:
+        """Return the number of prompt groups that the next ``num_steps`` steps use."""
+        whole, rest = divmod(num_steps, self.steps)
+        minibatches = whole * self.steps_per_generation + min(rest, self.steps_per_generation)
+        return minibatches * self.groups_per_step
+
+
+def total_steps(config: RunConfig, *, num_rows: int) -> int:
+    """Return ``max_steps`` if set, else the steps of ``num_train_epochs`` passes over the dataset.
+
+    A batch trains ``groups_per_step * steps_per_generation`` rows. To be full, the last batch may begin another pass.
+
+    Raises:
+        UserError: The dataset is empty, or the learning-rate schedule does not fit the run.
+    """
+    if num_rows < 1:
+        raise UserError("the dataset has no rows", field="dataset_name")
+    shape = BatchShape.of(config)
+    steps = config.max_steps
+    if steps < 0:
+        groups_per_batch = shape.groups(num_steps=shape.steps)
+        steps = max(1, math.ceil(config.num_train_epochs * num_rows / groups_per_batch)) * shape.steps
+    run = (
+        f"the run ({config.num_train_epochs:g} epochs of {num_rows} rows are {steps} steps of "
+        f"groups_per_step={config.groups_per_step})"
+    )
+    if misfit := config.lr_schedule().misfit(steps, run=run):
+        field, sentence = misfit
+        raise UserError(sentence, field=field)
+    return steps

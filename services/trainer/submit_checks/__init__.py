@@ -1,0 +1,1 @@
+"""What is checked before a run is accepted: data set, model, engine, rewards, places."""

@@ -1,0 +1,125 @@
+"""Checks a run's data sets before the run starts.
+
+Reads every row of a file, because its owner can correct it, but only the first rows of a data set of the hub.
+"""
+
+from dataclasses import dataclass, replace
+
+from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
+from services.trainer.submit_checks.prompt_lengths import TokenCount, fewest_tokens, token_count
+from shared.file_roots import FileRoots
+from shared.run_options.run_config import RunConfig
+
+MAX_HUB_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class SourceSummary:
+    """Findings about one data set."""
+
+    field: str
+    """The setting that names the data set."""
+    path: str
+    is_file: bool
+    num_rows: int
+    num_checked: int
+    num_bad: int
+    first_bad: str
+    """The problem of the first bad row; empty without bad rows."""
+    columns: tuple[str, ...]
+    """The columns that reward functions get."""
+    own_columns: tuple[str, ...] = ()
+    """All columns, under the data set's own names."""
+    num_conversations: int = 0
+    """Checked rows whose prompt is a list of messages."""
+    fewest_tokens: int | None = None
+    """Lower bound of the shortest prompt's tokens, if every prompt is longer than ``max_prompt_length``."""
+    num_usable: int = 0
+    """Checked rows with a valid prompt; for an evaluation set among the first ``max_eval_prompts``."""
+    share: float = 1.0
+    """Share of the run's prompts."""
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """Findings about all data sets of a run."""
+
+    epoch: int
+    """Prompts of one epoch."""
+    columns: tuple[str, ...]
+    """The columns of all training data sets, including the prompt's."""
+    sources: tuple[SourceSummary, ...]
+    evaluation: SourceSummary | None = None
+
+    def all_sources(self) -> tuple[SourceSummary, ...]:
+        """Return the training data sets and the evaluation data set."""
+        return self.sources if self.evaluation is None else (*self.sources, self.evaluation)
+
+
+def check_dataset(
+    config: RunConfig, *, roots: FileRoots | None = None, max_hub_rows: int = MAX_HUB_ROWS
+) -> DatasetSummary:
+    """Check every row of files and the first rows of hub data sets, and return the findings.
+
+    Raises:
+        UserError: The file or dataset does not exist, cannot be read, or has no rows.
+    """
+    train = config.train_sources()
+    count = None if config.max_prompt_length is None else token_count(config)
+    opened = open_sources(config, train, roots)
+    dataset = PromptDataset(opened, shuffle=config.shuffle_dataset)
+    sources = [
+        replace(_look(name, rows, config, count, max_hub_rows=max_hub_rows), share=share)
+        for name, rows, share in zip(train, opened, dataset.shares, strict=True)
+    ]
+    evaluation = None
+    if (found := config.eval_source()) is not None:
+        (rows,) = open_sources(config, dict([found]), roots)
+        evaluation = _look(found[0], rows, config, count, max_hub_rows=max_hub_rows, num_asked=config.max_eval_prompts)
+    return DatasetSummary(
+        epoch=len(dataset),
+        columns=(config.prompt_column, *dataset.columns),
+        sources=tuple(sources),
+        evaluation=evaluation,
+    )
+
+
+def _look(
+    field: str,
+    rows: SourceRows,
+    config: RunConfig,
+    count: TokenCount | None,
+    *,
+    max_hub_rows: int,
+    num_asked: int | None = None,
+) -> SourceSummary:
+    num_checked = len(rows) if rows.source.is_file else min(len(rows), max_hub_rows)
+    num_asked = len(rows) if num_asked is None else num_asked
+    num_conversations, num_usable = 0, 0
+    problems: list[str] = []
+    for row in map(rows.read, range(num_checked)):
+        if row.problem is not None:
+            problems.append(row.problem)
+            continue
+        num_conversations += not isinstance(row.prompt, str)
+        num_usable += row.position < num_asked
+    fewest = None
+    num_asked = min(num_asked, len(rows))
+    if count is not None and config.max_prompt_length is not None and num_asked <= num_checked:
+        asked = map(rows.read, range(num_asked))
+        prompts = (row.prompt for row in asked if row.problem is None)
+        fewest = fewest_tokens(prompts, count, at_most=config.max_prompt_length)
+    return SourceSummary(
+        field=field,
+        path=rows.source.path,
+        is_file=rows.source.is_file,
+        num_rows=len(rows),
+        num_checked=num_checked,
+        num_bad=len(problems),
+        first_bad=problems[0] if problems else "",
+        columns=tuple(rows.columns),
+        own_columns=rows.own_columns,
+        num_conversations=num_conversations,
+        fewest_tokens=fewest,
+        num_usable=num_usable,
+    )

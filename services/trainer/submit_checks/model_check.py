@@ -1,0 +1,173 @@
+"""Checks that a run's model exists, is a language model that transformers loads, and brings no code of its own.
+
+    /absolute/directory    checked on this machine
+    org/name               looked up on the Hugging Face hub; no answer from the hub is a warning, not an error
+    anything else          refused: a relative path has no meaning for a service
+
+A config with ``auto_map`` names Python code to run at load time, and is always refused.
+"""
+
+import importlib
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from services.trainer.submit_checks.lora_check import check_targets
+from shared.errors import UnavailableError, UserError
+from shared.run_options.run_config import RunConfig
+
+HubLookup = Callable[[str, str | None], Mapping[str, Any]]
+"""(hub id, revision) -> the model's config.json on the hub. Raises UserError or UnavailableError."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_MAX_JSON_BYTES = 8 * 1024 * 1024
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` can be a Hugging Face id, ``name`` or ``org/name``."""
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name and len(name) <= 96
+
+
+def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
+    """Return warnings. Blocks on the disk and the hub.
+
+    Raises:
+        UserError: The model cannot be trained; the message says why.
+    """
+    if config.model.startswith("/"):
+        if config.model_revision is not None:
+            raise UserError("only models of the hub have revisions; leave it out", field="model_revision")
+        _check_fit(config, _check_directory(Path(config.model)))
+        check_targets(config.lora_target_modules or (), Path(config.model))
+        return []
+    if not is_hub_id(config.model):
+        raise UserError(
+            f"{config.model[:200]!r} is neither an absolute path nor a Hugging Face id. The trainer "
+            "cannot resolve a relative path: give the absolute one (`headrace submit` makes it absolute for you)",
+            field="model",
+        )
+    try:
+        found = lookup(config.model, config.model_revision)
+    except UnavailableError as error:
+        return [f"the model was not checked: {config.model} is treated as a hub id, but {error}"]
+    _refuse_code(found, where=f"{config.model} on the hub")
+    _check_fit(config, found)
+    return []
+
+
+def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
+    """Return a lookup at the real hub; ``endpoint`` is HF_ENDPOINT by default."""
+
+    def lookup(name: str, revision: str | None) -> Mapping[str, Any]:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *_http_errors())
+        try:
+            info = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=timeout_s)
+        except GatedRepoError as error:
+            raise UserError(
+                f"{name} is gated; accept its terms on the hub and give the trainer a token in HF_TOKEN", field="model"
+            ) from error
+        except RevisionNotFoundError as error:
+            raise UserError(f"{name} has no revision {revision!r} on the hub", field="model_revision") from error
+        except RepositoryNotFoundError as error:
+            raise UserError(
+                f"{name} is not on the hub, or private; check the spelling, set HF_TOKEN if it is private, or give the "
+                "absolute path of a directory",
+                field="model",
+            ) from error
+        except in_trouble as error:
+            raise UnavailableError(f"the Hugging Face hub did not answer ({type(error).__name__})") from error
+        files = {sibling.rfilename for sibling in info.siblings or []}
+        if files and "config.json" not in files:
+            raise UserError(f"{name} has no config.json on the hub: it is not a transformers model", field="model")
+        return cast("Mapping[str, Any]", info.config or {})
+
+    return lookup
+
+
+def _http_errors() -> tuple[type[Exception], ...]:
+    """Return the transport errors of the HTTP clients that this release of huggingface_hub may use."""
+    clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name) is not None]
+    return tuple(cast("type[Exception]", importlib.import_module(name).HTTPError) for name in clients)
+
+
+def _check_directory(directory: Path) -> Mapping[str, Any]:
+    if not directory.is_dir():
+        raise UserError(
+            f"there is no directory {directory} on the trainer's machine; give the absolute path of a directory with "
+            "config.json, or a Hugging Face id",
+            field="model",
+        )
+    if not (directory / "config.json").is_file():
+        raise UserError(f"{directory} has no config.json, so it is not a transformers model", field="model")
+    config = read_json(directory / "config.json")
+    _refuse_code(config, where=str(directory / "config.json"))
+    if not isinstance(config.get("model_type"), str):
+        raise UserError(
+            f"{directory / 'config.json'} has no model_type, so it is not a transformers model", field="model"
+        )
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise UserError(
+            f"{directory} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}); save it there with "
+            "tokenizer.save_pretrained",
+            field="model",
+        )
+    if (directory / "tokenizer_config.json").is_file():
+        path = directory / "tokenizer_config.json"
+        _refuse_code(read_json(path), where=str(path))
+    if not any(directory.glob("*.safetensors")):
+        raise UserError(
+            f"{directory} has no .safetensors weights; save them with model.save_pretrained. Pickled weights (.bin) "
+            "are not loaded",
+            field="model",
+        )
+    return config
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Return the contents of a model's JSON file.
+
+    Raises:
+        UserError: The file is too large, cannot be read, or does not contain a JSON object.
+    """
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise UserError(f"{path} is larger than {_MAX_JSON_BYTES} bytes", field="model")
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({type(error).__name__})", field="model") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a JSON object", field="model")
+    return cast("dict[str, Any]", found)
+
+
+def _refuse_code(config: Mapping[str, Any], *, where: str) -> None:
+    if config.get("auto_map"):
+        raise UserError(
+            f"{where} has auto_map: the model needs Python code from its repository, which is never run. Use an "
+            "architecture that is built into transformers",
+            field="model",
+        )
+
+
+def _check_fit(config: RunConfig, model: Mapping[str, Any]) -> None:
+    longest = model.get("max_position_embeddings")
+    wanted = config.max_completion_length + (config.max_prompt_length or 1)
+    if isinstance(longest, int) and wanted > longest:
+        raise UserError(
+            f"prompt and completion may have {wanted} tokens together, but the model has {longest} positions; lower "
+            f"max_completion_length to at most {max(1, longest - (config.max_prompt_length or 1))}"
+            + ("" if config.max_prompt_length else ", and leave room for the prompts"),
+            field="max_completion_length",
+        )

@@ -1,0 +1,225 @@
+"""Finds every error of a run that can be found before it starts.
+
+    settings --> model, data sets, reward functions, vLLM's options --> ValidRun(warnings, derived numbers)
+
+All checks are made, so that one answer names all errors. Only invalid settings, and paths outside the allowed places,
+end the validation early. Blocking access to disk and hub happens in threads, with timeouts.
+"""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from services.trainer.deadline_thread import in_thread
+from services.trainer.problems import Problem, invalid_run
+from services.trainer.settings import TrainerSettings
+from services.trainer.submit_checks.checked import Checked
+from services.trainer.submit_checks.dataset_check import DatasetSummary, check_dataset
+from services.trainer.submit_checks.dataset_verdict import judge_dataset
+from services.trainer.submit_checks.engine_check import what_weakens_learning
+from services.trainer.submit_checks.gpu_check import what_needs_a_gpu
+from services.trainer.submit_checks.lora_check import why_not_4bit
+from services.trainer.submit_checks.model_check import HubLookup, check_model, hub_lookup, is_hub_id
+from services.trainer.submit_checks.report_check import check_reports
+from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards
+from services.trainer.submit_checks.surroundings_check import check_surroundings
+from services.trainer.submit_checks.unread_options import unread_options
+from services.trainer.submit_checks.weight_dir_check import check_weight_dir
+from shared.engine_check import EngineVerdict
+from shared.errors import UnavailableError, UserError
+from shared.run_options.data import DatasetSource
+from shared.run_options.reward_kwargs import also_columns
+from shared.run_options.run_config import RunConfig, parse_run_config
+from shared.run_options.run_places import misplaced
+from shared.service.tls import PeerTls
+
+_MAX_KEYS = 200
+
+DatasetCheck = Callable[[RunConfig], DatasetSummary]
+EngineCheck = Callable[[RunConfig], Awaitable[EngineVerdict]]
+
+
+@dataclass(frozen=True)
+class ValidRun:
+    """A config without errors.
+
+    Args:
+        config: The settings, with defaults.
+        warnings: Sentences about possible surprises.
+        derived: Quantities that follow from the settings.
+    """
+
+    config: RunConfig
+    warnings: list[str] = field(default_factory=list[str])
+    derived: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class RunValidator:
+    """Validates submitted runs.
+
+    Args:
+        settings: Timeouts, and the rewarder's address.
+        dataset_check: Reads a dataset; dataset_check.py's by default.
+        lookup: Looks a model up on a hub; the Hugging Face hub by default.
+        engine_check: Checks options that only vLLM knows. Without it they are not checked.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        *,
+        dataset_check: DatasetCheck | None = None,
+        lookup: HubLookup | None = None,
+        engine_check: EngineCheck | None = None,
+    ) -> None:
+        self._settings = settings
+        self._engine_check = engine_check
+        self._dataset_check = dataset_check or functools.partial(check_dataset, roots=settings.places_of_data())
+        self._lookup = lookup or hub_lookup(settings.hub_timeout_s)
+
+    async def validate(self, raw: Any) -> ValidRun:
+        """Return the validated run.
+
+        Raises:
+            Problem: 422 with one sentence per error, or 503 if the rewarder is away or the data set was not checked.
+        """
+        config = _parse(raw)
+        data, weights = self._settings.places_of_data(), self._settings.places_of_weights()
+        outside = await asyncio.to_thread(misplaced, config, data=data, weights=weights)
+        if outside:  # places outside the allowed ones are not read, so the other checks are left out
+            raise invalid_run([*outside, *(await self._check_rewards(config)).errors])
+        async with asyncio.TaskGroup() as tasks:
+            model = tasks.create_task(self._check_model(config), name="check model")
+            dataset = tasks.create_task(self._check_dataset(config), name="check dataset")
+            rewards = tasks.create_task(self._check_rewards(config), name="check rewards")
+            engine = tasks.create_task(self._check_engine(config), name="check engine")
+            weight_dir = tasks.create_task(self._check_weight_dir(config), name="check weight_dir")
+        base = why_not_4bit(config, self._settings.rank_environment())
+        checked = [
+            model.result(),
+            dataset.result(),
+            rewards.result(),
+            engine.result(),
+            weight_dir.result(),
+            Checked(warnings=what_weakens_learning(config)),
+            Checked(errors=check_reports(config.report_to)),
+            Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
+            Checked(errors=[] if base is None else [("load_in_4bit", base)]),
+            Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
+        ]
+        columns = dataset.result().derived.get("columns", [])
+        checked.append(Checked(errors=[("reward_kwargs", why) for why in also_columns(config.reward_kwargs, columns)]))
+        errors = list(dict.fromkeys(error for result in checked for error in result.errors))
+        if errors:
+            raise invalid_run(errors)
+        for result in checked:
+            if result.problem is not None:
+                raise result.problem
+        warnings = [warning for result in checked for warning in result.warnings]
+        derived = dataset.result().derived
+        warnings += _missing_columns(rewards.result().needs, derived["columns"])
+        return ValidRun(config=config, warnings=warnings, derived=derived)
+
+    async def _check_model(self, config: RunConfig) -> Checked:
+        # The hub's client may make two requests, each with the timeout.
+        timeout_s = 2 * self._settings.hub_timeout_s
+        try:
+            warnings = await in_thread(
+                lambda: check_model(config, lookup=self._lookup), timeout_s=timeout_s, name="check model"
+            )
+        except UserError as error:
+            return Checked(errors=[(error.field or "model", str(error))])
+        except TimeoutError:
+            return Checked(warnings=[f"the model was not checked: the check took longer than {timeout_s:g} s"])
+        return Checked(warnings=warnings)
+
+    async def _check_weight_dir(self, config: RunConfig) -> Checked:
+        if config.weight_dir is None:
+            return Checked()
+        where, timeout_s = config.weight_dir, self._settings.hub_timeout_s
+        try:
+            errors = await in_thread(lambda: check_weight_dir(where), timeout_s=timeout_s, name="check weight_dir")
+        except TimeoutError:
+            return Checked(warnings=[f"weight_dir was not checked: it did not answer within {timeout_s:g} s"])
+        return Checked(errors=errors)
+
+    async def _check_dataset(self, config: RunConfig) -> Checked:
+        timeout_s = self._settings.dataset_check_timeout_s
+        sources = config.train_sources() | dict(filter(None, [config.eval_source()]))
+        if misplaced := [(name, _not_a_place(source)) for name, source in sources.items() if not _is_a_place(source)]:
+            return Checked(errors=misplaced)
+        names = ", ".join(dict.fromkeys(source.path[:200] for source in sources.values()))
+        try:
+            summary = await in_thread(lambda: self._dataset_check(config), timeout_s=timeout_s, name="check dataset")
+            return judge_dataset(config, summary)
+        except UserError as error:
+            return Checked(errors=[(error.field or "dataset_name", str(error))])
+        except TimeoutError:
+            detail = (
+                f"Reading the dataset {names} took longer than {timeout_s:g} s. If it is being downloaded, submit "
+                "again later; otherwise raise HEADRACE_DATASET_CHECK_TIMEOUT_S."
+            )
+            return Checked(problem=Problem(503, "Dataset not checked", detail, headers={"Retry-After": "30"}))
+        except UnavailableError as error:
+            detail = f"The dataset {names} could not be checked: {error}. Submit again later."
+            return Checked(problem=Problem(503, "Dataset not checked", detail, headers={"Retry-After": "30"}))
+
+    async def _check_rewards(self, config: RunConfig) -> Checked:
+        try:
+            needs = await check_rewards(
+                config,
+                rewarder_url=self._settings.rewarder_url,
+                api_key=self._settings.api_key.get_secret_value(),
+                timeout_s=self._settings.reward_check_timeout_s,
+                tls=PeerTls(self._settings.tls_ca_file),
+            )
+        except Problem as error:
+            if error.status == 422:
+                return Checked(errors=[(item["field"], item["message"]) for item in error.body["errors"]])
+            return Checked(problem=error)
+        return Checked(needs=needs)
+
+    async def _check_engine(self, config: RunConfig) -> Checked:
+        if self._engine_check is None or not config.asks_for_more_of_vllm():
+            return Checked()
+        verdict = await self._engine_check(config)
+        return Checked(
+            errors=[(problem.field, problem.message) for problem in verdict.errors], warnings=verdict.warnings
+        )
+
+
+def _parse(raw: Any) -> RunConfig:
+    if not isinstance(raw, dict):
+        raise invalid_run([("", 'a run is a JSON object of settings, such as {"model": ..., "dataset_name": ...}')])
+    if len(cast("dict[str, Any]", raw)) > _MAX_KEYS:
+        # Bounded, because each unknown key is compared with every known one.
+        num_known = len(RunConfig.model_fields)
+        raise invalid_run([("", f"there are {num_known} settings; this run names more than {_MAX_KEYS}")])
+    try:
+        return parse_run_config(raw)
+    except UserError as error:
+        raise invalid_run(error.problems or [(error.field or "", str(error))]) from error
+
+
+def _is_a_place(source: DatasetSource) -> bool:
+    return source.path.startswith("/") or (
+        not source.path.endswith((".jsonl", ".json", ".parquet")) and is_hub_id(source.path)
+    )
+
+
+def _not_a_place(source: DatasetSource) -> str:
+    return (
+        f"{source.path[:200]!r} is neither an absolute path nor a Hugging Face id. The trainer cannot "
+        "resolve a relative path: give the absolute one (`headrace submit` makes it absolute for you)"
+    )
+
+
+def _missing_columns(needs: list[RewardNeeds], columns: list[str]) -> list[str]:
+    return [
+        f"the reward function {need.name} asks for the column {missing}, which the dataset does not have: it will fail "
+        "for every group. Add the column, give the value in reward_kwargs, or give the argument a default"
+        for need in needs
+        for missing in need.missing(columns)
+    ]

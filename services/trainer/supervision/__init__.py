@@ -1,0 +1,1 @@
+"""Starts and restarts training ranks, on this machine and on other nodes."""

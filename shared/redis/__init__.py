@@ -1,0 +1,1 @@
+"""Redis: connections, keys, streams, and the runs kept there."""

@@ -1,0 +1,61 @@
+"""Keeps a consumer's lease alive while its process lives.
+
+    lease missing or expired  ==  the consumer is dead  ==>  others may reclaim its entries
+
+A lease does not limit how long work may take. A clean shutdown gives the lease back at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from shared.errors import UnavailableError
+from shared.redis.redis_connection import Redis, call, patiently
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 15.0
+"""Seconds without a renewal after which a consumer counts as dead."""
+
+
+@contextlib.asynccontextmanager
+async def lease(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> AsyncGenerator[None]:
+    """Hold a lease for ``consumer`` while the body runs."""
+    await renew(redis, leases=leases, consumer=consumer, lease_s=lease_s)
+    task = asyncio.create_task(
+        _renew_for_ever(redis, leases=leases, consumer=consumer, lease_s=lease_s), name=f"lease of {consumer}"
+    )
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with contextlib.suppress(UnavailableError):
+            await patiently(
+                lambda: redis.zrem(leases, consumer),
+                what="giving the lease back",
+                timeout_s=1.0,
+                waits_for_room=False,
+            )
+
+
+async def renew(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> None:
+    """Extend the lease of ``consumer`` to ``lease_s`` from now."""
+    await call(redis, "headrace_renew", keys=(leases,), args=(consumer, int(lease_s * 1000)))
+
+
+async def alive(redis: Redis, *, leases: str) -> set[str]:
+    """Return the consumers whose lease has not expired."""
+    names = await call(redis, "headrace_alive", keys=(leases,))
+    return {name.decode() for name in names}
+
+
+async def _renew_for_ever(redis: Redis, *, leases: str, consumer: str, lease_s: float) -> None:
+    while True:
+        await asyncio.sleep(lease_s / 3)
+        try:
+            await renew(redis, leases=leases, consumer=consumer, lease_s=lease_s)
+        except UnavailableError as error:
+            log.warning("lease of %s could not be renewed: %s", consumer, error)

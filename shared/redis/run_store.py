@@ -1,0 +1,378 @@
+"""The record of each run in Redis: its desired state, its status, and what it waits for.
+
+    POST /v1/runs --create--> queued --> running <-> paused     (desired: pause, or its rewards fail; pause.py)
+                                 |          |------> finished
+                                 |          |------> stopped    (desired: stop)
+                                 +----------+------> failed     (with the reason) --resumed by a user--> queued
+
+Only the trainer service writes ``status``; generators and rewarders read it. The run's directory outlives this record:
+the checkpoint is the authority on what was trained.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from shared.errors import NoRoomError, StateLostError, UnavailableError, UserError
+from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.pause import Desired, Pause, Wishes
+from shared.redis.keys import CURRENT_RUN, RUNS, RunKeys
+from shared.redis.redis_connection import Redis, call, patiently
+from shared.redis.run_lists import RunLists
+from shared.run_options.run_config import RunConfig, parse_run_config
+
+Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
+TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
+_PATIENCE_S = 60.0
+_MAX_READ = 100
+"""Records read in one round trip."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """The state of a run's training. Its training rank writes it about once a second.
+
+    Counts are of the surviving lineage: ``admitted = trained + dropped + in flight``.
+    """
+
+    step: int = 0
+    max_steps: int = 0
+    policy_version: int = 0
+    waiting_for: str = "the training rank to start"
+    groups_admitted: int = 0
+    groups_trained: int = 0
+    groups_dropped: dict[str, int] = {}
+    starting: str = ""
+    """The training rank's work before it trains, to follow "which is"; empty once it trains."""
+    num_generators: int = 0
+    pushes: int = 0
+    pushes_confirmed: int = 0
+    probes_failed: int = 0
+    """Generators that the probe after a push has taken out."""
+    num_left_out: int = 0
+    """Replicas that did not get the last policy version pushed."""
+    left_out: dict[str, str] = {}
+    """Some of these replicas, each with the reason."""
+    paused_s: float = 0.0
+    """Seconds for which the run was paused so far, over all of its trainers."""
+    disk_full: str = ""
+    """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
+    updated_at_s: float = 0.0
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """One run as the API shows it."""
+
+    run_id: str
+    config: dict[str, Any]
+    status: Status
+    desired: Desired
+    reason: str
+    created_at_s: float
+    started_at_s: float | None
+    ended_at_s: float | None
+    run_dir: str
+    progress: Progress
+    pause: Pause | None = None
+    """Why it is paused; None unless its status is ``paused``."""
+
+    def parsed_config(self) -> RunConfig:
+        """Return the config as it was validated at submit.
+
+        Raises:
+            UserError: Another release of headrace wrote it, with other settings.
+        """
+        try:
+            return parse_run_config(self.config)
+        except UserError as error:
+            raise UserError(
+                f"run {self.run_id} was submitted to another release of headrace than this one: {error}",
+                field=error.field,
+            ) from error
+
+
+class RunStore:
+    """Reads and writes run records."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.lists = RunLists(redis)
+        self._redis = redis
+        self._incarnation: int | None = None
+
+    def write_as(self, incarnation: int) -> None:
+        """Write status and progress as this incarnation of a run's trainer from now on.
+
+        Both then raise FencedError once a newer incarnation has taken over the run.
+        """
+        self._incarnation = incarnation
+
+    async def create(self, run_id: str, config: RunConfig, *, run_dir: str) -> RunRecord:
+        """Make the run's streams and consumer groups, then its record. No other function ever makes them.
+
+        Raises:
+            NoRoomError: Redis has no room for the run, and nothing of the run is left there.
+            UnavailableError: The run could not be made, and its parts could not be removed. Create it again.
+        """
+        try:
+            await self._write_new(run_id, config, run_dir=run_dir)
+        except NoRoomError as error:
+            # A first try, whose answer was lost, may have written the record all the same.
+            if await self.get(run_id) is None:
+                await self._remove_half(run_id, error)
+                raise
+        record = await self.get(run_id)
+        if record is None:
+            raise StateLostError(f"run {run_id} vanished while it was created")
+        return record
+
+    async def _write_new(self, run_id: str, config: RunConfig, *, run_dir: str) -> None:
+        keys = RunKeys(run_id)
+        for stream, consumer_group in keys.consumer_groups():
+            await self._make_consumer_group(stream, consumer_group)
+        created_at_s = time.time()
+        fields: dict[Any, Any] = {
+            "config": msgspec.json.encode(config.model_dump(mode="json")),
+            "status": "queued",
+            "desired": "run",
+            "reason": "",
+            "created_at_s": repr(created_at_s),
+            "run_dir": run_dir,
+            "progress": msgspec.json.encode(Progress()),
+        }
+        # Listed first: readers skip a run whose creation stopped here, and creating it again completes it.
+        await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
+        await self.lists.enter(run_id, "queued", waits_for_room=False)
+        await self._asked(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
+
+    async def _remove_half(self, run_id: str, cause: NoRoomError) -> None:
+        try:
+            await self.delete(run_id)
+        except NoRoomError:  # on a full disk, nothing can be deleted either
+            raise UnavailableError(str(cause)) from cause
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """Return the record, or None if the run does not exist."""
+        fields = await self._patiently(lambda: self._redis.hgetall(RunKeys(run_id).run), "reading the run record")
+        return _record(run_id, fields)
+
+    async def get_all(self, run_ids: Sequence[str]) -> list[RunRecord]:
+        """Return the records of the runs that exist, in the same order."""
+        found: list[RunRecord | None] = []
+        for start in range(0, len(run_ids), _MAX_READ):
+            some = run_ids[start : start + _MAX_READ]
+            read = [("HGETALL", RunKeys(run_id).run) for run_id in some]
+            found += map(_record, some, await self._read_each(read))
+        return [record for record in found if record is not None]
+
+    async def list_ids(self) -> list[str]:
+        """Return all run ids, oldest first."""
+        names = await self._patiently(lambda: self._redis.zrange(RUNS, 0, -1), "listing runs")
+        return [name.decode() for name in names]
+
+    async def statuses(self, run_ids: Sequence[str]) -> dict[str, Status]:
+        """Return the statuses of the runs that exist. This reads less than their records."""
+        found: dict[str, Status] = {}
+        for start in range(0, len(run_ids), _MAX_READ):
+            some = run_ids[start : start + _MAX_READ]
+            read = [("HGET", RunKeys(run_id).run, "status") for run_id in some]
+            answers = zip(some, await self._read_each(read), strict=True)
+            found |= {run_id: status.decode() for run_id, status in answers if status is not None}
+        return found
+
+    async def ending(self, run_id: str) -> tuple[str, str] | None:
+        """Return the run's last status (``deleted`` without a record) and the reason; None if it has not ended."""
+        status, reason = await self._patiently(
+            lambda: self._redis.hmget(RunKeys(run_id).run, ["status", "reason"]), "reading the status"
+        )
+        if status is None:
+            return "deleted", ""
+        return (status.decode(), reason.decode()) if status.decode() in TERMINAL else None
+
+    async def page(
+        self, *, limit: int, before: tuple[float, str] | None = None, key: str = RUNS
+    ) -> list[tuple[float, str]]:
+        """Return creation times and ids of the runs on a list that were created before ``before``, newest first."""
+        start, found = 0, list[tuple[float, str]]()
+        newest = "+inf" if before is None else repr(before[0])
+        while len(found) < limit:
+            some = await self._patiently(
+                lambda first=start: self._redis.zrange(
+                    key, newest, "-inf", desc=True, byscore=True, offset=first, num=limit, withscores=True
+                ),
+                "listing runs",
+            )
+            pairs = [(float(created_at_s), name.decode()) for name, created_at_s in some]
+            found += [pair for pair in pairs if before is None or pair < before]
+            if len(pairs) < limit:
+                break
+            start += limit
+        return found[:limit]
+
+    async def served(self) -> list[RunRecord]:
+        """Return the runs that are running or paused, oldest first."""
+        records = await self.get_all(await self.lists.served())
+        return [record for record in records if record.status in ("running", "paused")]
+
+    async def queued(self) -> list[RunRecord]:
+        """Return the runs that wait for their turn, oldest first."""
+        records = await self.get_all(await self.lists.queued())
+        return [record for record in records if record.status == "queued"]
+
+    async def mend_lists(self) -> None:
+        """Make the lists of runs agree with their records. A crash, or an older release, may have left them apart."""
+        statuses = await self.statuses(await self.list_ids())
+        await self.lists.mend(statuses)
+
+    async def set_status(self, run_id: str, status: Status, *, reason: str = "", waits_for_room: bool = True) -> None:
+        """Write the status and the time at which it was reached.
+
+        Raises:
+            NoRoomError: Redis has no room, and ``waits_for_room`` is False.
+        """
+        fields: dict[Any, Any] = {"status": status, "reason": reason}
+        if status == "running":
+            fields["started_at_s"] = repr(time.time())
+        fields["ended_at_s"] = repr(time.time()) if status in TERMINAL else ""
+        await self.lists.enter(run_id, status, waits_for_room=waits_for_room)
+        await self._write(run_id, fields, waits_for_room=waits_for_room)
+        await self.lists.leave_others(run_id, status, waits_for_room=waits_for_room)
+
+    async def write_pause(self, run_id: str, pause: Pause | None) -> None:
+        """Write that the run is paused and why, or that it is running again."""
+        fields: dict[Any, Any] = {"status": "running", "reason": ""}
+        if pause is not None:
+            fields = {"status": "paused", "reason": pause.reason, "pause": msgspec.json.encode(pause)}
+        await self._write(run_id, fields)
+
+    async def ask_to(self, run_id: str, desired: Desired) -> None:
+        """Write the desired state of the run. Its training rank reads it between two batches."""
+        await call(
+            self._redis,
+            "headrace_ask",
+            keys=(RunKeys(run_id).run,),
+            args=(desired,),
+            timeout_s=_PATIENCE_S,
+            waits_for_room=False,
+        )
+
+    async def wishes(self, run_id: str) -> Wishes:
+        """Return what was requested of the run. Raises StateLostError if its record is gone."""
+        desired, num_resumes = await self._patiently(
+            lambda: self._redis.hmget(RunKeys(run_id).run, ["desired", "num_resumes"]), "reading the run"
+        )
+        if desired is None:
+            raise StateLostError(f"run {run_id} is no longer in Redis")
+        return Wishes(desired=desired.decode(), num_resumes=int(num_resumes or 0))
+
+    async def write_progress(self, run_id: str, progress: Progress) -> None:
+        """Overwrite the progress of the run."""
+        await self._write(run_id, {"progress": msgspec.json.encode(progress)})
+
+    async def write_starting(self, record: RunRecord, doing: str) -> None:
+        """Write what the run's training rank does before it trains. The rest of the progress stays."""
+        progress = msgspec.structs.replace(record.progress, starting=doing, updated_at_s=time.time())
+        await self.write_progress(record.run_id, progress)
+
+    async def current_run(self) -> str | None:
+        """Return the run the generator fleet serves now."""
+        run_id = await self._patiently(lambda: self._redis.get(CURRENT_RUN), "reading the current run")
+        return None if run_id is None else str(run_id.decode())
+
+    async def set_current_run(self, run_id: str | None) -> None:
+        """Point the generator fleet at a run, or at none.
+
+        Raises:
+            NoRoomError: The disk of Redis is full.
+        """
+        if run_id is None:
+            await self._asked(lambda: self._redis.delete(CURRENT_RUN), "clearing the current run")
+        else:
+            await call(
+                self._redis,
+                "headrace_point",
+                keys=(CURRENT_RUN,),
+                args=(run_id,),
+                timeout_s=_PATIENCE_S,
+                waits_for_room=False,
+            )
+
+    async def required_version(self, run_id: str) -> LineageVersion:
+        """Return the version that a generator must hold to take prompts; NO_WEIGHTS before the first push."""
+        raw = await self._patiently(
+            lambda: self._redis.get(RunKeys(run_id).required_version), "reading the required policy version"
+        )
+        return NO_WEIGHTS if raw is None else LineageVersion.parse(raw.decode())
+
+    async def delete(self, run_id: str) -> None:
+        """Delete the run's streams and record. Its directory stays."""
+        await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
+        await self.lists.leave_others(run_id, "deleted", waits_for_room=False)
+        await self._asked(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
+
+    async def _write(self, run_id: str, fields: dict[Any, Any], *, waits_for_room: bool = True) -> None:
+        keys = RunKeys(run_id)
+        flat = (part for field in fields.items() for part in field)
+        await call(
+            self._redis,
+            "headrace_write_run",
+            keys=(keys.run, keys.epoch),
+            args=("" if self._incarnation is None else self._incarnation, *flat),
+            timeout_s=_PATIENCE_S,
+            waits_for_room=waits_for_room,
+        )
+
+    async def _read_each(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
+        """Return the answers to several commands that only read, in one round trip."""
+
+        async def read() -> list[Any]:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                return await pipe.execute()
+
+        found: list[Any] = await self._patiently(read, "reading run records")
+        return found
+
+    async def _make_consumer_group(self, stream: str, consumer_group: str) -> None:
+        async def make() -> None:
+            try:
+                await self._redis.xgroup_create(stream, consumer_group, id="0", mkstream=True)
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+
+        await self._asked(make, f"creating consumer group {consumer_group}")
+
+    async def _patiently(self, make: Any, what: str) -> Any:
+        return await patiently(make, what=what, timeout_s=_PATIENCE_S)
+
+    async def _asked(self, make: Any, what: str) -> Any:
+        """Await ``make`` for a client's request. Without room it fails at once, so that the client gets the error."""
+        return await patiently(make, what=what, timeout_s=_PATIENCE_S, waits_for_room=False)
+
+
+def _record(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord | None:
+    if not fields or b"config" not in fields:
+        return None
+    text = {name.decode(): value for name, value in fields.items()}
+    status: Any = text["status"].decode()
+    desired: Any = text["desired"].decode()
+
+    def seconds(name: str) -> float | None:
+        return float(text[name]) if text.get(name) else None
+
+    return RunRecord(
+        run_id=run_id,
+        config=msgspec.json.decode(text["config"]),
+        status=status,
+        desired=desired,
+        reason=text["reason"].decode(),
+        created_at_s=float(text["created_at_s"]),
+        started_at_s=seconds("started_at_s"),
+        ended_at_s=seconds("ended_at_s"),
+        run_dir=text["run_dir"].decode(),
+        progress=msgspec.json.decode(text["progress"], type=Progress),
+        pause=msgspec.json.decode(text["pause"], type=Pause) if status == "paused" else None,
+    )

@@ -1,0 +1,1 @@
+"""What every service process needs: logs, secrets, TLS, health."""
