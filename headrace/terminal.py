@@ -4,6 +4,7 @@ A completion may contain an escape sequence that clears the screen, or a functio
 draw as an emoji.
 """
 
+import sys
 import unicodedata
 
 from rich.console import Console
@@ -28,3 +29,9 @@ def printable(text: str) -> str:
         else character
         for character in text
     )
+
+
+def say(line: str) -> None:
+    """Print a line and flush, so that it also passes through a pipe at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -3,22 +3,20 @@
 import argparse
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace.known_keys import secret_of
-from headrace.local import guarded_exec, launcher, process_table
-from headrace.local.service_specs import UpSettings, importable_environment
-from headrace.local.state_dir import Endpoint, StateDir, choose_state_dir
+from headrace.local import launcher, process_table
+from headrace.local.detached import start_detached, wait_until_up
+from headrace.local.service_specs import UpSettings
+from headrace.local.state_dir import StateDir, choose_state_dir
+from headrace.terminal import say
 from shared.errors import UserError
 from shared.service.secret_files import with_password
 from shared.service.tls import ServerCertificate, trusted, why_refused
 
-_DETACHED_START_TIMEOUT_S = 120.0
 _DOWN_PATIENCE_S = 75.0
 _SCALE_PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.1
@@ -95,62 +93,6 @@ def scale(arguments: argparse.Namespace) -> int:
             return 0
         time.sleep(_LOOK_EVERY_S)
     raise UserError(f"the launcher did not scale in {_SCALE_PATIENCE_S:.0f} s; its messages are where it was started")
-
-
-def start_detached(
-    settings: UpSettings, *, outlives_us: bool, variables: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start a launcher in its own process session, with its output in logs/launcher.log.
-
-    Unless ``outlives_us``, the launcher ends when this process dies. ``variables`` are added to its environment.
-    """
-    state = StateDir(settings.state_dir)
-    state.make()
-    command = [] if outlives_us else guarded_exec.guard()
-    command += [sys.executable, "-m", "headrace", "up", "--state-dir", str(settings.state_dir)]
-    if settings.num_simulated:
-        command += ["--simulate", str(settings.num_simulated)]
-    else:
-        command += ["--generators", str(settings.num_generators)]
-    if settings.api_port is not None:
-        command += ["--port", str(settings.api_port)]
-    if settings.repairs_redis:
-        command.append("--repair-redis")
-    with (state.logs / "launcher.log").open("wb") as log_file:
-        return subprocess.Popen(
-            command,
-            env={**importable_environment(), **(variables or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=log_file,
-            start_new_session=True,
-        )
-
-
-def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> Endpoint:
-    """Wait until a detached launcher is up, and return the addresses of its services.
-
-    Raises:
-        UserError: The launcher ended, or was not up in time.
-    """
-    state = StateDir(settings.state_dir)
-    deadline = time.monotonic() + _DETACHED_START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            said = (state.logs / "launcher.log").read_text(encoding="utf-8", errors="replace").strip()
-            raise UserError(said.removeprefix("headrace: ") or f"the launcher ended with {process.returncode}")
-        endpoint = state.endpoint()
-        if endpoint is not None and endpoint.launcher.pid == process.pid and endpoint.is_ready:
-            return endpoint
-        time.sleep(_LOOK_EVERY_S)
-    process.terminate()
-    raise UserError(f"headrace did not come up in {_DETACHED_START_TIMEOUT_S:.0f} s; the logs are in {state.logs}")
-
-
-def say(line: str) -> None:
-    """Print a line and flush, so that it also passes through a pipe at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def _redis_url() -> str | None:

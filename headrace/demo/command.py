@@ -25,14 +25,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli import up as cli_up
 from headrace.client import HeadraceClient
 from headrace.demo import task
 from headrace.demo.outcome import Outcome, make_outcome, trained_groups
 from headrace.demo.settings import RUN_OPTIONS
+from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import DEFAULT_STATE_DIR, StateDir
 from headrace.run_file import parse_settings
+from headrace.terminal import say
 from headrace.watch import curves
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import follow
@@ -67,7 +68,7 @@ def demo(arguments: argparse.Namespace) -> int:
     console.print(f"[bold]headrace demo[/]  seed {arguments.seed}, no GPU needed; everything is kept in {directory}")
     with _services(settings, keep=arguments.keep, console=console) as process:
         prepared = _prepare(directory, overrides, warmed_up=arguments.model, seed=arguments.seed, console=console)
-        endpoint = cli_up.wait_until_up(settings, process)
+        endpoint = wait_until_up(settings, process)
         key = StateDir(directory).keys().api_key
         with HeadraceClient(endpoint.api_url, key, ca_file=endpoint.ca_file) as client:
             run_id = _submit(client, prepared, console)
@@ -95,7 +96,7 @@ def _services(settings: UpSettings, *, keep: bool, console: Console) -> "Generat
     """Start the launcher, and end it at the end or on an error. With `keep`, end it only on an error."""
     # A user's reward function would be in the working directory. The demo's is in a package, which has to be allowed.
     allowed = {"HEADRACE_REWARD_MODULES": REWARD.partition(":")[0]}
-    process = cli_up.start_detached(settings, outlives_us=keep, variables=allowed)
+    process = start_detached(settings, outlives_us=keep, variables=allowed)
     try:
         yield process
     except BaseException:
@@ -246,7 +247,7 @@ def _report(
     problems = outcome.problems()
     for problem in problems:
         console.print(f"[bold red]not good enough:[/] {problem}", highlight=False)
-    cli_up.say(outcome.to_json())
+    say(outcome.to_json())
     return 1 if problems else 0
 
 

@@ -83,7 +83,15 @@ class RewarderService:
             in_use=lambda: self._reward_loop.names_in_use(),
         )
         self._watch = ModuleWatch(self._functions, places=places, every_s=settings.reward_reload_every_s)
-        self._endpoints = Endpoints.from_settings(settings, redis=self._redis, metrics=self._metrics)
+        self._endpoints = Endpoints(
+            self._redis,
+            rules=settings.outbound_rules(),
+            secrets_dir=settings.reward_secrets_dir,
+            queue_timeout_s=settings.queue_timeout_s,
+            max_answer_bytes=settings.reward_max_answer_bytes,
+            ca_file=settings.reward_ca_file,
+            metrics=self._metrics,
+        )
         self._models = RewardModels(
             ModelSettings(
                 device=settings.reward_model_device,

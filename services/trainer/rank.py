@@ -137,8 +137,8 @@ async def _train(
     terminate: asyncio.Event,
     lead: "Lead | None",
 ) -> int:
+    from services.trainer.fence import take_over
     from services.trainer.loop.assembly import assemble, consumer_name
-    from services.trainer.loop.reconcile import take_over
     from services.trainer.loop.training_loop import TrainingLoop
     from services.trainer.push.weight_sender import WeightSender
     from services.trainer.room import Room
@@ -190,7 +190,7 @@ async def _train(
 async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) -> int:
     """Export the model of a run that has ended, and record how it ended; returns the exit status."""
     from services.trainer.export.final_model import leave_model
-    from services.trainer.loop.reconcile import check_not_fenced
+    from services.trainer.fence import check_not_fenced
 
     if ending == "terminated":
         log.info("asked to end; the run continues from its checkpoint after a restart")

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.up import say
 from headrace.local import launcher
 from headrace.local.service_specs import UpSettings, default_commands, generator_spec, service_specs
 from headrace.local.supervised_process import ServiceSpec
+from headrace.terminal import say
 
 
 def main() -> int:

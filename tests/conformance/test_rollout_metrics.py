@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import batch_advantages, combined_rewards
 from services.trainer.telemetry.metric_catalogue import METRICS
 from services.trainer.telemetry.step_metrics import TrainedGroup, num_seen_tokens, rollout_metrics

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from services.trainer.checkpoints.checkpoint import CheckpointWriter, newest_valid
-from services.trainer.loop.reconcile import check_not_fenced
+from services.trainer.fence import check_not_fenced
 from shared.errors import FencedError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, connect, wait_until_ready

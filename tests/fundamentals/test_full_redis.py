@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from services.trainer.loop.reconcile import take_over
+from services.trainer.fence import take_over
 from shared.errors import NoRoomError
 from shared.redis.keys import REWARDERS, TRAINERS, RunKeys
 from shared.redis.lease import alive, renew

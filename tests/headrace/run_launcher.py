@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from headrace.cli.up import say
 from headrace.local import hang_watch, launcher
 from headrace.local.service_specs import UpSettings, default_commands
+from headrace.terminal import say
 from shared.errors import HeadraceError
 
 STANDIN = Path(__file__).with_name("standin_service.py")

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from headrace.cli.up import say
 from headrace.local import launcher
 from headrace.local.service_specs import UpSettings, default_commands
+from headrace.terminal import say
 
 
 def main() -> int:

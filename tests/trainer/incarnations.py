@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from services.trainer.fence import take_over
 from services.trainer.loop.assembly import assemble
 from services.trainer.loop.parts import Parts
-from services.trainer.loop.reconcile import take_over
 from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis

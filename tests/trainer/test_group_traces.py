@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.group_traces import GroupTraces
 from shared.messages import Stamp
 from shared.redis.redis_connection import Redis

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from services.trainer.fence import take_over
 from services.trainer.loop.assembly import assemble
-from services.trainer.loop.reconcile import take_over
 from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
 from services.trainer.telemetry.step_memory import memory_metrics

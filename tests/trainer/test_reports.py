@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from services.trainer.telemetry.tracker_process import TrackerProcess

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.loop.train_rows import make_minibatch, minibatches, step_totals, with_logprobs
 from services.trainer.objective.loss import StepTotals
 from services.trainer.telemetry.step_metrics import TrainedGroup

@@ -8,7 +8,6 @@ is closed.
 
 import asyncio
 from pathlib import Path
-from typing import Self
 
 import httpcore
 
@@ -25,7 +24,6 @@ from services.rewarder.python_functions.worker_frames import Answer, Inspected, 
 from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
-from services.rewarder.settings import RewarderSettings
 from shared.errors import UnavailableError, UserError
 from shared.near_name import nearest
 from shared.redis.redis_connection import Redis
@@ -68,19 +66,6 @@ class Endpoints:
         self._metrics = metrics
         self._clients: dict[str, EndpointClient] = {}
         self._seen: Registered | None = None
-
-    @classmethod
-    def from_settings(cls, settings: RewarderSettings, *, redis: Redis, metrics: RewarderMetrics) -> Self:
-        """Return the endpoints of a rewarder with these settings."""
-        return cls(
-            redis,
-            rules=settings.outbound_rules(),
-            secrets_dir=settings.reward_secrets_dir,
-            queue_timeout_s=settings.queue_timeout_s,
-            max_answer_bytes=settings.reward_max_answer_bytes,
-            ca_file=settings.reward_ca_file,
-            metrics=metrics,
-        )
 
     async def aclose(self) -> None:
         """Close the connections to all endpoints."""

@@ -17,7 +17,7 @@ from services.rewarder.endpoints.transport.secret_files import SECRET_NAME
 from services.rewarder.endpoints.transport.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER
 from services.rewarder.endpoints.wire_formats.judge_options import JudgeOptions
 from services.rewarder.python_functions.module_sources import VERSION_CHARACTERS
-from services.rewarder.score_api.bodies import Body
+from services.rewarder.strict_body import Body
 from services.rewarder.token_estimate import CHARACTERS_PER_TOKEN
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,63}"

@@ -1,29 +1,22 @@
 """Request and response bodies of the rewarder's HTTP routes: strict types, no unknown keys, limited nesting."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from services.rewarder.python_functions.worker_frames import Kind
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.strict_body import Body, refuse_deep_nesting
 from shared.arrays import ID_DTYPE, pack_ids
 from shared.messages import Outcome
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 from shared.serving.page_cursor import NEXT_MEANING
 
 MAX_COMPLETIONS = 4096
-MAX_DEPTH = 32
 MAX_COLUMNS = 1000
 MAX_WEIGHT = 1e6
-
-
-class Body(BaseModel):
-    """The base class of all bodies."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 KWARGS_MEANING = "Extra keyword arguments by reward function, as in a run"
@@ -135,19 +128,6 @@ class Rows(Body):
             max_completion_length=self.max_completion_length,
             chat_template_kwargs=self.chat_template_kwargs,
         )
-
-
-def refuse_deep_nesting(found: dict[str, Any]) -> None:
-    """Raise ValueError if lists and objects are nested deeper than ``MAX_DEPTH``."""
-    level: list[object] = [found]
-    for _ in range(MAX_DEPTH + 1):
-        level = [item for node in level for item in _parts(node) if isinstance(item, dict | list)]
-    if level:
-        raise ValueError(f"nested deeper than {MAX_DEPTH}")
-
-
-def _parts(node: object) -> Iterable[object]:
-    return cast("dict[str, object]", node).values() if isinstance(node, dict) else cast("list[object]", node)
 
 
 def _plain(text: Text) -> str | list[dict[str, str]]:

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from services.rewarder.endpoints.spec import EndpointSpec
-from services.rewarder.score_api.bodies import Body, OutcomeBody, RewardFunctionInfo, Rows, Text
+from services.rewarder.score_api.bodies import OutcomeBody, RewardFunctionInfo, Rows, Text
+from services.rewarder.strict_body import Body
 
 _MAX_ROWS = 1024
 

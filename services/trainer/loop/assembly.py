@@ -14,6 +14,7 @@ from typing import Any
 from services.trainer.checkpoints.checkpoint import CheckpointWriter, load_into, newest_valid, remove_leftovers
 from services.trainer.data.dataset import open_dataset, open_eval_dataset
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
+from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import total_steps
 from services.trainer.loop.admission import Admission
@@ -26,7 +27,7 @@ from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.parts import Parts
 from services.trainer.loop.probe_prompt import make_prober
 from services.trainer.loop.push_schedule import PushLog
-from services.trainer.loop.reconcile import check_not_fenced, missing_groups, withdraw_unsampled
+from services.trainer.loop.reconcile import missing_groups, withdraw_unsampled
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
 from services.trainer.loop.step_report import StepReport

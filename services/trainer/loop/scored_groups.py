@@ -12,10 +12,10 @@ would have chosen. An entry is acked only when a checkpoint that holds its outco
 import bisect
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from services.trainer.groups.group_ids import is_evaluation, training_number
 from services.trainer.groups.ledger import Ledger
+from services.trainer.groups.waiting_group import WaitingGroup
 from shared.errors import MessageError
 from shared.messages import ScoredGroup, decode_scored_group, require_place
 from shared.redis.keys import RunKeys
@@ -31,15 +31,6 @@ BEGINNING = "0-0"
 
 _Order = tuple[int, int]
 """A stream id in sortable form: milliseconds and sequence number."""
-
-
-@dataclass(frozen=True)
-class WaitingGroup:
-    """A scored group that may be trained."""
-
-    number: int
-    group: ScoredGroup
-    oldest_policy_version: int
 
 
 class ScoredGroups:

@@ -19,11 +19,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.batch_builder import Batch
 from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.parts import Parts
-from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.loop.surroundings import Surroundings
 from services.trainer.policy.core_results import NonFiniteError
 from shared.redis.run_store import Progress

@@ -35,7 +35,7 @@ from collections.abc import Collection
 import httpx
 
 from services.trainer.deadline_thread import in_thread
-from services.trainer.loop.reconcile import check_not_fenced
+from services.trainer.fence import check_not_fenced
 from services.trainer.push.attempts import Attempts
 from services.trainer.push.epochs import Epochs
 from services.trainer.push.outgoing import Outgoing

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.trainer.groups.group_ids import group_id
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from shared.messages import Stamp
 
 if TYPE_CHECKING:

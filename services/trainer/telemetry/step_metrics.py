@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.trainer.groups.staleness import staleness
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import Rewards
 from shared.arrays import unpack_mask
 from shared.messages import Rollout, is_failure

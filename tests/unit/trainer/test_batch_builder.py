@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from services.trainer.groups.ledger import Ledger
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.loop.batch_builder import Batch, BatchBuilder
-from services.trainer.loop.scored_groups import ScoredGroups, WaitingGroup
+from services.trainer.loop.scored_groups import ScoredGroups
 from shared.messages import RewardOutcome, ScoredGroup
 from shared.run_options.run_config import RunConfig
 from tests.groups import scored_group

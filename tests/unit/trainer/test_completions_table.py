@@ -5,7 +5,7 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.completions_table import completions_table, prompt_text, rendered
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.messages import RewardOutcome

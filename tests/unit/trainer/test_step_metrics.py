@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.per_token_log import rollout_rows, sampled_rollouts
 from services.trainer.telemetry.step_metrics import (
     TrainedGroup,

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.rewarder.score_api.bodies import Body, refuse_deep_nesting
+from services.rewarder.strict_body import Body, refuse_deep_nesting
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 """Placeholders have two braces on each side, so that JSON and LaTeX in a rubric are left unchanged."""
