@@ -200,13 +200,14 @@ class RewarderProcess:
         """Wait for /readyz."""
         self.wait_until_listening()
 
-        def is_ready() -> bool:
-            try:
-                return client.get(self.url("/readyz")).status_code == 200
-            except httpx.ConnectError as error:
-                raise AssertionError(f"it ended: {self.log()}") from error
+        with httpx.Client(trust_env=False, timeout=120) as asking:
 
-        with httpx.Client(trust_env=False, timeout=120) as client:
+            def is_ready() -> bool:
+                try:
+                    return asking.get(self.url("/readyz")).status_code == 200
+                except httpx.ConnectError as error:
+                    raise AssertionError(f"it ended: {self.log()}") from error
+
             wait_for(is_ready, what="/readyz")
 
     def url(self, path: str) -> str:
