@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from services.generator.simulated.receiving import IDLE, RECEIVING
+from services.generator.simulated.transfer import IDLE, RECEIVING
 from services.generator.staging.gloo_wire import TrainerGroup
 from services.generator.staging.staged_weights import Spec, StagedWeights
 from services.generator.staging.worker_reports import Progress
 
 
 class GlooTransfer:
-    """See receiving.Transfer. Blocking calls run in a thread."""
+    """See transfer.Transfer. Blocking calls run in a thread."""
 
     def __init__(self) -> None:
         self._group: TrainerGroup | None = None
