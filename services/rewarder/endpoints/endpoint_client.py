@@ -14,11 +14,11 @@ import logging
 import time
 import uuid
 
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.spec import EndpointSpec
 from services.rewarder.endpoints.transport.breaker import Breaker
 from services.rewarder.endpoints.transport.http_exchange import HttpAnswer, RefusedAnswerError
 from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError
-from services.rewarder.endpoints.transport.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.transport.retries import EndpointDown, EndpointThere, outcome_of_status, with_retries
 from services.rewarder.endpoints.transport.secret_files import SecretError
 from services.rewarder.endpoints.wire_formats.known_formats import FORMATS

@@ -13,11 +13,11 @@ import httpcore
 
 from services.rewarder.built_ins.built_in_rewards import ALIASES, BUILT_INS
 from services.rewarder.endpoints.endpoint_client import EndpointClient
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.registry import Registered, Registry, Written
 from services.rewarder.endpoints.spec import EndpointSpec, Scope, why_no_name
 from services.rewarder.endpoints.transport.http_exchange import HttpExchange
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules, target
-from services.rewarder.endpoints.transport.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork, Resolve
 from services.rewarder.endpoints.transport.secret_files import SecretFiles
 from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused

@@ -12,10 +12,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from services.rewarder.built_ins.built_in_rewards import ALIASES, BUILT_INS
+from services.rewarder.endpoints.judge_options import JudgeOptions
 from services.rewarder.endpoints.transport.outbound_rules import MAX_URL_CHARACTERS
 from services.rewarder.endpoints.transport.secret_files import SECRET_NAME
 from services.rewarder.endpoints.transport.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER
-from services.rewarder.endpoints.wire_formats.judge_options import JudgeOptions
 from services.rewarder.python_functions.module_sources import VERSION_CHARACTERS
 from services.rewarder.strict_body import Body
 from services.rewarder.token_estimate import CHARACTERS_PER_TOKEN

@@ -6,9 +6,9 @@ import time
 import msgspec
 
 from services.rewarder.endpoints.endpoint_client import EndpointClient
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.transport.http_exchange import ConnectionLostError, HttpAnswer
 from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError
-from services.rewarder.endpoints.transport.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.wire_formats.wire_format import batch_size, slices
 from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, Verdict, everyone

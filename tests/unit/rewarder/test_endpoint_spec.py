@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.spec import EndpointSpec, why_no_name
 from services.rewarder.endpoints.transport.http_exchange import HttpExchange
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules, parse_hosts, target
-from services.rewarder.endpoints.transport.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork
 from services.rewarder.endpoints.transport.secret_files import SecretError, SecretFiles, redacted
 from services.rewarder.endpoints.transport.signing import signature_headers

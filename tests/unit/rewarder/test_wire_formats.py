@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.spec import EndpointSpec, WireFormatName
 from services.rewarder.endpoints.transport.http_exchange import HttpExchange
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules
-from services.rewarder.endpoints.transport.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork
 from services.rewarder.endpoints.transport.secret_files import SecretFiles
 from services.rewarder.endpoints.wire_formats.known_formats import FORMATS

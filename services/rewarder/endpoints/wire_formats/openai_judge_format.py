@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import msgspec
 
+from services.rewarder.endpoints.judge_options import PLACEHOLDER, JudgeOptions, plain
 from services.rewarder.endpoints.spec import EndpointSpec
-from services.rewarder.endpoints.wire_formats.judge_options import PLACEHOLDER, JudgeOptions, plain
 from services.rewarder.endpoints.wire_formats.wire_format import (
     MAX_COMPONENTS,
     InvalidAnswerError,
