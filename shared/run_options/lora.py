@@ -18,7 +18,7 @@ _NOT_LAYERS = {
 
 
 class LoraOptions(Section):
-    """Options of the trainer's lora.py and frozen_base.py, and of the generator's engine_spec.py."""
+    """Options of the trainer's lora.py and run_models.py, and of the generator's engine_spec.py."""
 
     # LoRA
     use_peft: bool = Field(default=False, description="Train LoRA adapters instead of all weights")

@@ -58,7 +58,7 @@ class AdapterSpec:
             "max_cpu_loras": 1,
         }
         if self.is_base_4bit:
-            # NF4 with double quantisation, computed while loading, as in the trainer (frozen_base.py).
+            # NF4 with double quantisation, computed while loading, as in the trainer (run_models.py).
             args |= {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
         return args
 

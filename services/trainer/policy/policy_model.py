@@ -32,7 +32,7 @@ def load_policy(
         revision: Revision on the hub.
         device: Device to load to.
         dtype: Dtype of the weights.
-        quantization: transformers' quantisation config, for a frozen base (frozen_base.py).
+        quantization: transformers' quantisation config, for a frozen base (run_models.py).
 
     Raises:
         UserError: The model does not exist, is incomplete, or needs code from its repository.

@@ -6,14 +6,15 @@ Every training rank makes the same calls in the same order, because ranks commun
 while packing is tested.
 """
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.trainer.policy.frozen_base import frozen_base
 from services.trainer.policy.lora import BaseReference, add_adapters, fingerprint
 from services.trainer.policy.model_options import run_dtype, use_liger_kernel
 from services.trainer.policy.packing_check import settle_packing
@@ -23,6 +24,7 @@ from services.trainer.policy.ranks import Ranks
 from services.trainer.policy.reference_policy import FrozenReference, Reference
 from services.trainer.policy.sharding import load_policy_on, shard
 from services.trainer.policy.trained_weights import AdapterWeights, AllWeights, TrainedWeights
+from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
 
@@ -59,7 +61,7 @@ def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device
     settle_packing(
         policy,
         device=device,
-        # sharding.py gathers weights in the run's dtype, and frozen_base.py stores them in it.
+        # sharding.py gathers weights in the run's dtype, and the frozen base is stored in it.
         is_rounded=dtype == torch.bfloat16 and (ranks.mesh is not None or config.use_peft),
         packing=config.packing,
     )
@@ -82,7 +84,7 @@ def _load_module(
 ) -> tuple[PolicyModule, int]:
     """Return the module and the fingerprint of its frozen base: 0 without a base, or on ranks that read none."""
     revision = config.model_revision if model == config.model else None
-    lm = load_policy_on(ranks, model, revision=revision, device=device, **frozen_base(config, device=device))
+    lm = load_policy_on(ranks, model, revision=revision, device=device, **_frozen_base(config, device=device))
     if config.use_liger_kernel:
         use_liger_kernel(lm, device=device)
     base = 0
@@ -101,3 +103,36 @@ def _trained_weights(policy: PolicyModule, config: RunConfig, *, base: int, rank
     # Only the first rank has read the base. Integers of 48 bits are exact in float64.
     base_of_first, *_ = ranks.gather(np.array([base], dtype=np.float64))
     return AdapterWeights(policy.lm, base=int(base_of_first[0]), model=config.model)
+
+
+def _frozen_base(config: RunConfig, *, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of `policy_model.load_policy` for a frozen base; empty if all weights are trained.
+
+    The base never changes, so it needs no float32 master copy. It is stored in the run's dtype, or in 4 bits (QLoRA,
+    arXiv 2305.14314): bitsandbytes stores it as NF4 with double quantisation, and converts matrices back to bfloat16
+    for products. The generator stores it in the same way (engine_spec.py), or its logprobs would belong to another
+    model.
+
+    Raises:
+        UserError: This device cannot hold the base in 4 bits.
+    """
+    if not config.use_peft:
+        return {}
+    dtype = run_dtype(config)
+    if not config.load_in_4bit:
+        return {"dtype": dtype}
+    if device.type != "cuda":
+        raise UserError("load_in_4bit needs a GPU, and the trainer has none; leave it out", field="load_in_4bit")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            "load_in_4bit needs the package bitsandbytes in the trainer's environment", field="load_in_4bit"
+        )
+    from transformers import BitsAndBytesConfig
+
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"dtype": dtype, "quantization": quantization}
