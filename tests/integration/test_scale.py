@@ -1,11 +1,12 @@
-"""`headrace scale` during a run: the run ends, every group is accounted for, and throughput changes as expected."""
+"""`headrace scale` during a run: as many replicas take part as were asked for, and every group is accounted for."""
 
+import json
 import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 RunFile = Callable[..., dict[str, Any]]
 GROUPS_PER_STEP = 4
 GROUPS_COUNTED = 40
-"""Number of groups for a measured rate. They are trained by fours, so the rate is right within about a tenth."""
+"""Number of groups for a logged rate. They are trained by fours, so the rate is right within about a tenth."""
 LENGTH_REWARD = "def length(completion_ids, **columns):\n    return [float(len(set(ids))) for ids in completion_ids]\n"
 
 
@@ -40,22 +41,31 @@ def wait_for_generators(stack: Stack, run_id: str, count: int) -> None:
         time.sleep(0.1)
 
 
-def groups_per_s(stack: Stack, run_id: str) -> float:
-    """Return the rate at which the next groups are trained."""
+def wait_until_all_take_part(stack: Stack, run_id: str, count: int, *, since_s: float) -> None:
+    """Wait until groups were trained that ``count`` replicas claimed since then, and log how many groups a second."""
     before = stack.client.get(run_id)["progress"]
+    names: set[str] = set()
     deadline = time.monotonic() + 240
     while True:
         run = stack.client.get(run_id)
         now = run["progress"]
+        names |= {name for name, at_s in claims(stack.client.rollouts(run_id)) if at_s >= since_s}
         num_trained = int(now["groups_trained"]) - int(before["groups_trained"])
-        if num_trained >= GROUPS_COUNTED:
-            return num_trained / float(now["updated_at_s"] - before["updated_at_s"])
-        assert run["status"] == "running", run
-        assert time.monotonic() < deadline, now
+        if len(names) >= count and num_trained >= GROUPS_COUNTED:
+            rate = num_trained / float(now["updated_at_s"] - before["updated_at_s"])
+            log.info("%d generators: %.2f groups trained a second", count, rate)
+            return
+        assert run["status"] == "running", (run, names)
+        assert time.monotonic() < deadline, (now, names)
         time.sleep(0.1)
 
 
-def test_simulated_generators_scaled_from_one_to_four_and_down_to_two_change_the_rate_and_lose_nothing(
+def claims(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """Return which replica claimed the group of each rollout, and when."""
+    return [(by, at_s) for row in rows for event, at_s, by in row["stamps"] if event == "claimed"]
+
+
+def test_simulated_generators_scaled_from_one_to_four_and_down_to_two_all_take_part_and_lose_nothing(
     tmp_path: Path, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two groups at a time, of 48 tokens: 2 groups per second and replica.
@@ -71,19 +81,22 @@ def test_simulated_generators_scaled_from_one_to_four_and_down_to_two_change_the
         balanced = {"max_inflight_groups": 2, "max_staleness": 3}
         config = run_file(reward_funcs=["user_rewards:length"], max_steps=72, save_steps=30, **balanced)
         run_id = stack.client.submit(config).run_id
-        rates: dict[int, float] = {}
         stack.wait_for_step(run_id, 2)
+        phases: list[tuple[float, float, int]] = []
         for count in (1, 4, 2):
             if count > 1:
                 scale(stack, count)
             wait_for_generators(stack, run_id, count)
-            rates[count] = groups_per_s(stack, run_id)
+            began_at_s = time.time()
+            wait_until_all_take_part(stack, run_id, count, since_s=began_at_s)
+            phases.append((began_at_s, time.time(), count))
         run = stack.wait_for_end(run_id)
-    log.info("groups trained a second, by generators: %s", {count: round(rate, 2) for count, rate in rates.items()})
     assert run["status"] == "finished", run
     assert_every_group_is_accounted_for(run, groups_per_step=GROUPS_PER_STEP)
-    assert rates[1] < rates[2] < rates[4]
-    assert rates[4] >= 2 * rates[1]
+    logs = sorted((Path(run["run_dir"]) / "rollouts").glob("*.jsonl"))
+    claimed = claims(json.loads(line) for path in logs for line in path.read_text().splitlines())
+    for began_at_s, ended_at_s, count in phases:
+        assert len({name for name, at_s in claimed if began_at_s <= at_s <= ended_at_s}) == count
 
 
 @pytest.mark.vllm

@@ -98,7 +98,9 @@ def test_thinking_first_is_what_the_numinamath_example_asks_for_and_rewards() ->
 
 
 def test_every_example_evaluates_on_rows_it_does_not_train_on() -> None:
-    for path in (ROOT / "examples").glob("*.yaml"):
+    paths = sorted((ROOT / "examples").glob("*.yaml"))
+    assert paths
+    for path in paths:
         config = example(path.name)
         found = config.eval_source()
         assert found is not None, path
@@ -106,9 +108,14 @@ def test_every_example_evaluates_on_rows_it_does_not_train_on() -> None:
         assert config.dataset_train_split == "train"
 
 
-@pytest.mark.parametrize(
-    "snippet", re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8"), re.DOTALL)
-)
+SNIPPETS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_page_about_data_sets_shows_examples() -> None:
+    assert len(SNIPPETS) >= 3
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
 def test_what_the_page_about_data_sets_shows_is_accepted(snippet: str) -> None:
     parse_run_config({"model": "m", "reward_funcs": ["accuracy_reward"]} | yaml.safe_load(snippet))
 
