@@ -46,7 +46,7 @@ RUN python3 -m compileall -q /app
 WORKDIR /tmp
 EXPOSE 8000 9090
 HEALTHCHECK --interval=10s --timeout=9s --start-period=180s --retries=3 \
-    CMD ["python3", "-m", "shared.service.health_check", "--or-waiting"]
+    CMD ["python3", "-m", "shared.health_check", "--or-waiting"]
 ENTRYPOINT ["python3", "-m", "services.generator"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown
@@ -89,7 +89,7 @@ RUN python3 -m compileall -q /app && python3 -c "import services.generator.proce
 WORKDIR /tmp
 EXPOSE 8000 9090
 HEALTHCHECK --interval=10s --timeout=9s --start-period=300s --retries=3 \
-    CMD ["python3", "-m", "shared.service.health_check", "--or-waiting"]
+    CMD ["python3", "-m", "shared.health_check", "--or-waiting"]
 ENTRYPOINT ["python3", "-m", "services.generator"]
 CMD []
 ARG VERSION=0.1.0

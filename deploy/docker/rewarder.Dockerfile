@@ -37,7 +37,7 @@ COPY shared /app/shared
 COPY LICENSE NOTICE /app/
 WORKDIR /tmp
 EXPOSE 8000 9090
-HEALTHCHECK --interval=10s --timeout=9s --start-period=60s --retries=3 CMD ["python3", "-m", "shared.service.health_check"]
+HEALTHCHECK --interval=10s --timeout=9s --start-period=60s --retries=3 CMD ["python3", "-m", "shared.health_check"]
 ENTRYPOINT ["python3", "-m", "services.rewarder"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown

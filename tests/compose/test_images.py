@@ -188,7 +188,7 @@ def test_an_image_is_labelled_checked_and_runs_as_nobody_in_particular(name: str
     if name == "generator":
         assert "--or-waiting" in text
     if name != "redis":
-        assert "shared.service.health_check" in text
+        assert "shared.health_check" in text
         assert "--mount=type=cache,target=/root/.cache/pip" in dockerfile(name)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.service import health_check
+from shared import health_check
 from tests.helm.chart import (
     ALL_VALUES,
     CHART,
@@ -24,7 +24,7 @@ from tests.helm.chart import (
     workloads,
 )
 
-HEALTH_CHECK = ["python3", "-m", "shared.service.health_check"]
+HEALTH_CHECK = ["python3", "-m", "shared.health_check"]
 
 
 def all_workloads(name: str) -> dict[str, Object]:

@@ -15,9 +15,9 @@ from services.trainer.problems import Problem
 from services.trainer.push.replicas import Replica
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.reward_check import check_rewards
+from shared import health_check
 from shared.errors import UnavailableError
 from shared.run_options.run_config import RunConfig
-from shared.service import health_check
 from shared.service.tls import PeerTls, ServerCertificate, trusted
 from shared.serving.http_guard import Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shared.service import health_check
-from shared.service.health_check import main
+from shared import health_check
+from shared.health_check import main
 
 KEY = "the-key"
 
@@ -132,6 +132,6 @@ def test_all_questions_share_one_deadline(service: Service, monkeypatch: pytest.
 
 def test_it_imports_the_standard_library_alone() -> None:
     heavy = ("pydantic", "redis", "msgspec")
-    code = f"import shared.service.health_check, sys; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import shared.health_check, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

@@ -31,12 +31,12 @@ from services.generator.simulated.settings import SimulationSettings
 from shared import refusals
 from shared.access.keyring import Keyring
 from shared.errors import StateLostError, UserError
+from shared.health_check import NO_RUN
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, connect, wait_until_back, wait_until_ready
 from shared.redis.run_store import TERMINAL, RunRecord, RunStore
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import require_places
-from shared.service.health_check import NO_RUN
 from shared.service.logs import about_run
 from shared.serving.http_guard import App
 

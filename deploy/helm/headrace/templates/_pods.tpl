@@ -228,7 +228,7 @@ volumeClaimTemplates:
 {{/* A probe that sends a request to the service from inside its container, with the mounted key. */}}
 {{- define "headrace.probe" -}}
 exec:
-  command: [python3, -m, shared.service.health_check{{ range . }}, {{ . }}{{ end }}]
+  command: [python3, -m, shared.health_check{{ range . }}, {{ . }}{{ end }}]
 timeoutSeconds: 5
 {{- end -}}
 

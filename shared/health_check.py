@@ -1,4 +1,4 @@
-"""Checks the service in this container: ``python -m shared.service.health_check``, for HEALTHCHECK and for probes.
+"""Checks the service in this container: ``python -m shared.health_check``, for HEALTHCHECK and for probes.
 
 A service is healthy if /readyz says so and the service takes the key that is mounted here, if there is one. With
 ``--or-waiting``, a generator is also healthy while it waits for a run, a model or weights: it has started, and others
