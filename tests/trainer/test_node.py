@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from services.trainer.node import NodeFollower, node_number
 from services.trainer.settings import TrainerSettings
-from services.trainer.supervision.node import NodeFollower, node_number
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 
@@ -186,7 +186,7 @@ def test_it_says_that_it_must_know_where_the_ranks_meet() -> None:
     command = [
         sys.executable,
         "-m",
-        "services.trainer.supervision.node",
+        "services.trainer.node",
         "--api",
         "http://trainer:8000",
         "--node-rank",

@@ -1,4 +1,4 @@
-"""Starts one further machine's training ranks, run after run: ``python -m services.trainer.supervision.node``.
+"""Starts one further machine's training ranks, run after run: ``python -m services.trainer.node``.
 
     run API --current run and its nnodes--> this process --rank_launcher--> ranks of this machine
                                                          --SIGTERM, once the run is over-->
@@ -32,7 +32,7 @@ from shared.service.tls import PeerTls, trouble_with
 from shared.service.variable_names import warn_of_unknown_variables
 from shared.settings import from_environment
 
-log = logging.getLogger("services.trainer.supervision.node")
+log = logging.getLogger("services.trainer.node")
 
 STOPPED, REFUSED = 0, 2
 LAUNCHER = (sys.executable, "-m", "services.trainer.supervision.rank_launcher")
@@ -220,7 +220,7 @@ def node_number(name: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Follow runs until SIGTERM. Return the exit status: 0 after a stop, 2 for wrong settings."""
     parser = argparse.ArgumentParser(
-        prog="python -m services.trainer.supervision.node",
+        prog="python -m services.trainer.node",
         description="Starts the training ranks of a further machine for every run with enough nnodes. Reads the "
         "trainer's HEADRACE_* variables: HEADRACE_RENDEZVOUS_ENDPOINT must be set, Redis is not needed.",
     )
