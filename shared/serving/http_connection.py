@@ -33,7 +33,7 @@ class Http(H11Protocol):
         """Answer unreadable input and close the connection, because the start of a next request cannot be found."""
         cycle = cast("Any", self).cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            detail = "This is not an HTTP/1.1 request, or it could be read in two ways."
+            detail = "This is not a request in HTTP/1.1, or it could be read in two ways."
             self.transport.write(_last_answer(HTTPStatus.BAD_REQUEST, problem(400, "Malformed request", detail)))
         self.transport.close()
 

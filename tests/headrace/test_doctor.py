@@ -91,7 +91,9 @@ async def test_a_mistaken_address_is_one_finding_whatever_else_it_answers() -> N
 async def test_a_list_of_runs_that_does_not_come_is_said_in_a_sentence() -> None:
     with service("trainer", {"/v1/runs": HANG_UP}) as api:
         found = await examine(targets(api_url=api.url))
-    assert wrong(found)["runs", "list"].startswith("GET /v1/runs: what listens there hangs up")
+    assert wrong(found)["runs", "list"].startswith(
+        "GET /v1/runs: the server there closes the connection without an answer"
+    )
 
 
 async def test_https_where_http_is_spoken_is_told_from_nobody_listening() -> None:
@@ -172,7 +174,7 @@ async def test_nothing_is_claimed_of_services_that_nobody_asked() -> None:
     )  # fmt: skip
     assert said["generators", "reachable"] == ("note", "not looked at: g0, g1, g2, g3, g4")
     assert said["services asked", "GPUs"][1].startswith("none is visible to trainer: ")
-    assert said["clocks", "clocks"][1].startswith("those of trainer and this machine differ")
+    assert said["clocks", "clocks"][1].startswith("the clocks of trainer and this machine differ")
     assert not any("all services" in one.says or "at work" in one.says for one in found.findings)
     serving_it = [one.says for one in found.findings if one.where == "run-a" and one.level == "ok"]
     assert "generators registered and alive, by the run API: 5" in serving_it

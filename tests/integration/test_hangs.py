@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LAUNCHER = """
 import sys
 from pathlib import Path
-from headrace import hang_watch, launcher
-from headrace.cli.up import say
+from headrace.local import hang_watch, launcher
 from headrace.local.service_specs import UpSettings
+from headrace.terminal import say
 hang_watch.SILENT_S = 10.0
 sys.exit(launcher.run(UpSettings(state_dir=Path(sys.argv[1]), num_simulated=2), say=say))
 """

@@ -97,7 +97,7 @@ def test_good_functions_are_told_apart(client: httpx.Client) -> None:
     assert [item["name"] for item in found] == names
     assert [item["kind"] for item in found] == ["built-in", "sync", "async", "sync"]
     assert found[1]["required_columns"] == [["answer"]]
-    assert found[3]["summary"] == "1.0 for everybody."
+    assert found[3]["summary"] == "1.0 for every completion."
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,8 @@ def test_a_rewarder_that_can_start_no_worker_any_more_ends_and_says_why(
     # A socket's path has at most 107 bytes, which is too short for the names of tests.
     directory, is_ready = Path(tempfile.mkdtemp(prefix="headrace-")), tmp_path / "is-ready"
     impatient = (
-        "import pathlib, sys, threading, time\nfrom services.rewarder import __main__, worker_pool\n"
+        "import pathlib, sys, threading, time\n"
+        "from services.rewarder import __main__\nfrom services.rewarder.python_functions import worker_pool\n"
         "def hurry():\n"
         f"    while not pathlib.Path({str(is_ready)!r}).exists(): time.sleep(0.02)\n"
         "    worker_pool._GIVE_UP_AFTER_S = 2.0\n"

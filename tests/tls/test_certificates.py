@@ -159,7 +159,7 @@ def test_a_file_of_trusted_cas_holds_certificates(tmp_path: Path, authority: Aut
     assert len(trusted(authority.file).get_ca_certs()) == 1, "and no others"
     assert len(trusted(None).get_ca_certs()) > 10
     (tmp_path / "empty").write_text("")
-    with pytest.raises(UserError, match=r"^HEADRACE_TLS_CA_FILE: .*empty holds no certificates as PEM"):
+    with pytest.raises(UserError, match=r"^HEADRACE_TLS_CA_FILE: .*empty contains no certificates as PEM"):
         trusted(tmp_path / "empty")
     with pytest.raises(UserError, match=r"^HEADRACE_TLS_CA_FILE: .*missing cannot be read: No such file"):
         trusted(tmp_path / "missing")

@@ -99,7 +99,7 @@ async def test_an_error_that_nobody_foresaw_and_a_lost_rank_are_deaths_with_last
         with pytest.raises(type(error)):
             async with in_hand.holding(numbers):
                 raise error
-    with pytest.raises(MessageError, match=f"nothing else: {type(error).__name__}: {error}"):
+    with pytest.raises(MessageError, match=f"only on it: {type(error).__name__}: {error}"):
         GroupsInHand(tmp_path).refuse_condemned(scored_group("00000005"))
     report = json.loads((tmp_path / "post_mortem" / "group_00000005" / "report.json").read_text())
     assert report["last_words"] == f"{type(error).__name__}: {error}"

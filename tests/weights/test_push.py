@@ -121,7 +121,7 @@ async def test_a_push_that_lacks_a_parameter_is_refused_before_anything_moves(
     [
         ((32, 64), "model.layers.1.self_attn.k_proj.weight does not fit"),
         ((128, 64), "takes only a part of 1 parameters, among them ['model.layers.1.self_attn.k_proj.weight']"),
-        (None, "not in torch.float32"),
+        (None, "do not have the engine's dtype torch.float32"),
     ],
 )
 async def test_a_parameter_of_another_shape_or_dtype_is_refused_before_anything_moves(
