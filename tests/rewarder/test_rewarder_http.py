@@ -215,8 +215,8 @@ def test_an_unknown_function_in_a_batch_is_an_outcome(client: httpx.Client) -> N
     [
         ({"reward_funcs": []}, "reward_funcs: List should have at least 1 item"),
         ({"reward_funcs": ["think_format_reward"], "reward_func": "x"}, "did you mean reward_funcs?"),
-        ({"reward_funcs": ["a"], "tmeout_s": 5}, "tmeout_s: there is no such field; did you mean timeout_s?"),
-        ({"reward_funcs": ["a"], "zzz": 5}, "zzz: there is no such field; there are prompts, "),
+        ({"reward_funcs": ["a"], "tmeout_s": 5}, "tmeout_s: unknown field; did you mean timeout_s?"),
+        ({"reward_funcs": ["a"], "zzz": 5}, "zzz: unknown field; the known fields are prompts, "),
         ({"reward_funcs": ["think_format_reward"], "timeout_s": "5"}, "timeout_s: Input should be a valid number"),
         ({"reward_funcs": ["think_format_reward"], "completions": ["a"]}, "there are 2 prompts, but completions has 1"),
         ({"reward_funcs": ["think_format_reward"], "columns": {"a": [1]}}, "there are 2 prompts, but a has 1"),

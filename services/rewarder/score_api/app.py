@@ -1,6 +1,6 @@
 """The rewarder's HTTP API: list reward functions, check them before a run starts, and score a batch now.
 
-    /v1/rewards              reward functions and endpoints: endpoints/routes.py
+    /v1/rewards              reward functions and endpoints: endpoint_routes.py
     POST /v1/rewards/check   tests whether functions can be called, and returns the columns they need
     POST /v1/score           returns outcomes and weighted sums for a batch
     GET  /v1/about           releases and GPUs: shared/service/about.py

@@ -151,7 +151,7 @@ def _no_such(name: str) -> RewardProblem:
     if built_in(name) is not None or ":" in name:
         detail = f"{shown} is not a reward endpoint; see GET /v1/rewards. POST /v1/score tries it."
     else:
-        detail = f"There is no reward endpoint {shown}. GET /v1/rewards lists them."
+        detail = f"The reward endpoint {shown} does not exist. GET /v1/rewards lists all endpoints."
     return RewardProblem(404, "No such reward", detail)
 
 

@@ -18,8 +18,8 @@ def no_such_field(body: object, location: Sequence[int | str]) -> str:
     known = _fields(body, location[:-1])
     near = nearest(str(location[-1]), known) if location else None
     if near:
-        return f"there is no such field; did you mean {near}?"
-    return f"there is no such field; there are {', '.join(known)}" if known else "there is no such field"
+        return f"unknown field; did you mean {near}?"
+    return f"unknown field; the known fields are {', '.join(known)}" if known else "unknown field"
 
 
 def _fields(annotation: object, path: Sequence[int | str]) -> list[str]:

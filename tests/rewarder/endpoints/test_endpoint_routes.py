@@ -121,11 +121,11 @@ def test_a_url_that_may_not_be_called_is_refused_with_a_sentence(client: httpx.C
         ({"timeout_s": "5"}, "timeout_s"),
         ({"max_retries": 11}, "max_retries"),
         ({"batch_size": 0}, "batch_size"),
-        ({"speed": 1}, "speed: there is no such field; there are url, wire_format, "),
-        ({"bach_size": 1}, "bach_size: there is no such field; did you mean batch_size?"),
+        ({"speed": 1}, "speed: unknown field; the known fields are url, wire_format, "),
+        ({"bach_size": 1}, "bach_size: unknown field; did you mean batch_size?"),
         (
             {"wire_format": "openrlhf", "openrlhf": {"label_colum": "a"}},
-            "openrlhf.label_colum: there is no such field; did you mean label_column?",
+            "openrlhf.label_colum: unknown field; did you mean label_column?",
         ),
     ],
 )
