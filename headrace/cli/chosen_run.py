@@ -65,4 +65,4 @@ def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) 
             chosen = found[-1 if choice in _OLDEST_FIRST else 0]
             sys.stderr.write(f"{chosen}: {what}\n")
             return chosen
-    raise HeadraceApiError("there are no runs yet: submit one with `headrace submit FILE`")
+    raise HeadraceApiError("no runs yet: submit one with `headrace submit FILE`")

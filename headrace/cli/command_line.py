@@ -1,13 +1,15 @@
 """The command line: parses arguments, calls a command, and prints errors as sentences.
 
-    up, scale, down, demo                            cli_up.py, demo/command.py   processes on this machine
-    submit, runs, show, watch, rollouts,             cli_runs.py                  HTTP, wherever the service is
-    pause, resume, stop                              cli_runs.py                  the same
-    rewards check, rewards list                      cli_rewards.py, reward_check/  a function on rows of a data set
-    keys add, keys list, keys revoke                 keys/                        a file that services read
-    export                                           cli_export.py                files on this machine
-    doctor                                           doctor/                      a deployment, from the outside
-    plan                                             plan/                        numbers, before there is one
+    up, scale, down                        up.py                      processes on this machine
+    demo                                   ../demo/command.py         the same, with a model and data of its own
+    submit, runs, show, watch, rollouts    runs.py                    HTTP, wherever the service is
+    pause, resume, stop                    runs.py                    the same
+    rewards check                          rewards.py                 a function on rows of a data set
+    rewards list                           rewards.py, reward_list.py a running rewarder
+    keys add, keys list, keys revoke       ../keys/                   a file that services read
+    export                                 export.py                  files on this machine
+    doctor                                 ../doctor/                 a deployment, from the outside
+    plan                                   ../plan/                   sizes and rates, before a deployment exists
 
 Nothing heavy is imported before a command is known, so that `--help` is instant.
 """
@@ -269,7 +271,7 @@ def _add_demo(add_parser: AddParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         dest="settings",
-        help="change one of the run's options, such as loss_type=cispo; null sets the default of runs; may be given "
+        help="change an option of the run, such as loss_type=cispo; null sets the default of runs; may be given "
         "several times",
     )
     demo.set_defaults(command=_demo)

@@ -29,7 +29,7 @@ def export(arguments: argparse.Namespace) -> int:
     else:
         newest = newest_valid(RunFiles(run_dir).checkpoints)
         if newest is None:
-            raise UserError(f"there is no complete checkpoint in {RunFiles(run_dir).checkpoints}")
+            raise UserError(f"no complete checkpoint found in {RunFiles(run_dir).checkpoints}")
         checkpoint = newest.path
         check_exportable(checkpoint, Path(arguments.to), is_verified=True)
     try:

@@ -53,10 +53,10 @@ def runs(arguments: argparse.Namespace) -> int:
     with service_finder.connect(arguments) as client:
         found = client.list(status=arguments.status, name=arguments.name)
     if not found and (arguments.status or arguments.name is not None):
-        _out("there is no such run; `headrace runs` lists all")
+        _out("no run matches; `headrace runs` lists all runs")
         return 0
     if not found:
-        _out("there are no runs yet: submit one with `headrace submit FILE`")
+        _out("no runs yet: submit one with `headrace submit FILE`")
         return 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("run", "name", "status", "step", "trained", "dropped", "started", "took"):
@@ -109,7 +109,7 @@ def pause(arguments: argparse.Namespace) -> int:
     with service_finder.connect(arguments) as client:
         run = client.pause(choose_run(client, arguments.run, purpose="pause"))
     if run["status"] == "queued":
-        _out(f"{run['run_id']} has not begun, and will not begin until `headrace resume {run['run_id']}`")
+        _out(f"{run['run_id']} has not started, and will not start until `headrace resume {run['run_id']}`")
     else:
         _out(
             f"{run['run_id']} pauses after its current batch, until `headrace resume {run['run_id']}`; it keeps the "
@@ -141,7 +141,7 @@ def stop(arguments: argparse.Namespace) -> int:
     if had_ended:
         _out(f"{run['run_id']} has ended already ({run['status']})")
     elif run["status"] in ENDED:
-        _out(f"{run['run_id']} had not begun, and will not begin: it is {run['status']}")
+        _out(f"{run['run_id']} had not started, and will not start: it is {run['status']}")
     else:
         _out(f"{run['run_id']} stops after its current step and keeps a checkpoint in {run['run_dir']}/checkpoints")
     return 0

@@ -117,7 +117,7 @@ def _tls() -> dict[str, Any]:
     if not (cert or key):
         return {}
     if not (cert and key):
-        raise UserError("HEADRACE_TLS_CERT_FILE and HEADRACE_TLS_KEY_FILE belong together; one of them is not set")
+        raise UserError("set both HEADRACE_TLS_CERT_FILE and HEADRACE_TLS_KEY_FILE, or neither")
     ca_file = Path(ca).absolute() if ca else None
     server = ServerCertificate(Path(cert), Path(key)).context
     if why := why_refused(server, trusted(ca_file), host="127.0.0.1"):

@@ -74,7 +74,7 @@ def test_a_dry_run_says_what_the_settings_amount_to_and_makes_no_run(rig: Launch
     assert done.returncode == 0, done.stderr
     assert "it would be accepted" in done.stdout
     assert "steps: 3" in done.stdout
-    assert "there are no runs yet" in headrace(rig, "runs").stdout
+    assert "no runs yet" in headrace(rig, "runs").stdout
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_run_is_submitted_shown_waiting_stopped_and_watched_to_its_end(rig: La
     assert run_id in listed
     assert "running" in listed
     queued = headrace(rig, "submit", run_file(project, GOOD)).stdout.splitlines()[-2].removeprefix("submitted ")
-    assert "had not begun" in headrace(rig, "stop", queued).stdout
+    assert "had not started" in headrace(rig, "stop", queued).stdout
     stopped = headrace(rig, "stop", run_id)
     assert "keeps a checkpoint" in stopped.stdout
     watched = headrace(rig, "watch", run_id)

@@ -112,5 +112,5 @@ def test_a_certificate_that_our_own_services_would_refuse_ends_headrace_up_befor
         assert refused.returncode == 1
         assert why in refused.stderr
     alone = {"HEADRACE_TLS_CERT_FILE": str(issued.cert)}
-    assert "belong together" in headrace("up", "--simulate", state=state, **alone).stderr
+    assert "set both HEADRACE_TLS_CERT_FILE and" in headrace("up", "--simulate", state=state, **alone).stderr
     assert not state.path.exists()

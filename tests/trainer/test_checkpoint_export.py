@@ -212,7 +212,7 @@ def test_a_mistake_is_refused_with_a_sentence_and_nothing_is_written(
         named, said = tmp_path, "is neither a checkpoint"
     elif mistake == "no checkpoints":
         shutil.rmtree(checkpoint)
-        named, said = tmp_path / "run-1", "there is no complete checkpoint"
+        named, said = tmp_path / "run-1", "no complete checkpoint found"
     else:
         to, said = tiny_model.parent, "contains other files than a model"
     before = sorted(tmp_path.iterdir())

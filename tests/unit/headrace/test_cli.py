@@ -185,7 +185,7 @@ def test_a_paused_run_is_listed_with_why_and_with_what_it_waits_for(
     ("command", "before", "after", "said"),
     [
         ("pause", "running", "running", "run-a pauses after its current batch, until `headrace resume run-a`"),
-        ("pause", "queued", "queued", "run-a has not begun, and will not begin until `headrace resume run-a`"),
+        ("pause", "queued", "queued", "run-a has not started, and will not start until `headrace resume run-a`"),
         ("resume", "paused", "paused", "run-a goes on"),
         ("resume", "running", "running", "run-a is not paused: it is running"),
     ],
