@@ -158,3 +158,18 @@ def test_every_dependency_is_explained_in_contributing() -> None:
     requirements = [*project()["dependencies"], *(line for lines in extras.values() for line in lines)]
     packages = {re.split(r"[\[<>=!~ ;]", line, maxsplit=1)[0] for line in requirements}
     assert not [package for package in sorted(packages) if f"`{package}`" not in explained]
+
+
+def test_contributing_shows_every_room_on_the_floor_of_its_contract() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    contracts = [contract for contract in linter["contracts"] if contract["name"].startswith("floors of ")]
+    assert len(contracts) == 5
+    for contract in contracts:
+        (house,) = contract["containers"]
+        layers = [re.split(r" [|:] ", layer) for layer in contract["layers"]]
+        wanted = {(len(layers) - above, room) for above, rooms in enumerate(layers) for room in rooms}
+        section = page.partition(f"### {house.replace('.', '/')}\n")[2].partition("\n#")[0]
+        rows = re.findall(r"^\| (\d+) \| (.*?) \|", section, re.MULTILINE)
+        shown = {(int(floor), room) for floor, rooms in rows for room in re.findall(r"`(\w+)/?`", rooms)}
+        assert shown == wanted, f"{house}: change CONTRIBUTING.md, Rooms and floors"
