@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from headrace.cli.command_line import make_parser
+from headrace.client import HeadraceClient
 from shared.run_options.run_config import parse_run_config
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,19 @@ def test_every_headrace_command_on_a_page_is_one(page: Path) -> None:
     assert commands
     for words in commands:
         make_parser().parse_args(words[1:])
+
+
+def test_every_block_of_python_can_be_parsed() -> None:
+    found = [(page, block) for page in PAGES for block in blocks(page, "python")]
+    assert len(found) > 10
+    for page, block in found:
+        compile(block, str(page), "exec")
+
+
+def test_the_client_has_every_method_that_the_notebook_page_calls() -> None:
+    called = set(re.findall(r"\bclient\.(\w+)\(", (DOCS / "notebook.md").read_text(encoding="utf-8")))
+    assert len(called) > 5
+    assert not {name for name in called if not hasattr(HeadraceClient, name)}
 
 
 @pytest.mark.parametrize("name", ["tutorial", "coming-from-trl", "lora"])
