@@ -261,8 +261,8 @@ class RunFollower:
         if self._engine is not None and self._engine.is_dead:
             why = self._engine.why_dead(otherwise="see its log lines above")
             raise EngineDiedError(f"vLLM's engine died: {why}")
-        if self._engine is not None and (why := self._watch.look(self._engine, is_held=self._receiver.is_held)):
-            raise EngineDiedError(why)
+        if self._engine is not None and (what := self._watch.look(self._engine, is_held=self._receiver.is_held)):
+            raise EngineDiedError(what)
 
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.policy_version)

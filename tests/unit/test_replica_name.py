@@ -18,7 +18,11 @@ def _asked_anew() -> Iterator[None]:
 
 def _host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: name)
-    monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.214.0.3")
+
+    def address(_host: str) -> str:
+        return "10.214.0.3"
+
+    monkeypatch.setattr(socket, "gethostbyname", address)
 
 
 def _getent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:

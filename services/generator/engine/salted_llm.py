@@ -86,7 +86,8 @@ class SaltedLLM(AsyncLLM):
     @property
     def num_steps(self) -> int:
         """Steps that the engine cores have reported."""
-        return self._recorder.num_steps
+        num_steps: int = self._recorder.num_steps
+        return num_steps
 
     def take_load(self) -> EngineLoad:
         """Return the load since the last call."""

@@ -282,7 +282,11 @@ def test_a_time_limit_counts_the_time_of_the_processor_and_not_of_the_clock() ->
 
 def test_a_time_limit_holds_also_where_its_first_signal_is_lost_in_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: lost.append(unraisable.exc_type))
+
+    def note(unraisable: "sys.UnraisableHookArgs") -> None:
+        lost.append(unraisable.exc_type)
+
+    monkeypatch.setattr(sys, "unraisablehook", note)
 
     class Referent:
         """Something that goes away."""

@@ -55,7 +55,7 @@ class WireFormat(Protocol):
 
     @property
     def max_batch(self) -> int | None:
-        """Most completions in a request; None is no limit."""
+        """Most completions in a request; None means any number."""
         ...
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
