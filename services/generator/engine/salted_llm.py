@@ -61,7 +61,8 @@ class SaltedLLM(AsyncLLM):
 
         The first request of an engine is registered only after a question to the engine core.
         """
-        return self._num_entering + self.get_num_unfinished_requests()
+        num_registered: int = self.get_num_unfinished_requests()
+        return self._num_entering + num_registered
 
     async def pause_generation(self, *, mode: Any = "keep", clear_cache: bool = True) -> None:
         """Hold decoding; returns once no step is in progress.
