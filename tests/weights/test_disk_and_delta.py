@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis

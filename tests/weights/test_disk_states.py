@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel
 from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys

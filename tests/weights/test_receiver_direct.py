@@ -8,13 +8,11 @@ import httpx
 import pytest
 import torch
 
+from services.trainer.push.epochs import open_communicator, own_abilities
 from services.trainer.push.fleet import Requirements
-from services.trainer.push.packing import Weights, announce
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel, SentDigests, Weights, announce
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.replicas import Member, Replica
-from services.trainer.push.sent_digests import SentDigests
-from services.trainer.push.transports import open_communicator, own_abilities
 from services.trainer.push.weight_sender import WeightSender
 from shared.lineage import epoch_of
 from shared.redis.keys import RunKeys

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from services.generator.engine.output_gate import UnverifiedError
-from services.trainer.push.packing import Weights, announce
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel, Weights, announce
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_attempt import AttemptError
 from services.trainer.push.weight_sender import WeightSender

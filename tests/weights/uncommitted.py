@@ -6,12 +6,11 @@ from collections.abc import AsyncGenerator
 
 import httpx
 
+from services.trainer.push.epochs import open_communicator, own_abilities
 from services.trainer.push.fleet import Requirements
-from services.trainer.push.packing import Weights, announce
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel, Weights, announce
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.replicas import Member, Replica
-from services.trainer.push.transports import open_communicator, own_abilities
 from shared.control import AbortRequest, ReplicaInfo
 from tests.weights.replica import HEADERS, RUN_ID
 from tests.weights.served_receiver import ServedReceiver

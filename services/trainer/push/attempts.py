@@ -20,8 +20,7 @@ from typing import Protocol
 import torch
 
 from services.trainer.push.epochs import Epochs
-from services.trainer.push.packing import Announcement, Weights
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Announcement, Parcel, Weights
 from services.trainer.push.parcels import Parcels
 from services.trainer.push.prober import StartedProbe
 from services.trainer.push.push_attempt import AttemptError, PushAttempt

@@ -19,8 +19,7 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 
-from services.trainer.push.packing import NamedTensors
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import NamedTensors, Parcel
 from shared.errors import PushError
 from shared.weights.weight_manifest import (
     Manifest,

@@ -8,10 +8,14 @@ Epochs are numbered within an incarnation, and each number begins with the incar
 incarnations too.
 """
 
-from services.trainer.push.communicator import Communicator
+import torch
+
+from services.trainer.push.communicator import Communicator, GlooCommunicator, NcclCommunicator, NoWire
+from services.trainer.push.fleet import Abilities
+from services.trainer.push.ipc_communicator import IpcCommunicator, own_device_uuid
+from services.trainer.push.nccl import nccl_version
 from services.trainer.push.push_attempt import AttemptError
 from services.trainer.push.replicas import Fleet, Member
-from services.trainer.push.transports import open_communicator
 from shared.control import Transport
 from shared.errors import PushError
 from shared.lineage import epoch_of
@@ -96,3 +100,35 @@ class Epochs:
         self._members = set(fleet.ready)
         self._transport = transport
         return self._communicator
+
+
+def own_abilities() -> Abilities:
+    """Return the versions and the GPU of this process, to compare with the generators'."""
+    return Abilities(
+        torch_version=str(torch.__version__),
+        nccl_version=nccl_version() if torch.cuda.is_available() else None,
+        device_uuid=own_device_uuid(),
+    )
+
+
+def open_communicator(transport: Transport, *, address: str, buffer_bytes: int) -> Communicator:
+    """Return a communicator that generators can join at ``address``.
+
+    Args:
+        transport: The transport to open.
+        address: Local address that the generators can reach.
+        buffer_bytes: Size of the ipc buffer.
+
+    Raises:
+        PushError: It cannot be opened now.
+        UserError: ``address`` does not belong to this machine.
+    """
+    match transport:
+        case "gloo":
+            return GlooCommunicator(address=address)
+        case "nccl":
+            return NcclCommunicator()
+        case "ipc":
+            return IpcCommunicator(address=address, buffer_bytes=buffer_bytes)
+        case "disk" | "simulated":
+            return NoWire()

@@ -21,8 +21,7 @@ from dataclasses import replace
 import torch
 
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.packing import Announcement, NamedTensors, Weights
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Announcement, NamedTensors, Parcel, Weights
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.run_options.pushing import PushEncoding

@@ -1,6 +1,6 @@
-"""Packs named parameters into byte chunks, as vLLM's receivers expect them.
+"""Defines what one push sends, packs it into chunks as vLLM's receivers expect them, and computes its checksum.
 
-    (name, tensor), (name, tensor), ...  -->  uint8 chunk, uint8 chunk, ...
+    (name, tensor), (name, tensor), ...  --digest of each-->  uint8 chunk, uint8 chunk, ...
 
 A chunk ends with the parameter that makes it larger than ``buffer_bytes``: vLLM's rule. The receivers cut the same
 stream from the announced names, dtypes and shapes, so the weights are checked against the announcement while they are
@@ -8,13 +8,20 @@ sent. A single difference would cause a hang.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from shared.control import Encoding
 from shared.errors import PushError
+from shared.weights import weight_checksum
+from shared.weights.weight_places import DiskPlace
+
+_PENDING_BYTES = 512 * 1024 * 1024
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 Weights = Callable[[], NamedTensors]
@@ -46,6 +53,41 @@ class Announcement:
     def num_bytes(self) -> int:
         """Size of all parameters, in bytes."""
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in zip(self.dtypes, self.shapes, strict=True))
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One version of the weights, ready to be sent, with the fields of the push's HTTP bodies.
+
+    Attributes:
+        policy_version: Optimizer steps contained in it.
+        announced: All parameters, as the generators hold them.
+        encoding: Whether ``tensors`` are parameters ("full") or a delta for each parameter ("delta").
+        tensors: Returns the tensors to send, with the names of ``announced`` and in its order. Deltas are uint8.
+        num_bytes: Total size of ``tensors``; for disk, of what was written.
+        sizes: For deltas: size of each, in bytes; else None.
+        base_checksum: For deltas: checksum of the full set they start from.
+        checksum: Checksum of the full set; None if it is computed while the weights are sent.
+        place: For disk: the directory it was written to. Nothing is streamed then.
+    """
+
+    policy_version: int
+    announced: Announcement
+    encoding: Encoding
+    tensors: Weights
+    num_bytes: int
+    sizes: tuple[int, ...] | None = None
+    base_checksum: str | None = None
+    checksum: str | None = None
+    place: DiskPlace | None = None
+
+    @property
+    def travelling(self) -> Announcement:
+        """Names, dtypes and shapes on the wire: of the parameters, or of their deltas as uint8 tensors."""
+        if self.sizes is None:
+            return self.announced
+        names = self.announced.names
+        return Announcement(names, (torch.uint8,) * len(names), tuple((size,) for size in self.sizes))
 
 
 def described(weights: Weights) -> NamedTensors:
@@ -117,3 +159,50 @@ def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[st
         yield name, tensor
     if index < len(announced.names):
         raise PushError(f"{announced.names[index]} was announced to the generators, but is missing")
+
+
+class SentDigests:
+    """Digests of the weights that pass through, computed in a separate thread while they are sent.
+
+    The generator's staged_weights.py is the counterpart.
+    """
+
+    def __init__(self) -> None:
+        self._digests: dict[str, Future[bytes]] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest weights")
+
+    def watching(self, weights: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield ``weights`` and compute the digest of each."""
+        pending: deque[tuple[Future[bytes], int]] = deque()
+        for name, tensor in weights:
+            self._digests[name] = self._thread.submit(digest, tensor)
+            pending.append((self._digests[name], tensor.nbytes))
+            # Without a limit, gathered or converted weights would pile up in memory.
+            while sum(num_bytes for _, num_bytes in pending) > _PENDING_BYTES:
+                pending.popleft()[0].result()
+            yield name, tensor
+
+    def checksum(self) -> str:
+        """Wait for the last digest, and return the checksum of all weights that were yielded."""
+        self._thread.shutdown()
+        return weight_checksum.checksum((name, found.result()) for name, found in self._digests.items())
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """Return the digest of a tensor's bytes, summed on its device."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if data.device.type == "cpu":
+        return weight_checksum.digest(data.numpy())
+    return digest_on_device(data)
+
+
+def digest_on_device(data: torch.Tensor) -> bytes:
+    """Return the digest of one-dimensional bytes, summed on their device."""
+    whole = data.numel() - data.numel() % (8 * weight_checksum.WORDS_A_ROW)
+    words = data[:whole]
+    if words.storage_offset() % 8:  # torch requires 64-bit views to be aligned
+        words = words.clone()
+    rows = words.view(torch.int64).view(-1, weight_checksum.WORDS_A_ROW)
+    # Signed sums wrap as unsigned ones do.
+    row_sums, column_sums = (rows.sum(dim).cpu().numpy().astype("<i8").tobytes() for dim in (1, 0))
+    return weight_checksum.digest_of_sums(data.numel(), row_sums, column_sums, data[whole:].cpu().numpy().tobytes())

@@ -15,8 +15,7 @@ from typing import TypeVar
 
 from services.trainer.deadline_thread import in_thread
 from services.trainer.push.outgoing import Outgoing
-from services.trainer.push.packing import Announcement, Weights
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Announcement, Parcel, Weights
 from services.trainer.push.push_attempt import SETTLE_S, AttemptError
 from shared.control import Transport
 from shared.weights.weight_store import StoreError

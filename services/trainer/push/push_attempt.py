@@ -21,11 +21,9 @@ from typing import Any, TypeVar
 from services.trainer.deadline_thread import in_thread
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.fleet import Requirements, rank_offsets
-from services.trainer.push.packing import pack
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel, SentDigests, pack
 from services.trainer.push.replicas import Member
 from services.trainer.push.roll_call import until_one_is_silent, who_left
-from services.trainer.push.sent_digests import SentDigests
 from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
 

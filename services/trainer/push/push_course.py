@@ -1,6 +1,6 @@
 """The state of one push while it is under way."""
 
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Member
 from services.trainer.push.retries import Retries

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 
 from services.trainer.push.delta_encoding import encode_delta
-from services.trainer.push.packing import Announcement, NamedTensors, checked
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Announcement, NamedTensors, Parcel, checked
 from shared.weights.weight_checksum import checksum, digest
 
 Bytes = npt.NDArray[np.uint8]

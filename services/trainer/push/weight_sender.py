@@ -37,7 +37,7 @@ import httpx
 from services.trainer.deadline_thread import in_thread
 from services.trainer.fence import check_not_fenced
 from services.trainer.push.attempts import Attempts
-from services.trainer.push.epochs import Epochs
+from services.trainer.push.epochs import Epochs, own_abilities
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Announcement, Weights, announce, described, difference
 from services.trainer.push.parcels import Parcels
@@ -46,7 +46,6 @@ from services.trainer.push.push_course import PushCourse
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Replica, listed, reconcile
 from services.trainer.push.retries import Retries
-from services.trainer.push.transports import own_abilities
 from shared.control import SleepRequest
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.lineage import LineageVersion

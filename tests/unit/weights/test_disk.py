@@ -15,8 +15,7 @@ import torch
 from services.generator.staging.disk_reader import DiskReader
 from services.generator.staging.staged_weights import StagedWeights
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.packing import Announcement, announce
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Announcement, Parcel, announce
 from services.trainer.push.sent_weights import SentWeights
 from shared.errors import PushError, UserError
 from shared.weights import weight_manifest

@@ -14,8 +14,7 @@ import torch
 from services.trainer.push import delta_encoding, sent_weights
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.outgoing import Outgoing
-from services.trainer.push.packing import announce
-from services.trainer.push.parcel import Parcel
+from services.trainer.push.packing import Parcel, announce
 from shared.control import Transport
 from shared.run_options.pushing import PushEncoding
 from shared.weights.weight_store import StoreError

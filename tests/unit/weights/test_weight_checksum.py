@@ -12,9 +12,9 @@ import torch
 from services.generator.staging.staged_weights import StagedWeights
 from services.generator.staging.staged_weights import digest as digest_of_receiver
 from services.generator.staging.staged_weights import digest_on_device as digest_on_receivers_device
-from services.trainer.push.sent_digests import SentDigests
-from services.trainer.push.sent_digests import digest as digest_of_sender
-from services.trainer.push.sent_digests import digest_on_device as digest_on_senders_device
+from services.trainer.push.packing import SentDigests
+from services.trainer.push.packing import digest as digest_of_sender
+from services.trainer.push.packing import digest_on_device as digest_on_senders_device
 from shared.weights.weight_checksum import WORDS_A_ROW, checksum, digest
 
 ROW_BYTES = 8 * WORDS_A_ROW
