@@ -60,7 +60,7 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
 
 
 def _torch(pushing: Mapping[str, About]) -> list[Finding]:
-    """Compare torch's releases without the build suffix, as the join does (services/trainer/push/fleet.py)."""
+    """Compare torch's releases without the build suffix, as the join does (services/trainer/push/membership.py)."""
     told = {name: about.torch.partition("+")[0] for name, about in pushing.items() if about.torch}
     do = "install the same release in both: the join of a weight push refuses others"
     return _one_release("torch", told, pushing, do)

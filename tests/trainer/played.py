@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.trainer.push.fleet import Requirements
+from services.trainer.push.membership import Requirements
 from services.trainer.push.push_result import PushResult
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask
 from shared.control import CommitReply

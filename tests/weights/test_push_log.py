@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.trainer.loop.push_schedule import PushLog
-from services.trainer.push.fleet import Requirements
+from services.trainer.push.membership import Requirements
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.run_api.waiting import PUSH_FAILED

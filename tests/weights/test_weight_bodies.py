@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import httpx
 import pytest
 
-from services.trainer.push.fleet import Abilities
+from services.trainer.push.membership import Abilities
 from services.trainer.push.weight_sender import WeightSender
 from shared.control import WEIGHTS_PATH
 from shared.errors import PushError

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from services.trainer.deadline_thread import in_thread
 from services.trainer.push.communicator import Communicator
-from services.trainer.push.fleet import Requirements, rank_offsets
+from services.trainer.push.membership import Requirements, rank_offsets
 from services.trainer.push.packing import Parcel, SentDigests, pack
 from services.trainer.push.replicas import Member
 from services.trainer.push.roll_call import until_one_is_silent, who_left

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from services.trainer.push.fleet import Requirements
+from services.trainer.push.membership import Requirements
 from shared.control import CommitReply, Transport
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from services.trainer.push.fleet import Abilities, Requirements, choose_transport, is_ready, refusal
+from services.trainer.push.membership import Abilities, Requirements, choose_transport, is_ready, refusal
 from shared.control import (
     NOT_READY,
     WEIGHTS_PATH,

@@ -14,7 +14,7 @@ import torch
 
 from services.trainer.push import push_attempt
 from services.trainer.push.communicator import NoWire
-from services.trainer.push.fleet import Requirements
+from services.trainer.push.membership import Requirements
 from services.trainer.push.packing import Parcel, announce
 from services.trainer.push.push_attempt import AttemptError, PushAttempt
 from services.trainer.push.replicas import Member, Replica

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.push.fleet import Abilities, Requirements, choose_transport, is_ready, rank_offsets, refusal
+from services.trainer.push.membership import Abilities, Requirements, choose_transport, is_ready, rank_offsets, refusal
 from shared.control import ReplicaInfo
 
 
