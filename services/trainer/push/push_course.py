@@ -1,9 +1,9 @@
 """The state of one push while it is under way."""
 
+from services.trainer.push.membership import Retries
 from services.trainer.push.packing import Parcel
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Member
-from services.trainer.push.retries import Retries
 from shared.control import CommitReply, ReplicaInfo, Transport
 
 

@@ -38,6 +38,7 @@ from services.trainer.deadline_thread import in_thread
 from services.trainer.fence import check_not_fenced
 from services.trainer.push.attempts import Attempts
 from services.trainer.push.epochs import Epochs, own_abilities
+from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Announcement, Weights, announce, described, difference
 from services.trainer.push.parcels import Parcels
@@ -45,7 +46,6 @@ from services.trainer.push.prober import Prober, StartedProbe
 from services.trainer.push.push_course import PushCourse
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Replica, listed, reconcile
-from services.trainer.push.retries import Retries
 from shared.control import SleepRequest
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.lineage import LineageVersion
@@ -121,7 +121,7 @@ class WeightSender:
         """Return whether a replica that could serve does not hold the version that was last pushed.
 
         A replica that joined late or came back needs a push. A replica that is loading, belongs to another run, was
-        refused, or failed recently (retries.py) does not count; otherwise the trainer would push forever.
+        refused, or failed recently does not count; otherwise the trainer would push forever.
         """
         fleet = await self._reconcile(without=())
         return self._retries.needs_push(

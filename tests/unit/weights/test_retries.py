@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.push.retries import Retries, lacks, retry_after_s
+from services.trainer.push.membership import Retries, lacks, retry_after_s
 from shared.control import ReplicaInfo
 
 
