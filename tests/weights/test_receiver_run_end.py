@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from services.generator.engine.output_gate import UnverifiedError
+from services.trainer.push.blame import AttemptError
 from services.trainer.push.packing import Parcel, Weights, announce
 from services.trainer.push.prober import Prober
-from services.trainer.push.push_attempt import AttemptError
 from services.trainer.push.weight_sender import WeightSender
 from shared.control import WEIGHTS_PATH
 from shared.lineage import NO_WEIGHTS

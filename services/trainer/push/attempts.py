@@ -19,11 +19,12 @@ from typing import Protocol
 
 import torch
 
+from services.trainer.push.blame import AttemptError
 from services.trainer.push.epochs import Epochs
 from services.trainer.push.packing import Announcement, Parcel, Weights
 from services.trainer.push.parcels import Parcels
 from services.trainer.push.prober import StartedProbe
-from services.trainer.push.push_attempt import AttemptError, PushAttempt
+from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.push_course import PushCourse
 from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import AbortRequest, ReplicaInfo

@@ -10,11 +10,11 @@ incarnations too.
 
 import torch
 
+from services.trainer.push.blame import AttemptError
 from services.trainer.push.communicator import Communicator, GlooCommunicator, NcclCommunicator, NoWire
 from services.trainer.push.ipc_communicator import IpcCommunicator, own_device_uuid
 from services.trainer.push.membership import Abilities
 from services.trainer.push.nccl import nccl_version
-from services.trainer.push.push_attempt import AttemptError
 from services.trainer.push.replicas import Fleet, Member
 from shared.control import Transport
 from shared.errors import PushError

@@ -14,9 +14,9 @@ from functools import partial
 from typing import TypeVar
 
 from services.trainer.deadline_thread import in_thread
+from services.trainer.push.blame import SETTLE_S, AttemptError
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Announcement, Parcel, Weights
-from services.trainer.push.push_attempt import SETTLE_S, AttemptError
 from shared.control import Transport
 from shared.weights.weight_store import StoreError
 

@@ -2,14 +2,9 @@
 
     join all + own rendezvous --> begin all --> broadcast --> commit all
 
-Members are called concurrently. If a join or a begin fails, or has not ended shortly before the deadline, the
-communicator is closed. That wakes every member blocked in it, and the members get a moment to answer. The moment is
-needed because their own deadlines began when the body reached them, and gloo's deadline starts anew with each peer that
-arrives.
-
-The replicas to blame are chosen in this order: a replica that was unreachable before the close; a replica that stays
-silent after it (of several: roll_call.py); the replicas that reported an error before it. Commits are independent: a
-member that holds the new version keeps it, even if others fail.
+Members are called concurrently. If a join, a begin or the broadcast fails, or has not ended shortly before the
+deadline, the communicator is closed, and blame.py finds the replicas that caused it. Commits are independent: a member
+that holds the new version keeps it, even if others fail.
 """
 
 import asyncio
@@ -19,34 +14,25 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from services.trainer.deadline_thread import in_thread
+from services.trainer.push.blame import (
+    OURSELVES,
+    SETTLE_S,
+    AttemptError,
+    all_answer,
+    error_of,
+    late_at,
+    time_for_members,
+    who_left,
+)
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.membership import Requirements, rank_offsets
 from services.trainer.push.packing import Parcel, SentDigests, pack
 from services.trainer.push.replicas import Member
-from services.trainer.push.roll_call import until_one_is_silent, who_left
 from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, Probe
-from shared.errors import HeadraceError, PushError, UnavailableError
+from shared.errors import HeadraceError, PushError
 
-SETTLE_S = 3.0
-"""How long to wait after a failed step, so that every member has left the communicator and reported its error."""
 _WATCH_EVERY_S = 1.0
-_ANSWER_S = 1.0
-"""Members get this much less time than we wait for them, so that their own error messages arrive."""
-_OURSELVES = ""
 _ResultT = TypeVar("_ResultT")
-
-
-class AttemptError(PushError):
-    """An attempt failed.
-
-    Args:
-        message: What happened.
-        blamed: Replica to reason: the replicas that the next attempt leaves out. Empty if no replica stands out.
-    """
-
-    def __init__(self, message: str, *, blamed: dict[str, str]) -> None:
-        super().__init__(message)
-        self.blamed = blamed
 
 
 @dataclass(frozen=True)
@@ -104,8 +90,8 @@ class PushAttempt:
             name: member.replica.join(body(name), timeout_s=self._time_left() + SETTLE_S)
             for name, member in self.members.items()
         }
-        calls[_OURSELVES] = self._off_loop(rendezvous, "rendezvous")
-        await self._everyone("join", calls)
+        calls[OURSELVES] = self._off_loop(rendezvous, "rendezvous")
+        await all_answer("join", calls, deadline=self.deadline, close=self.communicator.close)
 
     async def begin(self, parcel: Parcel) -> None:
         """Have every member check the announcement and start to receive."""
@@ -123,9 +109,8 @@ class PushAttempt:
             place=parcel.place,
         )
         left = self._time_left() + SETTLE_S
-        await self._everyone(
-            "begin", {name: member.replica.begin(body, timeout_s=left) for name, member in self.members.items()}
-        )
+        calls = {name: member.replica.begin(body, timeout_s=left) for name, member in self.members.items()}
+        await all_answer("begin", calls, deadline=self.deadline, close=self.communicator.close)
 
     async def broadcast(self, parcel: Parcel) -> str:
         """Send everything, and return its checksum.
@@ -148,10 +133,10 @@ class PushAttempt:
             await asyncio.wait(
                 {sending, watching}, timeout=max(self._time_left(), 0.0), return_when=asyncio.FIRST_COMPLETED
             )
-            failure = _error_of(sending)
+            failure = error_of(sending)
             if failure is None:
                 return sending.result()
-            is_late = self._is_late()
+            is_late = time.monotonic() >= late_at(self.deadline)
             left = watching.result() if watching.done() else await self._who_left(parcel.policy_version)
             blamed = {} if is_late else left
             self.communicator.close()
@@ -212,7 +197,7 @@ class PushAttempt:
         attempted = CommitRequest(
             run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version, timeout_s=SETTLE_S
         )
-        return await who_left(self.members, attempted, settle_s=SETTLE_S, patient_until=self._late_at())
+        return await who_left(self.members, attempted, settle_s=SETTLE_S, patient_until=late_at(self.deadline))
 
     async def _off_loop(self, work: Callable[[], _ResultT], name: str) -> _ResultT:
         try:
@@ -221,75 +206,11 @@ class PushAttempt:
         except TimeoutError as error:
             raise PushError(f"{name} did not end by its deadline") from error
 
-    async def _everyone(self, step: str, calls: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        """Run all calls concurrently and return all answers.
-
-        Raises:
-            AttemptError: A call failed, or the deadline passed.
-        """
-        tasks = {
-            name: asyncio.create_task(call, name=f"push {step} {name or 'ourselves'}") for name, call in calls.items()
-        }
-        try:
-            left = max(_for_members(self._time_left()), 0.0)
-            await asyncio.wait(tasks.values(), timeout=left, return_when=asyncio.FIRST_EXCEPTION)
-            if all(task.done() and _error_of(task) is None for task in tasks.values()):
-                return {name: task.result() for name, task in tasks.items()}
-            failing = {name for name, task in tasks.items() if name and task.done() and _error_of(task) is not None}
-            early = set[str]() if self._is_late() else failing
-            self.communicator.close()
-            await asyncio.wait(tasks.values(), timeout=SETTLE_S)
-            if all(_answered(tasks[name]) for name in early):
-                members = {name: task for name, task in tasks.items() if name}
-                await until_one_is_silent(members, settle_s=SETTLE_S, patient_until=self._late_at())
-        finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
-        errors = {name: f"{step}: {error}" for name, task in tasks.items() if (error := _error_of(task)) is not None}
-        unanswered = {name: reason for name, reason in errors.items() if name and not _answered(tasks[name])}
-        gone = {name: reason for name, reason in unanswered.items() if name in early}
-        # The surviving members of a wire may need longer than this to notice that a peer died.
-        blamed = gone or unanswered or {name: reason for name, reason in errors.items() if name in early}
-        reason = next(iter((blamed or errors).values()), f"{step} did not end by the deadline")
-        raise AttemptError(reason, blamed=blamed)
-
     def _time_left(self) -> float:
         return self.deadline - time.monotonic()
-
-    def _is_late(self) -> bool:
-        """Return whether the deadline has come.
-
-        All members give up then because one did not come, and innocent ones give up first. So no replica is blamed.
-        """
-        return time.monotonic() >= self._late_at()
-
-    def _late_at(self) -> float:
-        return self.deadline - 1.5 * _ANSWER_S
 
     def _time_for_members(self) -> float:
         left = self._time_left()
         if left <= 0:
             raise AttemptError("the deadline of the push has passed", blamed={})
-        return _for_members(left)
-
-
-def _for_members(left: float) -> float:
-    """Return the part of the remaining time that members get, in seconds."""
-    return max(left - _ANSWER_S, left / 2)
-
-
-def _error_of(task: asyncio.Task[Any]) -> BaseException | str | None:
-    """Return why a task has no result. Re-raises any exception that is not a HeadraceError, because it is a bug."""
-    if not task.done():
-        return "no answer"
-    if task.cancelled():
-        return "no answer by the deadline"
-    error = task.exception()
-    if error is not None and not isinstance(error, HeadraceError):
-        raise error
-    return error
-
-
-def _answered(task: asyncio.Task[Any]) -> bool:
-    return not task.cancelled() and not isinstance(task.exception(), UnavailableError)
+        return time_for_members(left)

@@ -12,13 +12,13 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.trainer.push import push_attempt
+from services.trainer.push import blame
+from services.trainer.push.blame import AttemptError, until_one_is_silent
 from services.trainer.push.communicator import NoWire
 from services.trainer.push.membership import Requirements
 from services.trainer.push.packing import Parcel, announce
-from services.trainer.push.push_attempt import AttemptError, PushAttempt
+from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.replicas import Member, Replica
-from services.trainer.push.roll_call import until_one_is_silent
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
 
@@ -84,7 +84,7 @@ async def lets_go_at_last() -> ReplicaInfo:
     ],
 )
 async def test_who_is_to_blame(answers: dict[str, Answer], blamed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_attempt, "SETTLE_S", 0.2)
+    monkeypatch.setattr(blame, "SETTLE_S", 0.2)
     assert await blamed_by_begin(answers) == blamed
 
 
@@ -99,8 +99,8 @@ async def test_who_is_only_slow_is_not_blamed_along_with_who_stays_silent(monkey
         await are_waited_for_longer.wait()
         return INFO
 
-    monkeypatch.setattr(push_attempt, "SETTLE_S", 0.2)
-    monkeypatch.setattr(push_attempt, "until_one_is_silent", wait_longer)
+    monkeypatch.setattr(blame, "SETTLE_S", 0.2)
+    monkeypatch.setattr(blame, "until_one_is_silent", wait_longer)
     answers = {"victim": silent, "slow": slow, "innocent": says_no}
     assert await blamed_by_begin(answers, within_s=100.0) == {"victim"}
 

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from services.trainer.push import roll_call
+from services.trainer.push import blame
+from services.trainer.push.blame import until_one_is_silent, who_left
 from services.trainer.push.replicas import Member, Replica
-from services.trainer.push.roll_call import until_one_is_silent, who_left
 from shared.control import CommitReply, CommitRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
 from tests.unit.weights.test_blame import INFO
@@ -90,7 +90,7 @@ async def test_one_that_is_only_slow_is_not_blamed_along_with_the_one_that_is_st
         await are_waited_for_longer.wait()
         return INFO
 
-    monkeypatch.setattr(roll_call, "until_one_is_silent", wait_longer)
+    monkeypatch.setattr(blame, "until_one_is_silent", wait_longer)
     assert set(await asked(stopped=is_silent, slow=is_slow, quick=takes_part)) == {"stopped"}
 
 

@@ -1,0 +1,165 @@
+"""Waits for all members in a step of a push, and finds which of them are to blame when the step fails.
+
+    join, begin      all called --one fails, or time is up--> communicator closed --SETTLE_S--> who is to blame?
+    broadcast        all asked whether they are still in the epoch:
+                         a member has left (it says so, or cannot be reached): it is to blame
+                         one member is silent: it is to blame
+                         several are silent: they get as long again, until only one is silent
+
+Closing the communicator wakes every member blocked in it, and the members get a moment to answer. The moment is needed
+because their own deadlines began when the body reached them, and gloo's deadline starts anew with each peer that
+arrives. The replicas to blame for a join or a begin are chosen in this order: a replica that was unreachable before the
+close; a replica that stays silent after it; the replicas that reported an error before it.
+
+A stopped process keeps its connections, so for a while it looks like a process on an overloaded machine.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from services.trainer.push.replicas import Member
+from shared.control import CommitRequest
+from shared.errors import HeadraceError, PushError, UnavailableError
+
+SETTLE_S = 3.0
+"""How long to wait after a failed step, so that every member has left the communicator and reported its error."""
+_ANSWER_S = 1.0
+"""Members get this much less time than we wait for them."""
+OURSELVES = ""
+"""Stands among the members of a step for the trainer's own part in it."""
+
+
+class AttemptError(PushError):
+    """An attempt failed.
+
+    Args:
+        message: What happened.
+        blamed: Replica to reason: the replicas that the next attempt leaves out. Empty if no replica stands out.
+    """
+
+    def __init__(self, message: str, *, blamed: dict[str, str]) -> None:
+        super().__init__(message)
+        self.blamed = blamed
+
+
+def time_for_members(left: float) -> float:
+    """Return the part of the time left that members get, in seconds, so that their own error messages arrive."""
+    return max(left - _ANSWER_S, left / 2)
+
+
+def late_at(deadline: float) -> float:
+    """Return the monotonic time from which no replica is blamed.
+
+    All members give up then because one did not come, and innocent ones give up first.
+    """
+    return deadline - 1.5 * _ANSWER_S
+
+
+async def all_answer(
+    step: str, calls: Mapping[str, Coroutine[Any, Any, Any]], *, deadline: float, close: Callable[[], None]
+) -> None:
+    """Run all calls of a step concurrently, and wait for them.
+
+    Args:
+        step: Its name in messages.
+        calls: Replica to the call; OURSELVES for the trainer's own part.
+        deadline: Monotonic deadline of the attempt.
+        close: Closes the communicator.
+
+    Raises:
+        AttemptError: A call failed, or the deadline passed.
+    """
+    tasks = {name: asyncio.create_task(call, name=f"push {step} {name or 'ourselves'}") for name, call in calls.items()}
+    try:
+        left = max(time_for_members(deadline - time.monotonic()), 0.0)
+        await asyncio.wait(tasks.values(), timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+        if all(task.done() and error_of(task) is None for task in tasks.values()):
+            return
+        failing = {name for name, task in tasks.items() if name and task.done() and error_of(task) is not None}
+        early = set[str]() if time.monotonic() >= late_at(deadline) else failing
+        close()
+        await asyncio.wait(tasks.values(), timeout=SETTLE_S)
+        if all(_answered(tasks[name]) for name in early):
+            members = {name: task for name, task in tasks.items() if name}
+            await until_one_is_silent(members, settle_s=SETTLE_S, patient_until=late_at(deadline))
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    errors = {name: f"{step}: {error}" for name, task in tasks.items() if (error := error_of(task)) is not None}
+    unanswered = {name: reason for name, reason in errors.items() if name and not _answered(tasks[name])}
+    gone = {name: reason for name, reason in unanswered.items() if name in early}
+    # The surviving members of a wire may need longer than this to notice that a peer died.
+    blamed = gone or unanswered or {name: reason for name, reason in errors.items() if name in early}
+    reason = next(iter((blamed or errors).values()), f"{step} did not end by the deadline")
+    raise AttemptError(reason, blamed=blamed)
+
+
+async def who_left(
+    members: Mapping[str, Member], attempted: CommitRequest, *, settle_s: float, patient_until: float
+) -> dict[str, str]:
+    """Return the members that are to blame, each with a reason; empty if all are still in the epoch.
+
+    Args:
+        members: The members to ask.
+        attempted: The commit of this epoch. A member that has left refuses it, and the refusal says what happened.
+        settle_s: How long they have to answer, in seconds.
+        patient_until: Monotonic time up to which several silent members are waited for longer.
+    """
+
+    async def why(member: Member) -> str | None:
+        try:
+            if (await member.replica.info(timeout_s=2 * settle_s)).epoch == attempted.epoch:
+                return None
+            await member.replica.commit(attempted, timeout_s=settle_s)
+        except HeadraceError as error:
+            return str(error)
+        return "it left in the middle of the transfer"
+
+    asked = {name: asyncio.create_task(why(member), name=f"push ask {name}") for name, member in members.items()}
+    try:
+        await asyncio.wait(asked.values(), timeout=settle_s)
+        if not _left(asked):
+            await until_one_is_silent(asked, settle_s=settle_s, patient_until=patient_until)
+        silent = {
+            name: f"generator {name} at {members[name].replica.url} does not answer"
+            for name, task in asked.items()
+            if not task.done()
+        }
+        return _left(asked) or silent
+    finally:
+        for task in asked.values():
+            task.cancel()
+        await asyncio.gather(*asked.values(), return_exceptions=True)
+
+
+async def until_one_is_silent(tasks: Mapping[str, asyncio.Task[Any]], *, settle_s: float, patient_until: float) -> None:
+    """Wait until at most one task is unfinished, for at most ``settle_s`` and until ``patient_until``."""
+    until = min(time.monotonic() + settle_s, patient_until)
+    while len(silent := [task for task in tasks.values() if not task.done()]) > 1:
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        await asyncio.wait(silent, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _left(asked: Mapping[str, asyncio.Task[str | None]]) -> dict[str, str]:
+    return {name: reason for name, task in asked.items() if task.done() and (reason := task.result()) is not None}
+
+
+def error_of(task: asyncio.Task[Any]) -> BaseException | str | None:
+    """Return why a task has no result. Re-raises any exception that is not a HeadraceError, because it is a bug."""
+    if not task.done():
+        return "no answer"
+    if task.cancelled():
+        return "no answer by the deadline"
+    error = task.exception()
+    if error is not None and not isinstance(error, HeadraceError):
+        raise error
+    return error
+
+
+def _answered(task: asyncio.Task[Any]) -> bool:
+    return not task.cancelled() and not isinstance(task.exception(), UnavailableError)
