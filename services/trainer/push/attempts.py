@@ -21,8 +21,8 @@ import torch
 
 from services.trainer.push.blame import AttemptError
 from services.trainer.push.epochs import Epochs
+from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Announcement, Parcel, Weights
-from services.trainer.push.parcels import Parcels
 from services.trainer.push.prober import StartedProbe
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.push_course import PushCourse
@@ -51,7 +51,7 @@ class Attempts:
         run_id: The run's id.
         incarnation: This trainer's incarnation.
         epochs: Its communicators.
-        parcels: Prepares what is sent.
+        outgoing: Prepares what is sent.
         push_timeout_s: Deadline of one attempt, in seconds.
         reconcile: Asks all live replicas for their state.
         check_not_fenced: Raises FencedError once a newer incarnation has taken over.
@@ -63,7 +63,7 @@ class Attempts:
         run_id: str,
         incarnation: int,
         epochs: Epochs,
-        parcels: Parcels,
+        outgoing: Outgoing,
         push_timeout_s: float,
         reconcile: Reconcile,
         check_not_fenced: Callable[[], Awaitable[None]],
@@ -71,7 +71,7 @@ class Attempts:
         self._run_id = run_id
         self._incarnation = incarnation
         self._epochs = epochs
-        self._parcels = parcels
+        self._outgoing = outgoing
         self._push_timeout_s = push_timeout_s
         self._reconcile = reconcile
         self._check_not_fenced = check_not_fenced
@@ -108,7 +108,7 @@ class Attempts:
                     "pushing version %d in epoch %d failed: %s", course.policy_version, self._epochs.current, error
                 )
                 await self._leave_out(course, error.blamed, aborted=course.lacking(), reason=str(error))
-                await self._parcels.remove_old(deadline=deadline)
+                await self._outgoing.remove_old(deadline=deadline)
                 if number == _NUM_ATTEMPTS:
                     course.failed = dict.fromkeys(course.lacking(), str(error)) | course.failed
                     return
@@ -139,12 +139,12 @@ class Attempts:
         """
         ready, transport = course.fleet.ready, course.transport
         is_asleep = any(member.info.is_asleep for member in ready.values())
-        if probing is not None and (is_asleep or self._parcels.reads_before_begin(transport)):
+        if probing is not None and (is_asleep or self._outgoing.is_compared(transport)):
             await probing.result()
         if is_asleep:
             # torch keeps memory that the optimizer no longer uses; the engine needs it when it wakes.
             torch.cuda.empty_cache()
-        parcel = await self._parcels.prepare(
+        parcel = await self._outgoing.prepare(
             weights,
             announced,
             policy_version=course.policy_version,
@@ -157,7 +157,7 @@ class Attempts:
             name for name, member in ready.items() if is_on_disk and self._is_held_by(member.info, parcel)
         ]
         if is_on_disk:
-            parcel = await self._parcels.write(parcel, incarnation=self._incarnation, deadline=deadline)
+            parcel = await self._outgoing.write(parcel, deadline=deadline)
         course.num_bytes = parcel.num_bytes
         communicator, newcomers = self._epochs.enter(course.fleet)
         attempt = partial(
@@ -169,7 +169,7 @@ class Attempts:
             deadline=deadline,
         )
         if newcomers:
-            await attempt(members=newcomers).join(address=self._epochs.bind_address, weight_dir=self._parcels.run_dir)
+            await attempt(members=newcomers).join(address=self._epochs.bind_address, weight_dir=self._outgoing.run_dir)
         receiving = attempt(members=course.lacking())
         if receiving.members:
             course.begun = parcel
@@ -190,7 +190,7 @@ class Attempts:
                 )
                 members = {name: ready[name] for name in failed}
                 await self._leave_out(course, failed, aborted=members, reason="the commit failed")
-        await self._parcels.remove_old(deadline=deadline)
+        await self._outgoing.remove_old(deadline=deadline)
 
     async def _leave_out(
         self, course: PushCourse, failed: dict[str, str], *, aborted: dict[str, Member], reason: str
@@ -202,7 +202,7 @@ class Attempts:
             # A replica that replied, or has staged these weights, could read the files: they are good, and stay.
             is_read = course.begun is None or info.staged_checksum == course.begun.checksum
             if info.replica_id in failed and info.replica_id not in course.replies and not is_read:
-                self._parcels.distrust()
+                self._outgoing.distrust()
 
     async def _give_up(self, members: dict[str, Member], reason: str) -> Iterable[ReplicaInfo]:
         """Abort these members and return the state of every member that answers."""

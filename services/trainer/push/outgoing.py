@@ -9,23 +9,34 @@
 disk or an object store, that is faster than writing the bytes it saves. NCCL, and gloo within a machine, send all
 weights in less time. Over a slow network between machines, ``delta`` is worth setting.
 
-Blocks; call it off the event loop.
+Reading, writing and removing block. They run in threads, each under the deadline of its push attempt. A thread cannot
+be killed. When the deadline passes while a thread reads weights, it is asked to stop, and ends at the next parameter,
+because the weights are about to change. A thread that writes or removes files works on copies and may go on after the
+deadline. Later reads and writes wait until it has ended.
 """
 
+import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 
+from services.trainer.deadline_thread import in_thread
+from services.trainer.push.blame import SETTLE_S, AttemptError
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.packing import Announcement, NamedTensors, Parcel, Weights
+from services.trainer.push.packing import Announcement, NamedTensors, Parcel, Weights, announce, described, difference
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
+from shared.errors import PushError, UnavailableError
 from shared.run_options.pushing import PushEncoding
 from shared.weights.weight_store import StoreError, open_store
+
+_ResultT = TypeVar("_ResultT")
 
 
 class Outgoing:
@@ -33,16 +44,17 @@ class Outgoing:
 
     Args:
         run_id: The run's id.
+        incarnation: This trainer's incarnation.
         encoding: The run's ``push_encoding``.
         weight_dir: The run's ``weight_dir``; None unless its transport is disk.
 
     Attributes:
         run_dir: Directory of the run's versions, sent in the join body.
-        has_old: Whether a version was written, or begun, since old ones were last removed.
     """
 
-    def __init__(self, *, run_id: str, encoding: PushEncoding, weight_dir: str | None) -> None:
+    def __init__(self, *, run_id: str, incarnation: int, encoding: PushEncoding, weight_dir: str | None) -> None:
         self._run_id = run_id
+        self._incarnation = incarnation
         self._encoding = encoding
         self.run_dir = None if weight_dir is None else f"{weight_dir.rstrip('/')}/{run_id}"
         self._sent = SentWeights()
@@ -50,13 +62,101 @@ class Outgoing:
         self._turn = threading.Lock()
         """Held while weights are read into the copy, a version is written, or old versions are removed."""
         self._is_distrusted = False
-        self.has_old = False
+        self._has_old = False
+        """Whether a version was written, or begun, since old ones were last removed."""
+        self._announced: Announcement | None = None
 
     def is_compared(self, transport: Transport) -> bool:
-        """Return whether weights for ``transport`` are copied before they are sent."""
+        """Return whether weights for ``transport`` are copied by ``prepare``; if not, the broadcast reads them."""
         return transport == "disk" or (self._encoding == "delta" and transport in ("gloo", "nccl"))
 
-    def prepare(
+    async def announce(self, weights: Weights, *, timeout_s: float) -> Announcement:
+        """Return the names, dtypes and shapes of ``weights``.
+
+        Raises:
+            PushError: They differ from the last push's, or a name occurs twice.
+            UnavailableError: The weights were not described within ``timeout_s``.
+        """
+        try:
+            announced = await in_thread(
+                lambda: announce(described(weights)), timeout_s=timeout_s, name="describe weights"
+            )
+        except TimeoutError as error:
+            raise UnavailableError(f"the weights were not described within {timeout_s:.0f} s") from error
+        if self._announced is not None and (reason := difference(self._announced, announced)):
+            raise PushError(reason)
+        self._announced = announced
+        return announced
+
+    async def prepare(
+        self,
+        weights: Weights,
+        announced: Announcement,
+        *,
+        policy_version: int,
+        transport: Transport,
+        staged: Collection[str | None],
+        deadline: float,
+    ) -> Parcel:
+        """Return what to send. If the weights are copied (see ``is_compared``), they are not read again afterwards.
+
+        Args:
+            weights: Returns all parameters.
+            announced: Their names, dtypes and shapes.
+            policy_version: Optimizer steps contained in them.
+            transport: The transport of this attempt.
+            staged: The checksum that each member has staged.
+            deadline: Monotonic deadline of the attempt.
+
+        Raises:
+            AttemptError: The reading, or earlier work, was not done by the deadline.
+            PushError: The weights differ from the announcement.
+        """
+        given_up = threading.Event()
+        work = partial(
+            self.prepare_blocking,
+            weights,
+            announced,
+            policy_version=policy_version,
+            transport=transport,
+            staged=staged,
+            deadline=deadline,
+            given_up=given_up,
+        )
+        try:
+            return await _in_time(work, deadline=deadline, what="reading the weights")
+        except AttemptError:
+            given_up.set()
+            await asyncio.to_thread(partial(self._wait_until_idle, deadline=time.monotonic() + SETTLE_S))
+            raise
+        finally:
+            given_up.set()
+
+    async def write(self, parcel: Parcel, *, deadline: float) -> Parcel:
+        """Write a parcel to disk, unless it is there already, and return it with its place.
+
+        Raises:
+            AttemptError: The parcel was not written by the deadline, or cannot be written.
+            UserError: ``weight_dir`` needs a package that is not installed.
+        """
+        work = partial(self.write_blocking, parcel, deadline=deadline)
+        return await _in_time(work, deadline=deadline, what=f"writing the weights to {self.run_dir}")
+
+    async def remove_old(self, *, deadline: float) -> None:
+        """Remove files that the newest versions on disk do not need, if a version was written since.
+
+        Work past the deadline goes on in its thread, beside the run.
+        """
+        if self._has_old:
+            with contextlib.suppress(AttemptError):
+                work = partial(self.remove_old_blocking, deadline=deadline)
+                await _in_time(work, deadline=deadline, what="removing old weights")
+
+    def distrust(self) -> None:
+        """Record that a member could not read what is on disk: the next version is full, in a new directory."""
+        self._is_distrusted = True
+
+    def prepare_blocking(
         self,
         weights: Weights,
         announced: Announcement,
@@ -67,16 +167,7 @@ class Outgoing:
         deadline: float,
         given_up: threading.Event,
     ) -> Parcel:
-        """Return what to send. If the weights are copied (see ``is_compared``), they are not read again afterwards.
-
-        Args:
-            weights: Returns all parameters.
-            announced: Their names, dtypes and shapes.
-            policy_version: Optimizer steps contained in them.
-            transport: The transport of this attempt.
-            staged: The checksum that each member has staged.
-            deadline: Monotonic time until which to wait for earlier work.
-            given_up: Set when the result is no longer wanted: the weights are about to change.
+        """Do the work of ``prepare`` in this thread, until ``given_up`` is set: the weights are about to change.
 
         Raises:
             PushError: The weights differ from the announcement.
@@ -107,50 +198,32 @@ class Outgoing:
             return self._sent.full()
         return parcel
 
-    def write(self, parcel: Parcel, *, incarnation: int, deadline: float) -> Parcel:
-        """Write a parcel to disk, unless it is there already, and return it with its place.
-
-        Args:
-            parcel: The result of ``prepare``.
-            incarnation: This trainer's incarnation.
-            deadline: See ``prepare``.
-
-        Raises:
-            StoreError: It cannot be written now.
-            UserError: ``weight_dir`` needs a package that is not installed.
-        """
+    def write_blocking(self, parcel: Parcel, *, deadline: float) -> Parcel:
+        """Do the work of ``write`` in this thread. Raises StoreError if it cannot be done by the deadline."""
         if parcel.place is not None:
             return parcel
         with self._own_turn(deadline=deadline):
             writer = self._writer
             if writer is None:
                 assert self.run_dir is not None
-                writer = DiskWriter(open_store(self.run_dir), run_id=self._run_id, incarnation=incarnation)
+                writer = DiskWriter(open_store(self.run_dir), run_id=self._run_id, incarnation=self._incarnation)
                 self._writer = writer
             if writer.wants_full(parcel):
                 parcel = self._sent.full()
-            self.has_old = True
+            self._has_old = True
             return replace(parcel, place=writer.publish(parcel))
 
-    def remove_old(self, *, deadline: float) -> None:
-        """Remove files that the newest versions on disk do not need.
-
-        Raises:
-            StoreError: See ``prepare``.
-        """
+    def remove_old_blocking(self, *, deadline: float) -> None:
+        """Do the work of ``remove_old`` in this thread. Raises StoreError if earlier work does not end."""
         with self._own_turn(deadline=deadline):
-            self.has_old = False
+            self._has_old = False
             if self._writer is not None:
                 self._writer.remove_old()
 
-    def wait_until_idle(self, *, deadline: float) -> None:
+    def _wait_until_idle(self, *, deadline: float) -> None:
         """Wait until no read, write or removal is under way here, or until the deadline."""
         with contextlib.suppress(StoreError), self._own_turn(deadline=deadline):
             return
-
-    def distrust(self) -> None:
-        """Record that a member could not read what is on disk: the next version is full, in a new directory."""
-        self._is_distrusted = True
 
     @contextlib.contextmanager
     def _own_turn(self, *, deadline: float) -> Generator[None]:
@@ -173,3 +246,12 @@ def _until(given_up: threading.Event, weights: NamedTensors) -> Iterator[tuple[s
 
 def _nothing() -> NamedTensors:
     return ()
+
+
+async def _in_time(work: Callable[[], _ResultT], *, deadline: float, what: str) -> _ResultT:
+    try:
+        return await in_thread(work, timeout_s=max(deadline - time.monotonic(), 0.0), name=what)
+    except TimeoutError as error:
+        raise AttemptError(f"{what} did not end by the deadline of the push", blamed={}) from error
+    except StoreError as error:
+        raise AttemptError(str(error), blamed={}) from error

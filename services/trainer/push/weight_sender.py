@@ -34,14 +34,12 @@ from collections.abc import Collection
 
 import httpx
 
-from services.trainer.deadline_thread import in_thread
 from services.trainer.fence import check_not_fenced
 from services.trainer.push.attempts import Attempts
 from services.trainer.push.epochs import Epochs, own_abilities
 from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
-from services.trainer.push.packing import Announcement, Weights, announce, described, difference
-from services.trainer.push.parcels import Parcels
+from services.trainer.push.packing import Weights
 from services.trainer.push.prober import Prober, StartedProbe
 from services.trainer.push.push_course import PushCourse
 from services.trainer.push.push_result import PushResult
@@ -97,11 +95,12 @@ class WeightSender:
         self._keys = RunKeys(run_id)
         self._wanted_transport: WantedTransport = transport
         self._epochs = Epochs(incarnation=incarnation, bind_address=bind_address, buffer_bytes=buffer_bytes)
+        self._outgoing = Outgoing(run_id=run_id, incarnation=incarnation, encoding=encoding, weight_dir=weight_dir)
         self._attempts = Attempts(
             run_id=run_id,
             incarnation=incarnation,
             epochs=self._epochs,
-            parcels=Parcels(Outgoing(run_id=run_id, encoding=encoding, weight_dir=weight_dir)),
+            outgoing=self._outgoing,
             push_timeout_s=push_timeout_s,
             reconcile=self._reconcile,
             check_not_fenced=self._check_not_fenced,
@@ -113,7 +112,6 @@ class WeightSender:
         headers = {"authorization": f"Bearer {internal_key}"} if internal_key else {}
         self._client = httpx.AsyncClient(headers=headers, **peers.for_async_client())
         self._abilities = own_abilities()
-        self._announced: Announcement | None = None
         self._pushed_version: int | None = None
         self._retries = Retries()
 
@@ -152,7 +150,7 @@ class WeightSender:
         course = PushCourse(policy_version, await self._reconcile(without=()))
         if course.fleet.ready:
             deadline = time.monotonic() + self._push_timeout_s
-            announced = await self._announce(weights)
+            announced = await self._outgoing.announce(weights, timeout_s=self._push_timeout_s)
             asks = prober is not None and course.transport != "simulated"
             probing = StartedProbe(prober, timeout_s=self._push_timeout_s) if prober is not None and asks else None
             try:
@@ -198,18 +196,6 @@ class WeightSender:
         """Close the communicator and all connections. Generators keep serving the weights they hold."""
         self._epochs.close()
         await self._client.aclose()
-
-    async def _announce(self, weights: Weights) -> Announcement:
-        try:
-            announced = await in_thread(
-                lambda: announce(described(weights)), timeout_s=self._push_timeout_s, name="describe weights"
-            )
-        except TimeoutError as error:
-            raise UnavailableError(f"the weights were not described within {self._push_timeout_s:.0f} s") from error
-        if self._announced is not None and (reason := difference(self._announced, announced)):
-            raise PushError(reason)
-        self._announced = announced
-        return announced
 
     async def _reconcile(self, *, without: Collection[str]) -> Fleet:
         return await reconcile(

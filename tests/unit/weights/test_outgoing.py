@@ -29,7 +29,7 @@ def weights(version: int) -> list[tuple[str, torch.Tensor]]:
 def prepare(
     outgoing: Outgoing, version: int, *, transport: Transport = "disk", staged: tuple[str | None, ...] = ()
 ) -> Parcel:
-    return outgoing.prepare(
+    return outgoing.prepare_blocking(
         lambda: weights(version),
         announce(weights(version)),
         policy_version=version,
@@ -41,7 +41,7 @@ def prepare(
 
 
 def write(outgoing: Outgoing, parcel: Parcel) -> Parcel:
-    return outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 120.0)
+    return outgoing.write_blocking(parcel, deadline=time.monotonic() + 120.0)
 
 
 @pytest.mark.parametrize(("encoding", "num_compared"), [("full", 0), ("auto", 4), ("delta", 4)])
@@ -56,7 +56,7 @@ def test_nothing_is_compared_for_what_is_written_in_full(
         return encode(before, after, item_bytes=item_bytes)
 
     monkeypatch.setattr(sent_weights, "encode_delta", counted)
-    outgoing = Outgoing(run_id="run", encoding=encoding, weight_dir=str(tmp_path))
+    outgoing = Outgoing(run_id="run", incarnation=1, encoding=encoding, weight_dir=str(tmp_path))
     parcels = [write(outgoing, prepare(outgoing, version)) for version in range(3)]
     assert len(compared) == num_compared  # two parameters, two versions with a predecessor
     assert {parcel.encoding for parcel in parcels[1:]} == {"full" if encoding == "full" else "delta"}
@@ -66,7 +66,7 @@ def test_nothing_is_compared_for_what_is_written_in_full(
 def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_nothing_to_build_on(
     tmp_path: Path,
 ) -> None:
-    outgoing = Outgoing(run_id="run", encoding="delta", weight_dir=str(tmp_path))
+    outgoing = Outgoing(run_id="run", incarnation=1, encoding="delta", weight_dir=str(tmp_path))
     write(outgoing, prepare(outgoing, 0))
     given_up = threading.Event()
     read: list[str] = []
@@ -78,7 +78,7 @@ def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_not
             given_up.set()
 
     with pytest.raises(StoreError, match="given up"):
-        outgoing.prepare(
+        outgoing.prepare_blocking(
             watched,
             announce(weights(1)),
             policy_version=1,
@@ -92,7 +92,7 @@ def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_not
 
 
 def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outgoing = Outgoing(run_id="run", encoding="auto", weight_dir=str(tmp_path))
+    outgoing = Outgoing(run_id="run", incarnation=1, encoding="auto", weight_dir=str(tmp_path))
     write(outgoing, prepare(outgoing, 0))
     is_removing, may_end = threading.Event(), threading.Event()
 
@@ -101,26 +101,28 @@ def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, mo
         assert may_end.wait(120.0)
 
     monkeypatch.setattr(DiskWriter, "remove_old", slow)
-    removing = threading.Thread(target=lambda: outgoing.remove_old(deadline=time.monotonic() + 120.0), daemon=True)
+    removing = threading.Thread(
+        target=lambda: outgoing.remove_old_blocking(deadline=time.monotonic() + 120.0), daemon=True
+    )
     removing.start()
     assert is_removing.wait(120.0)
     parcel = Parcel(1, announce(weights(1)), "full", lambda: weights(1), 40_012, checksum="of version 1")
     with pytest.raises(StoreError, match=r"still being read, or written to .*, or old ones removed"):
-        outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 0.05)
+        outgoing.write_blocking(parcel, deadline=time.monotonic() + 0.05)
     may_end.set()
     removing.join(120.0)
     assert write(outgoing, parcel).place is not None
 
 
 def test_what_could_be_read_is_built_on_and_what_could_not_is_written_anew(tmp_path: Path) -> None:
-    outgoing = Outgoing(run_id="run", encoding="auto", weight_dir=str(tmp_path))
+    outgoing = Outgoing(run_id="run", incarnation=1, encoding="auto", weight_dir=str(tmp_path))
     assert [write(outgoing, prepare(outgoing, version)).encoding for version in range(2)] == ["full", "delta"]
     outgoing.distrust()
-    outgoing.remove_old(deadline=time.monotonic() + 120.0)
+    outgoing.remove_old_blocking(deadline=time.monotonic() + 120.0)
     again = write(outgoing, prepare(outgoing, 1))
     assert again.encoding == "full"
     assert write(outgoing, prepare(outgoing, 2)).encoding == "delta"
-    outgoing.remove_old(deadline=time.monotonic() + 120.0)
+    outgoing.remove_old_blocking(deadline=time.monotonic() + 120.0)
     assert [path.name for path in sorted((tmp_path / "run").iterdir())] == [
         "00000001-00000003-v1",
         "00000001-00000004-v2",
