@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from services.trainer.push.communicator import GlooCommunicator
-from services.trainer.push.epochs import Epochs
+from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
@@ -37,7 +37,7 @@ async def test_a_sleeping_replica_that_missed_a_push_is_pushed_to(
     quick_sender: WeightSender, sleepy: ServedReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await quick_sender.push(weights(0.0), policy_version=0)
-    monkeypatch.setattr(Epochs, "transport", "ipc")  # there is no GPU here
+    monkeypatch.setattr(CommunicatorEpochs, "transport", "ipc")  # there is no GPU here
     await quick_sender.let_sleep()
     assert sleepy.receiver.info().is_asleep
     assert not await quick_sender.needs_push()

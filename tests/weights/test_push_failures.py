@@ -229,7 +229,7 @@ async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_no
         raise PushError("no port is left")
 
     with monkeypatch.context() as patched:
-        patched.setattr("services.trainer.push.epochs.open_communicator", refuse)
+        patched.setattr("services.trainer.push.communicator_epochs.open_communicator", refuse)
         result = await quick_sender.push(weights(1.0), policy_version=1)
     assert opened == ["gloo 127.0.0.1"] * 2  # no replica was the cause, so the second attempt had the same member
     assert not result.is_confirmed

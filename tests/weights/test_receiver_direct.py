@@ -8,7 +8,7 @@ import httpx
 import pytest
 import torch
 
-from services.trainer.push.epochs import open_communicator, own_abilities
+from services.trainer.push.communicator_epochs import open_communicator, own_abilities
 from services.trainer.push.membership import Requirements
 from services.trainer.push.packing import Parcel, SentDigests, Weights, announce
 from services.trainer.push.push_attempt import PushAttempt

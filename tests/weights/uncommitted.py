@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import httpx
 
-from services.trainer.push.epochs import open_communicator, own_abilities
+from services.trainer.push.communicator_epochs import open_communicator, own_abilities
 from services.trainer.push.membership import Requirements
 from services.trainer.push.packing import Parcel, Weights, announce
 from services.trainer.push.push_attempt import PushAttempt

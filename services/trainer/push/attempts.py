@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 
 from services.trainer.push.blame import AttemptError
-from services.trainer.push.epochs import Epochs
+from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Announcement, Parcel, Weights
 from services.trainer.push.prober import StartedProbe
@@ -62,7 +62,7 @@ class Attempts:
         *,
         run_id: str,
         incarnation: int,
-        epochs: Epochs,
+        epochs: CommunicatorEpochs,
         outgoing: Outgoing,
         push_timeout_s: float,
         reconcile: Reconcile,

@@ -36,7 +36,7 @@ import httpx
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.push.attempts import Attempts
-from services.trainer.push.epochs import Epochs, own_abilities
+from services.trainer.push.communicator_epochs import CommunicatorEpochs, own_abilities
 from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Weights
@@ -94,7 +94,7 @@ class WeightSender:
         self._redis = redis
         self._keys = RunKeys(run_id)
         self._wanted_transport: WantedTransport = transport
-        self._epochs = Epochs(incarnation=incarnation, bind_address=bind_address, buffer_bytes=buffer_bytes)
+        self._epochs = CommunicatorEpochs(incarnation=incarnation, bind_address=bind_address, buffer_bytes=buffer_bytes)
         self._outgoing = Outgoing(run_id=run_id, incarnation=incarnation, encoding=encoding, weight_dir=weight_dir)
         self._attempts = Attempts(
             run_id=run_id,

@@ -27,7 +27,7 @@ _GPU_BUFFER_BYTES = 256 * 1024 * 1024
 """Chunk size between GPUs, where each chunk costs a call and a wait."""
 
 
-class Epochs:
+class CommunicatorEpochs:
     """Holds the open communicator, if there is one.
 
     Args:
