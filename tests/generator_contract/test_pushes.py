@@ -51,20 +51,20 @@ async def test_it_says_what_it_is_and_holds(trainer: PlayedTrainer, generator: G
     result = await trainer.push(5)
     assert (result.members, result.failed) == ((generator.replica_id,), {})
     after = await info_of(generator)
-    assert (after.policy_version, after.epoch, after.is_held) == (5, result.epoch, False)
+    assert (after.policy_version, after.epoch, after.is_held) == (5, result.communicator_epoch, False)
     assert not await trainer.sender.needs_push()
 
 
 async def test_pushes_follow_each_other_in_one_epoch(trainer: PlayedTrainer, generator: GeneratorProcess) -> None:
     results = [await trainer.push(version) for version in range(4)]
-    assert len({result.epoch for result in results}) == 1
+    assert len({result.communicator_epoch for result in results}) == 1
     assert (await info_of(generator)).policy_version == 3
 
 
 async def test_a_body_of_another_run_or_of_an_older_epoch_is_refused(
     trainer: PlayedTrainer, generator: GeneratorProcess
 ) -> None:
-    epoch = (await trainer.push(0)).epoch
+    epoch = (await trainer.push(0)).communicator_epoch
     info = await info_of(generator)
     a_join, a_begin = join_body(trainer, info, epoch), begin_body(trainer, epoch - 1)
     refused = [
@@ -97,7 +97,7 @@ async def test_a_malformed_body_is_refused_with_what_is_wrong(
 async def test_a_push_that_is_given_up_before_its_commit_changes_nothing(
     trainer: PlayedTrainer, generator: GeneratorProcess
 ) -> None:
-    epoch = (await trainer.push(0)).epoch
+    epoch = (await trainer.push(0)).communicator_epoch
     given_up = await move(generator, "abort", run_id=trainer.run_id, epoch=epoch, reason="the test says so")
     assert given_up.status_code == 200, given_up.text
     info = await info_of(generator)
@@ -106,13 +106,13 @@ async def test_a_push_that_is_given_up_before_its_commit_changes_nothing(
     (group,) = await trainer.completed(1)
     assert {span.policy_version for rollout in group.rollouts for span in rollout.version_spans} == {0}
     result = await trainer.push(1)
-    assert result.epoch > epoch
+    assert result.communicator_epoch > epoch
 
 
 async def test_a_trainer_of_an_older_incarnation_cannot_push(
     trainer: PlayedTrainer, generator: GeneratorProcess, redis: Redis
 ) -> None:
-    epoch = (await trainer.push(0)).epoch
+    epoch = (await trainer.push(0)).communicator_epoch
     await redis.set(trainer.keys.epoch, trainer.incarnation + 1)
     # The old trainer is fenced by Redis. This is the generator's own fence, for a body that is already on its way.
     newer = ((trainer.incarnation + 1) << 20) + 1

@@ -81,7 +81,7 @@ class FakeSender:
             {},
             holding=(),
             policy_version=policy_version,
-            epoch=1,
+            communicator_epoch=1,
             requirements=requirements,
             total_s=0.01,
             num_bytes=1,

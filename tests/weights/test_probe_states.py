@@ -74,7 +74,7 @@ async def test_a_replica_whose_probe_fails_is_taken_out_and_nothing_it_sampled_g
     two.engine.spoilt = False
     healed = await quick_sender.push(weights(1.0), policy_version=1, prober=prober())
     assert healed.members == ("generator-1", "generator-2")
-    assert healed.epoch > result.epoch
+    assert healed.communicator_epoch > result.communicator_epoch
     assert [output async for output in two.receiver.outputs.passing(_outputs("new"))] == ["new"]
 
 

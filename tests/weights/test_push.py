@@ -223,7 +223,7 @@ async def test_weights_that_were_loaded_wrong_are_caught_by_the_probe_and_no_tok
             assert (tied_replica.info().policy_version, tied_replica.info().is_held) == (-1, True)
             healed = await sender.push(weights_of(pushed), policy_version=version, prober=prober_of(pushed))
             assert healed.is_confirmed
-            assert healed.epoch > result.epoch
+            assert healed.communicator_epoch > result.communicator_epoch
             await check(tied_replica, pushed, version=version)
     assert check_spans(completions, lambda number: after if number % 2 else before).worst <= MAX_DIFFERENCE
 

@@ -28,13 +28,13 @@ async def test_one_replica_that_cannot_load_costs_the_others_nothing_and_is_out_
     assert not result.is_confirmed
     assert holds(one, 2.0)
     assert one.engine.calls.count("load") == 2
-    assert one.receiver.info().epoch == result.epoch
+    assert one.receiver.info().epoch == result.communicator_epoch
     assert (two.receiver.policy_version, two.receiver.is_held, two.engine.is_paused) == (-1, True, True)
     assert not two.receiver.fatal.is_set()
     two.engine.failing = set()
     healed = await quick_sender.push(weights(2.0), policy_version=1)
     assert healed.members == ("generator-1", "generator-2")
-    assert healed.epoch > result.epoch
+    assert healed.communicator_epoch > result.communicator_epoch
     assert holds(two, 2.0)
     assert not two.engine.is_paused
 

@@ -43,7 +43,7 @@ def result(failed: dict[str, str], *replies: CommitReply, holding: tuple[str, ..
         holding=holding,
         left_out=[name for name in failed if name.startswith("gone")],
         policy_version=3,
-        epoch=1,
+        communicator_epoch=1,
         requirements=REQUIREMENTS,
         total_s=1.5,
         num_bytes=68,

@@ -41,7 +41,7 @@ async def test_the_second_push_uses_the_communicator_of_the_first(
 ) -> None:
     first = await quick_sender.push(weights(0.0), policy_version=0)
     second = await quick_sender.push(weights(1.0), policy_version=1)
-    assert first.epoch == second.epoch
+    assert first.communicator_epoch == second.communicator_epoch
     assert one.engine.calls.count("enter") == 1
     assert holds(one, 1.0)
 
@@ -57,7 +57,7 @@ async def test_a_late_joiner_needs_a_push_and_gets_the_newest_weights(
         result = await quick_sender.push(weights(0.0), policy_version=3)
         assert result.members == ("generator-1", "generator-9")
         assert holds(late, 0.0)
-        assert one.receiver.info().epoch == late.receiver.info().epoch == result.epoch
+        assert one.receiver.info().epoch == late.receiver.info().epoch == result.communicator_epoch
 
 
 async def test_a_replica_that_started_again_under_its_old_name_needs_a_push(

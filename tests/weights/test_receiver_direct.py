@@ -61,7 +61,7 @@ async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int)
     async with httpx.AsyncClient(headers=HEADERS, trust_env=False, timeout=120) as client:
         attempt = PushAttempt(
             requirements=Requirements(RUN_ID, "gloo", own.torch_version, own.nccl_version),
-            epoch=epoch,
+            communicator_epoch=epoch,
             communicator=communicator,
             members={replica.replica_id: Member(Replica(replica.replica_id, replica.url, client), replica.info())},
             buffer_bytes=20_000,

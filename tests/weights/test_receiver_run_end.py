@@ -61,8 +61,8 @@ def assert_was_told(answer: httpx.Response) -> None:
 async def test_a_commit_that_waits_for_the_last_byte_is_told_that_the_run_has_ended(one: ServedReceiver) -> None:
     async with attempt_on(one) as attempt:
         await begin(attempt, weights(0.5))
-        waiting = asyncio.create_task(commit(one, attempt.epoch), name="commit")
-        second = asyncio.create_task(commit(one, attempt.epoch), name="commit, in turn")
+        waiting = asyncio.create_task(commit(one, attempt.communicator_epoch), name="commit")
+        second = asyncio.create_task(commit(one, attempt.communicator_epoch), name="commit, in turn")
         await eventually(lambda: num_tasks("weight push: CommitRequest") == 2)
         one.receiver.detach()
         async with asyncio.timeout(120):
@@ -77,7 +77,7 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
     async with attempt_on(one) as attempt:
         parcel = await begin(attempt, weights(0.5))
         await attempt.broadcast(parcel)
-        loading = asyncio.create_task(commit(one, attempt.epoch, timeout_s=1.0), name="commit")
+        loading = asyncio.create_task(commit(one, attempt.communicator_epoch, timeout_s=1.0), name="commit")
         await eventually(lambda: "load" in one.engine.calls)
         assert one.receiver.is_held, "so that run_follower.py takes the engine for spoiled"
         one.receiver.detach()
@@ -100,7 +100,7 @@ async def test_a_load_that_hangs_ends_the_process_when_the_push_has_no_time_left
         parcel = await begin(attempt, weights(0.5))
         await attempt.broadcast(parcel)
         async with asyncio.timeout(120):
-            answer = await commit(one, attempt.epoch, timeout_s=0.5)
+            answer = await commit(one, attempt.communicator_epoch, timeout_s=0.5)
     assert answer.status_code == 503
     assert "loading the weights did not end within" in answer.json()["detail"]
     assert one.receiver.fatal.is_set()
@@ -134,7 +134,7 @@ async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_
             # The interrupted begin would have led to this: a receiver that fails and leaves the communicator.
             for _ in range(20):
                 await asyncio.sleep(0.01)
-            assert one.receiver.info().epoch == new.epoch
+            assert one.receiver.info().epoch == new.communicator_epoch
             assert num_tasks("receive weights") == 0
 
 

@@ -81,17 +81,19 @@ async def test_a_body_from_the_past_or_of_another_run_is_refused(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
     result = await quick_sender.push(weights(0.0), policy_version=0)
-    past = {"run_id": RUN_ID, "epoch": result.epoch - 1, "policy_version": 0, "timeout_s": 2.0}
+    past = {"run_id": RUN_ID, "epoch": result.communicator_epoch - 1, "policy_version": 0, "timeout_s": 2.0}
     response = await post(one.url, "/commit", past)
     assert response.status_code == 409
     assert response.headers["content-type"] == "application/problem+json"
-    response = await post(one.url, "/abort", {"run_id": RUN_ID, "epoch": result.epoch - 1, "reason": "late"})
+    response = await post(
+        one.url, "/abort", {"run_id": RUN_ID, "epoch": result.communicator_epoch - 1, "reason": "late"}
+    )
     assert response.status_code == 409
-    assert f"has seen epoch {result.epoch}" in response.json()["detail"]
-    response = await post(one.url, "/abort", {"run_id": "other", "epoch": result.epoch, "reason": "late"})
+    assert f"has seen epoch {result.communicator_epoch}" in response.json()["detail"]
+    response = await post(one.url, "/abort", {"run_id": "other", "epoch": result.communicator_epoch, "reason": "late"})
     assert response.status_code == 409
     assert response.json()["detail"] == f"this replica serves run {RUN_ID}, not other"
-    assert one.receiver.info().epoch == result.epoch
+    assert one.receiver.info().epoch == result.communicator_epoch
 
 
 async def test_a_malformed_body_is_422_and_a_replica_without_engine_503(one: ServedReceiver) -> None:

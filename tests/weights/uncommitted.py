@@ -24,7 +24,7 @@ async def attempt_on(served: ServedReceiver) -> AsyncGenerator[PushAttempt]:
     async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
         yield PushAttempt(
             requirements=Requirements(RUN_ID, "gloo", own.torch_version, own.nccl_version),
-            epoch=info.epoch + 1,
+            communicator_epoch=info.epoch + 1,
             communicator=communicator,
             members={served.replica_id: Member(Replica(served.replica_id, served.url, client), info)},
             buffer_bytes=32,
@@ -45,5 +45,5 @@ async def begin(attempt: PushAttempt, weights: Weights) -> Parcel:
 async def abort(attempt: PushAttempt) -> ReplicaInfo:
     """Abort instead of committing, and return the replica's description of itself."""
     (member,) = attempt.members.values()
-    body = AbortRequest(run_id=RUN_ID, epoch=attempt.epoch, reason="the trainer gave up")
+    body = AbortRequest(run_id=RUN_ID, epoch=attempt.communicator_epoch, reason="the trainer gave up")
     return await member.replica.abort(body, timeout_s=5.0)

@@ -122,7 +122,7 @@ class PushLog:
         await self._log.push(
             {
                 "policy_version": policy_version,
-                "epoch": result.epoch,
+                "epoch": result.communicator_epoch,
                 "transport": result.transport,
                 "members": list(result.members),
                 "failed": result.failed,

@@ -163,7 +163,7 @@ class Attempts:
         attempt = partial(
             PushAttempt,
             requirements=course.fleet.requirements,
-            epoch=self._epochs.current,
+            communicator_epoch=self._epochs.current,
             communicator=communicator,
             buffer_bytes=self._epochs.chunk_bytes(transport),
             deadline=deadline,

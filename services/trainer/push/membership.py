@@ -153,9 +153,9 @@ def retry_after_s(num_failures: int) -> float:
     return min(FIRST_RETRY_S * 2.0 ** min(num_failures - 1, 30), LAST_RETRY_S)
 
 
-def lacks(info: ReplicaInfo, *, epoch: int, policy_version: int | None) -> bool:
+def lacks(info: ReplicaInfo, *, communicator_epoch: int, policy_version: int | None) -> bool:
     """Return whether a replica does not serve the last pushed version, or is not in the epoch of that push."""
-    if (info.epoch, info.policy_version) != (epoch, policy_version):
+    if (info.epoch, info.policy_version) != (communicator_epoch, policy_version):
         return True
     return info.is_held and not info.is_asleep
 
@@ -183,8 +183,12 @@ class Retries:
             return True
         return now - failures.last_at >= retry_after_s(failures.count)
 
-    def needs_push(self, infos: Iterable[ReplicaInfo], *, epoch: int, policy_version: int | None, now: float) -> bool:
+    def needs_push(
+        self, infos: Iterable[ReplicaInfo], *, communicator_epoch: int, policy_version: int | None, now: float
+    ) -> bool:
         """Return whether any of these replicas lacks the last pushed version and may be tried."""
         return any(
-            lacks(info, epoch=epoch, policy_version=policy_version) and self.is_due(info, now=now) for info in infos
+            lacks(info, communicator_epoch=communicator_epoch, policy_version=policy_version)
+            and self.is_due(info, now=now)
+            for info in infos
         )

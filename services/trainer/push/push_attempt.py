@@ -41,7 +41,7 @@ class PushAttempt:
 
     Attributes:
         requirements: Run, transport and versions.
-        epoch: Number of the communicator epoch.
+        communicator_epoch: Its number.
         communicator: The trainer's end of that epoch.
         members: The replicas that take part, in rank order.
         buffer_bytes: Size after which a packed chunk is cut.
@@ -49,7 +49,7 @@ class PushAttempt:
     """
 
     requirements: Requirements
-    epoch: int
+    communicator_epoch: int
     communicator: Communicator
     members: Mapping[str, Member]
     buffer_bytes: int
@@ -68,7 +68,7 @@ class PushAttempt:
         def body(replica_id: str) -> JoinRequest:
             return JoinRequest(
                 run_id=self.requirements.run_id,
-                epoch=self.epoch,
+                epoch=self.communicator_epoch,
                 transport=self.requirements.transport,
                 master_address=address,
                 master_port=self.communicator.port,
@@ -97,7 +97,7 @@ class PushAttempt:
         """Have every member check the announcement and start to receive."""
         body = BeginRequest(
             run_id=self.requirements.run_id,
-            epoch=self.epoch,
+            epoch=self.communicator_epoch,
             policy_version=parcel.policy_version,
             names=list(parcel.announced.names),
             dtype_names=parcel.announced.dtype_names,
@@ -155,7 +155,7 @@ class PushAttempt:
         """
         body = CommitRequest(
             run_id=self.requirements.run_id,
-            epoch=self.epoch,
+            epoch=self.communicator_epoch,
             policy_version=policy_version,
             timeout_s=self._time_for_members(),
             checksum=checksum,
@@ -195,7 +195,10 @@ class PushAttempt:
 
     async def _who_left(self, policy_version: int) -> dict[str, str]:
         attempted = CommitRequest(
-            run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version, timeout_s=SETTLE_S
+            run_id=self.requirements.run_id,
+            epoch=self.communicator_epoch,
+            policy_version=policy_version,
+            timeout_s=SETTLE_S,
         )
         return await who_left(self.members, attempted, settle_s=SETTLE_S, patient_until=late_at(self.deadline))
 

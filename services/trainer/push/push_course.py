@@ -62,7 +62,7 @@ class PushCourse:
             elif name in self.replies or name in self.holding:
                 retries.succeeded(name)
 
-    def result(self, *, epoch: int, total_s: float) -> PushResult:
+    def result(self, *, communicator_epoch: int, total_s: float) -> PushResult:
         """Return the push's result."""
         return PushResult.of(
             self.replies,
@@ -70,7 +70,7 @@ class PushCourse:
             holding=self.holding,
             left_out=(self.failed.keys() - self.fleet.ready.keys()) | self.departed,
             policy_version=self.policy_version,
-            epoch=epoch,
+            communicator_epoch=communicator_epoch,
             requirements=self.fleet.requirements,
             total_s=total_s,
             num_bytes=self.num_bytes,

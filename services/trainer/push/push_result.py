@@ -13,7 +13,7 @@ class PushResult:
     """The result of one push.
 
     Attributes:
-        epoch: Communicator epoch of the last attempt.
+        communicator_epoch: Epoch of the last attempt's communicator.
         transport: Transport of the last attempt.
         why_transport: A sentence on why this transport was chosen.
         members: Replicas that hold ``policy_version``: they confirmed it in this push, or held it before.
@@ -31,7 +31,7 @@ class PushResult:
     """
 
     policy_version: int
-    epoch: int
+    communicator_epoch: int
     transport: Transport
     why_transport: str
     members: tuple[str, ...]
@@ -55,7 +55,7 @@ class PushResult:
         holding: Collection[str],
         left_out: Collection[str] = (),
         policy_version: int,
-        epoch: int,
+        communicator_epoch: int,
         requirements: Requirements,
         total_s: float,
         num_bytes: int,
@@ -68,7 +68,7 @@ class PushResult:
             holding: Members that held the version before.
             left_out: Failed replicas that were not members of the last attempt, or left the run during it.
             policy_version: The version that was pushed.
-            epoch: See the class.
+            communicator_epoch: See the class.
             requirements: Requirements of the last attempt.
             total_s: See the class.
             num_bytes: See the class.
@@ -78,7 +78,7 @@ class PushResult:
         differences = [reply.probe_max_diff for reply in all_replies if reply.probe_max_diff is not None]
         return cls(
             policy_version=policy_version,
-            epoch=epoch,
+            communicator_epoch=communicator_epoch,
             transport=requirements.transport,
             why_transport=requirements.why_transport,
             members=members,

@@ -124,7 +124,7 @@ class WeightSender:
         fleet = await self._reconcile(without=())
         return self._retries.needs_push(
             [member.info for member in fleet.ready.values()],
-            epoch=self._epochs.current,
+            communicator_epoch=self._epochs.current,
             policy_version=self._pushed_version,
             now=time.monotonic(),
         )
@@ -171,7 +171,7 @@ class WeightSender:
         now = time.monotonic()
         course.tell(self._retries, now=now)
         await self._publish(policy_version)
-        return course.result(epoch=self._epochs.current, total_s=now - started)
+        return course.result(communicator_epoch=self._epochs.current, total_s=now - started)
 
     async def let_sleep(self) -> None:
         """Have the generators on this GPU release their memory to the optimizer until the next push.

@@ -111,7 +111,7 @@ async def blamed_by_begin(answers: Mapping[str, Answer], *, within_s: float = 30
     async with httpx.AsyncClient() as client:
         attempt = PushAttempt(
             requirements=Requirements("run", "disk", "2.13.0", None),
-            epoch=1,
+            communicator_epoch=1,
             communicator=NoWire(),
             members={name: Member(ScriptedReplica(name, client, answer), INFO) for name, answer in answers.items()},
             buffer_bytes=32,

@@ -40,7 +40,7 @@ def info(**changes: Any) -> ReplicaInfo:
     ],
 )
 def test_who_lacks_what_was_pushed_last(changes: dict[str, Any], expected: bool) -> None:
-    assert lacks(info(**changes), epoch=7, policy_version=3) is expected
+    assert lacks(info(**changes), communicator_epoch=7, policy_version=3) is expected
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_one_that_fails_again_and_again_is_tried_less_and_less_often() -> None:
     retries, lacking = Retries(), info(policy_version=-1, epoch=0)
     now, tried_at = 0.0, list[float]()
     while now < 400.0:
-        if retries.needs_push([info(replica_id="generator-2"), lacking], epoch=7, policy_version=3, now=now):
+        if retries.needs_push(
+            [info(replica_id="generator-2"), lacking], communicator_epoch=7, policy_version=3, now=now
+        ):
             tried_at.append(now)
             retries.failed(lacking, is_to_blame=True, now=now)
         now += 1.0
