@@ -9,6 +9,7 @@ import numpy as np
 
 from services.trainer.push.membership import Requirements
 from services.trainer.push.push_result import PushResult
+from services.trainer.push.replicas import Fleet
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask
 from shared.control import CommitReply
 from shared.lineage import LineageVersion
@@ -76,13 +77,11 @@ class FakeSender:
         requirements = Requirements(
             run_id=RUN_ID, transport="gloo", torch_version="", nccl_version=None, why_transport="there is no GPU"
         )
-        return PushResult.of(
-            replies,
-            {},
-            holding=(),
+        return PushResult(
             policy_version=policy_version,
+            fleet=Fleet(ready={}, refused={}, requirements=requirements),
             communicator_epoch=1,
-            requirements=requirements,
+            replies=replies,
             total_s=0.01,
             num_bytes=1,
         )

@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from services.trainer.loop.push_schedule import PushLog
 from services.trainer.push.membership import Requirements
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
+from services.trainer.push.replicas import Fleet, Member, Replica
 from services.trainer.run_api.waiting import PUSH_FAILED
 from services.trainer.telemetry.run_log import RunLog
 from shared.control import CommitReply
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from tests.unit.weights.test_blame import INFO
 
 REQUIREMENTS = Requirements("run-test", "gloo", "2.13.0", None, why_transport="there is no GPU")
+CLIENT = httpx.AsyncClient()
 PROBER = Prober(lambda _: [-1.0], token_ids=[5, 6], tolerance=0.5)
 
 
@@ -37,14 +41,16 @@ def reply(replica_id: str, probe_failure: str | None = None) -> CommitReply:
 
 
 def result(failed: dict[str, str], *replies: CommitReply, holding: tuple[str, ...] = ()) -> PushResult:
-    return PushResult.of(
-        {answer.replica_id: answer for answer in replies},
-        failed,
-        holding=holding,
-        left_out=[name for name in failed if name.startswith("gone")],
+    confirmed = {answer.replica_id: answer for answer in replies}
+    stayed = [name for name in (*confirmed, *holding, *failed) if not name.startswith("gone")]
+    ready = {name: Member(Replica(name, "http://nowhere", CLIENT), INFO) for name in stayed}
+    return PushResult(
         policy_version=3,
+        fleet=Fleet(ready=ready, refused={}, requirements=REQUIREMENTS),
         communicator_epoch=1,
-        requirements=REQUIREMENTS,
+        failed=failed,
+        holding=list(holding),
+        replies=confirmed,
         total_s=1.5,
         num_bytes=68,
     )

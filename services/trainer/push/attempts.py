@@ -25,7 +25,7 @@ from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Announcement, Parcel, Weights
 from services.trainer.push.prober import StartedProbe
 from services.trainer.push.push_attempt import PushAttempt
-from services.trainer.push.push_course import PushCourse
+from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import AbortRequest, ReplicaInfo
 from shared.errors import HeadraceError
@@ -78,17 +78,17 @@ class Attempts:
 
     async def make(
         self,
-        course: PushCourse,
+        result: PushResult,
         weights: Weights,
         announced: Announcement,
         probing: StartedProbe | None,
         *,
         deadline: float,
     ) -> None:
-        """Make at most two attempts, until one reaches its commits. ``course`` receives the results.
+        """Make at most two attempts, until one reaches its commits. ``result`` receives the results.
 
         Args:
-            course: The push: its replicas and its results.
+            result: The push: its replicas and its results.
             weights: Returns all parameters.
             announced: Their names, dtypes and shapes.
             probing: The probe of these weights; None: nothing is probed.
@@ -102,42 +102,42 @@ class Attempts:
         """
         for number in range(1, _NUM_ATTEMPTS + 1):
             try:
-                await self._attempt(course, weights, announced, probing, deadline=deadline)
+                await self._attempt(result, weights, announced, probing, deadline=deadline)
             except AttemptError as error:
                 log.warning(
-                    "pushing version %d in epoch %d failed: %s", course.policy_version, self._epochs.current, error
+                    "pushing version %d in epoch %d failed: %s", result.policy_version, self._epochs.current, error
                 )
-                await self._leave_out(course, error.blamed, aborted=course.lacking(), reason=str(error))
+                await self._leave_out(result, error.blamed, aborted=result.lacking(), reason=str(error))
                 await self._outgoing.remove_old(deadline=deadline)
                 if number == _NUM_ATTEMPTS:
-                    course.failed = dict.fromkeys(course.lacking(), str(error)) | course.failed
+                    result.failed = dict.fromkeys(result.lacking(), str(error)) | result.failed
                     return
             except HeadraceError as error:  # fenced off, or our own weights are wrong: release the members
-                await self._give_up(course.lacking(), str(error))
+                await self._give_up(result.lacking(), str(error))
                 raise
             else:
                 return
-            course.go_on_with(await self._reconcile(without=course.failed))
-            if not course.fleet.ready:
+            result.go_on_with(await self._reconcile(without=result.failed))
+            if not result.fleet.ready:
                 return
             deadline = time.monotonic() + self._push_timeout_s
 
     async def _attempt(
         self,
-        course: PushCourse,
+        result: PushResult,
         weights: Weights,
         announced: Announcement,
         probing: StartedProbe | None,
         *,
         deadline: float,
     ) -> None:
-        """Run one attempt up to the commits. ``course`` records the commits that fail.
+        """Run one attempt up to the commits. ``result`` records the commits that fail.
 
         Raises:
             AttemptError: A step before the commits failed.
             FencedError: A newer incarnation has taken over.
         """
-        ready, transport = course.fleet.ready, course.transport
+        ready, transport = result.fleet.ready, result.transport
         is_asleep = any(member.info.is_asleep for member in ready.values())
         if probing is not None and (is_asleep or self._outgoing.is_compared(transport)):
             await probing.result()
@@ -147,22 +147,22 @@ class Attempts:
         parcel = await self._outgoing.prepare(
             weights,
             announced,
-            policy_version=course.policy_version,
+            policy_version=result.policy_version,
             transport=transport,
             staged=[member.info.staged_checksum for member in ready.values()],
             deadline=deadline,
         )
         is_on_disk = transport == "disk"
-        course.holding = [
+        result.holding = [
             name for name, member in ready.items() if is_on_disk and self._is_held_by(member.info, parcel)
         ]
         if is_on_disk:
             parcel = await self._outgoing.write(parcel, deadline=deadline)
-        course.num_bytes = parcel.num_bytes
-        communicator, newcomers = self._epochs.enter(course.fleet)
+        result.num_bytes = parcel.num_bytes
+        communicator, newcomers = self._epochs.enter(result.fleet)
         attempt = partial(
             PushAttempt,
-            requirements=course.fleet.requirements,
+            requirements=result.fleet.requirements,
             communicator_epoch=self._epochs.current,
             communicator=communicator,
             buffer_bytes=self._epochs.chunk_bytes(transport),
@@ -170,9 +170,9 @@ class Attempts:
         )
         if newcomers:
             await attempt(members=newcomers).join(address=self._epochs.bind_address, weight_dir=self._outgoing.run_dir)
-        receiving = attempt(members=course.lacking())
+        receiving = attempt(members=result.lacking())
         if receiving.members:
-            course.begun = parcel
+            result.begun_checksum = parcel.checksum
             await receiving.begin(parcel)
             # On a GPU, a broadcast without receivers would block other work on that device.
             if probing is not None and not (transport == "gloo" and probing.may_go_on):
@@ -181,27 +181,27 @@ class Attempts:
             probe = None if probing is None else await probing.result()
             # These weights must not replace a newer trainer's.
             await self._check_not_fenced()
-            course.replies, failed = await receiving.commit(
-                policy_version=course.policy_version, checksum=checksum, probe=probe
+            result.replies, failed = await receiving.commit(
+                policy_version=result.policy_version, checksum=checksum, probe=probe
             )
             if failed:
                 log.warning(
                     "%d of %d generators failed to commit: %s", len(failed), len(ready), ", ".join(sorted(failed))
                 )
                 members = {name: ready[name] for name in failed}
-                await self._leave_out(course, failed, aborted=members, reason="the commit failed")
+                await self._leave_out(result, failed, aborted=members, reason="the commit failed")
         await self._outgoing.remove_old(deadline=deadline)
 
     async def _leave_out(
-        self, course: PushCourse, failed: dict[str, str], *, aborted: dict[str, Member], reason: str
+        self, result: PushResult, failed: dict[str, str], *, aborted: dict[str, Member], reason: str
     ) -> None:
         """Abort these members and record the failures. The next attempt, or a later push, opens a new epoch."""
-        course.failed |= failed
-        course.blamed |= failed.keys()
+        result.failed |= failed
+        result.blamed |= failed.keys()
         for info in await self._give_up(aborted, reason):
             # A replica that replied, or has staged these weights, could read the files: they are good, and stay.
-            is_read = course.begun is None or info.staged_checksum == course.begun.checksum
-            if info.replica_id in failed and info.replica_id not in course.replies and not is_read:
+            is_read = result.begun_checksum is None or info.staged_checksum == result.begun_checksum
+            if info.replica_id in failed and info.replica_id not in result.replies and not is_read:
                 self._outgoing.distrust()
 
     async def _give_up(self, members: dict[str, Member], reason: str) -> Iterable[ReplicaInfo]:

@@ -1,95 +1,122 @@
-"""The result of one push."""
+"""The course of one push and, once it has ended, its result."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from services.trainer.push.membership import Requirements
-from shared.control import CommitReply, Transport
+from services.trainer.push.membership import Retries
+from services.trainer.push.replicas import Fleet, Member
+from shared.control import CommitReply, ReplicaInfo, Transport
 
 
-@dataclass(frozen=True)
+@dataclass
 class PushResult:
-    """The result of one push.
+    """The result of one push. The sender fills it in while the push is under way.
 
     Attributes:
+        policy_version: The version that is pushed.
+        fleet: The fleet of the last attempt.
         communicator_epoch: Epoch of the last attempt's communicator.
-        transport: Transport of the last attempt.
-        why_transport: A sentence on why this transport was chosen.
-        members: Replicas that hold ``policy_version``: they confirmed it in this push, or held it before.
-        failed: Replica to the reason why it does not hold ``policy_version``.
-        total_s: Duration of the whole push, including a second attempt.
-        standstill_s: How long decoding stood still, in seconds. This and the next three are maxima over the members.
-        receive_s: Time from begin to the last byte.
-        load_s: The part of the standstill that loads the weights into the engine.
-        probe_s: Time from decoding resumed to the probe compared.
+        asked: Every replica that was a member of an attempt, with its state when that attempt began.
+        failed: Replica to the reason why it does not hold ``policy_version``, over all attempts.
+        blamed: The failed replicas that caused the failure.
+        departed: The failed replicas that have left the run meanwhile.
+        holding: Members of the last attempt that held ``policy_version`` before it.
+        replies: Replica to its reply to the commit of the last attempt.
+        begun_checksum: For disk: checksum of the weights that members began to read; None before begin.
         num_bytes: Bytes sent, counted once for all members together; for disk, bytes written.
-        is_confirmed: The last attempt had members, and all of them hold the version. Replicas outside it do not count:
-            they were refused, left out after the first attempt, or left the run before they had loaded the version.
-        probe_max_diff: Largest difference of a logprob of the probe, in nats; None without a probe.
-        num_probes_failed: Number of replicas that failed the probe.
+        total_s: Duration of the whole push, including a second attempt.
     """
 
     policy_version: int
-    communicator_epoch: int
-    transport: Transport
-    why_transport: str
-    members: tuple[str, ...]
-    failed: dict[str, str]
-    total_s: float
-    standstill_s: float
-    receive_s: float
-    load_s: float
-    probe_s: float
-    num_bytes: int
-    is_confirmed: bool
-    probe_max_diff: float | None
-    num_probes_failed: int
+    fleet: Fleet
+    communicator_epoch: int = 0
+    asked: dict[str, ReplicaInfo] = field(default_factory=dict[str, ReplicaInfo])
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    blamed: set[str] = field(default_factory=set[str])
+    departed: set[str] = field(default_factory=set[str])
+    holding: list[str] = field(default_factory=list[str])
+    replies: dict[str, CommitReply] = field(default_factory=dict[str, CommitReply])
+    begun_checksum: str | None = None
+    num_bytes: int = 0
+    total_s: float = 0.0
 
-    @classmethod
-    def of(
-        cls,
-        replies: Mapping[str, CommitReply],
-        failed: Mapping[str, str],
-        *,
-        holding: Collection[str],
-        left_out: Collection[str] = (),
-        policy_version: int,
-        communicator_epoch: int,
-        requirements: Requirements,
-        total_s: float,
-        num_bytes: int,
-    ) -> Self:
-        """Build the result from the replies of the last attempt and the failures of all attempts.
+    def __post_init__(self) -> None:
+        self.go_on_with(self.fleet)
 
-        Args:
-            replies: Replies of the members that were asked to commit.
-            failed: Replica to the reason, over all attempts.
-            holding: Members that held the version before.
-            left_out: Failed replicas that were not members of the last attempt, or left the run during it.
-            policy_version: The version that was pushed.
-            communicator_epoch: See the class.
-            requirements: Requirements of the last attempt.
-            total_s: See the class.
-            num_bytes: See the class.
+    def go_on_with(self, fleet: Fleet) -> None:
+        """Set the fleet of the next attempt."""
+        self.fleet, self.begun_checksum = fleet, None
+        self.failed |= fleet.refused
+        self.holding = [name for name in self.holding if name in fleet.ready]
+        self.asked |= {name: member.info for name, member in fleet.ready.items()}
+
+    def lacking(self) -> dict[str, Member]:
+        """Return the members of the attempt that have to receive."""
+        return {name: member for name, member in self.fleet.ready.items() if name not in self.holding}
+
+    def tell(self, retries: Retries, *, now: float) -> None:
+        """Report to ``retries`` which members got the version and which did not. Skips refused replicas."""
+        for name, info in self.asked.items():
+            if name in self.failed and name not in self.departed:
+                retries.failed(info, is_to_blame=name in self.blamed, now=now)
+            elif name in self.replies or name in self.holding:
+                retries.succeeded(name)
+
+    @property
+    def transport(self) -> Transport:
+        """Transport of the last attempt."""
+        return self.fleet.requirements.transport
+
+    @property
+    def why_transport(self) -> str:
+        """A sentence on why this transport was chosen."""
+        return self.fleet.requirements.why_transport
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Replicas that hold ``policy_version``: they confirmed it in this push, or held it before."""
+        return tuple(name for name in (*self.holding, *self.replies) if name not in self.failed)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the last attempt had members, and all of them hold the version.
+
+        Replicas outside it do not count: they were refused, left out after the first attempt, or left the run before
+        they had loaded the version.
         """
-        all_replies = replies.values()
-        members = tuple(replica_id for replica_id in (*holding, *replies) if replica_id not in failed)
-        differences = [reply.probe_max_diff for reply in all_replies if reply.probe_max_diff is not None]
-        return cls(
-            policy_version=policy_version,
-            communicator_epoch=communicator_epoch,
-            transport=requirements.transport,
-            why_transport=requirements.why_transport,
-            members=members,
-            failed=dict(failed),
-            total_s=total_s,
-            standstill_s=max((reply.standstill_s for reply in all_replies), default=0.0),
-            receive_s=max((reply.receive_s for reply in all_replies), default=0.0),
-            load_s=max((reply.load_s for reply in all_replies), default=0.0),
-            probe_s=max((reply.probe_s for reply in all_replies), default=0.0),
-            num_bytes=num_bytes,
-            is_confirmed=bool(members) and set(failed) <= set(left_out),
-            probe_max_diff=max(differences, default=None),
-            num_probes_failed=sum(not reply.is_verified for reply in all_replies),
-        )
+        left_out = (self.failed.keys() - self.fleet.ready.keys()) | self.departed
+        return bool(self.members) and self.failed.keys() <= left_out
+
+    @property
+    def standstill_s(self) -> float:
+        """How long decoding stood still, in seconds. This and the next three are maxima over the members."""
+        return self._longest(lambda reply: reply.standstill_s)
+
+    @property
+    def receive_s(self) -> float:
+        """Time from begin to the last byte."""
+        return self._longest(lambda reply: reply.receive_s)
+
+    @property
+    def load_s(self) -> float:
+        """The part of the standstill that loads the weights into the engine."""
+        return self._longest(lambda reply: reply.load_s)
+
+    @property
+    def probe_s(self) -> float:
+        """Time from decoding resumed to the probe compared."""
+        return self._longest(lambda reply: reply.probe_s)
+
+    @property
+    def probe_max_diff(self) -> float | None:
+        """Largest difference of a logprob of the probe, in nats; None without a probe."""
+        differences = [reply.probe_max_diff for reply in self.replies.values() if reply.probe_max_diff is not None]
+        return max(differences, default=None)
+
+    @property
+    def num_probes_failed(self) -> int:
+        """Number of replicas that failed the probe."""
+        return sum(not reply.is_verified for reply in self.replies.values())
+
+    def _longest(self, duration: Callable[[CommitReply], float]) -> float:
+        return max(map(duration, self.replies.values()), default=0.0)

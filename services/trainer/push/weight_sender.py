@@ -41,7 +41,6 @@ from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Weights
 from services.trainer.push.prober import Prober, StartedProbe
-from services.trainer.push.push_course import PushCourse
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Replica, listed, reconcile
 from shared.control import SleepRequest
@@ -147,14 +146,14 @@ class WeightSender:
         """
         started = time.monotonic()
         await self._check_not_fenced()
-        course = PushCourse(policy_version, await self._reconcile(without=()))
-        if course.fleet.ready:
+        result = PushResult(policy_version, await self._reconcile(without=()))
+        if result.fleet.ready:
             deadline = time.monotonic() + self._push_timeout_s
             announced = await self._outgoing.announce(weights, timeout_s=self._push_timeout_s)
-            asks = prober is not None and course.transport != "simulated"
+            asks = prober is not None and result.transport != "simulated"
             probing = StartedProbe(prober, timeout_s=self._push_timeout_s) if prober is not None and asks else None
             try:
-                await self._attempts.make(course, weights, announced, probing, deadline=deadline)
+                await self._attempts.make(result, weights, announced, probing, deadline=deadline)
                 if probing is not None:
                     await probing.result()
             except (PushError, UnavailableError):
@@ -166,12 +165,13 @@ class WeightSender:
             finally:
                 if probing is not None:
                     await probing.ended()
-        if course.failed:
-            course.departed = course.failed.keys() - await listed(self._redis, self._keys)
+        if result.failed:
+            result.departed = result.failed.keys() - await listed(self._redis, self._keys)
         now = time.monotonic()
-        course.tell(self._retries, now=now)
+        result.tell(self._retries, now=now)
         await self._publish(policy_version)
-        return course.result(communicator_epoch=self._epochs.current, total_s=now - started)
+        result.communicator_epoch, result.total_s = self._epochs.current, now - started
+        return result
 
     async def let_sleep(self) -> None:
         """Have the generators on this GPU release their memory to the optimizer until the next push.
