@@ -8,6 +8,10 @@ Epochs are numbered within an incarnation, and each number begins with the incar
 incarnations too.
 """
 
+import asyncio
+import logging
+from collections.abc import Iterable
+
 import torch
 
 from services.trainer.push.blame import AttemptError
@@ -15,22 +19,26 @@ from services.trainer.push.communicator import Communicator, GlooCommunicator, N
 from services.trainer.push.ipc_communicator import IpcCommunicator, own_device_uuid
 from services.trainer.push.membership import Abilities
 from services.trainer.push.nccl import nccl_version
-from services.trainer.push.replicas import Fleet, Member
-from shared.control import Transport
-from shared.errors import PushError
+from services.trainer.push.replicas import Fleet, Member, Replica
+from shared.control import AbortRequest, ReplicaInfo, SleepRequest, Transport
+from shared.errors import HeadraceError, PushError
 from shared.lineage import epoch_of
+
+log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 16 * 1024 * 1024
 """Chunk size over gloo. Three chunks are packed, sent and staged in parallel. Memory of this size is reused, while
 larger blocks are allocated anew."""
 _GPU_BUFFER_BYTES = 256 * 1024 * 1024
 """Chunk size between GPUs, where each chunk costs a call and a wait."""
+_ABORT_TIMEOUT_S = 5.0
 
 
 class CommunicatorEpochs:
     """Holds the open communicator, if there is one.
 
     Args:
+        run_id: The run's id.
         incarnation: The trainer's incarnation.
         bind_address: Address of this machine that the generators can reach.
         buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
@@ -40,8 +48,9 @@ class CommunicatorEpochs:
         bind_address: See above.
     """
 
-    def __init__(self, *, incarnation: int, bind_address: str, buffer_bytes: int | None) -> None:
+    def __init__(self, *, run_id: str, incarnation: int, bind_address: str, buffer_bytes: int | None) -> None:
         self.current = 0
+        self._run_id = run_id
         self._incarnation = incarnation
         self.bind_address = bind_address
         self._buffer_bytes = buffer_bytes
@@ -78,6 +87,36 @@ class CommunicatorEpochs:
     def chunk_bytes(self, transport: Transport) -> int:
         """Return the size after which a chunk is cut, in bytes."""
         return self._buffer_bytes or (_GPU_BUFFER_BYTES if transport in ("nccl", "ipc") else BUFFER_BYTES)
+
+    async def abort(self, members: Iterable[Member], *, reason: str) -> list[ReplicaInfo]:
+        """Close the communicator, have these members give it up, and return the state of those that answer."""
+        self.close()
+        if not self.current:
+            return []  # no replica knows of this push yet
+        body = AbortRequest(run_id=self._run_id, epoch=self.current, reason=reason[:500])
+
+        async def one(replica: Replica) -> ReplicaInfo | None:
+            try:
+                return await replica.abort(body, timeout_s=_ABORT_TIMEOUT_S)
+            except HeadraceError as error:
+                log.info("abort was not confirmed: %s", error)
+                return None
+
+        answers = await asyncio.gather(*(one(member.replica) for member in members))
+        return [info for info in answers if info is not None]
+
+    async def let_sleep(self, members: Iterable[Member], *, timeout_s: float) -> None:
+        """Have the members of the current epoch release their GPU memory until the next begin. Failures are logged."""
+        body = SleepRequest(run_id=self._run_id, epoch=self.current)
+
+        async def one(replica: Replica) -> None:
+            try:
+                await replica.sleep(body, timeout_s=timeout_s)
+            except HeadraceError as error:
+                log.warning("a generator did not release its GPU memory: %s", error)
+
+        inside = [member.replica for member in members if member.info.epoch == self.current]
+        await asyncio.gather(*(one(replica) for replica in inside))
 
     def close(self) -> None:
         """Close the communicator, which wakes every thread blocked in it. The next push opens a new one."""

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.control import ReplicaInfo, Transport
+from shared.lineage import LineageVersion
 from shared.run_options.pushing import WantedTransport
 
 FIRST_RETRY_S = 5.0
@@ -158,6 +159,12 @@ def lacks(info: ReplicaInfo, *, communicator_epoch: int, policy_version: int | N
     if (info.epoch, info.policy_version) != (communicator_epoch, policy_version):
         return True
     return info.is_held and not info.is_asleep
+
+
+def already_serves(info: ReplicaInfo, version: LineageVersion, *, checksum: str | None) -> bool:
+    """Return whether a replica already serves exactly these weights, pushed by this incarnation."""
+    is_ours = (info.incarnation, info.policy_version) == (version.incarnation, version.policy_version)
+    return is_ours and not info.is_held and checksum is not None and info.staged_checksum == checksum
 
 
 class Retries:

@@ -85,29 +85,32 @@ class StartedProbe:
     ``ended`` returns.
 
     Args:
-        prober: Makes the probe.
+        prober: Makes the probe; None: there is none, and ``result`` is None.
         timeout_s: Deadline of the computation, in seconds. The generators have half of it to answer.
     """
 
-    def __init__(self, prober: Prober, *, timeout_s: float) -> None:
+    def __init__(self, prober: Prober | None, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._is_alone = prober.is_alone
-        self._task = asyncio.create_task(
-            in_thread(lambda: prober.probe(timeout_s=timeout_s / 2), timeout_s=timeout_s, name="probe"), name="probe"
-        )
+        self._is_alone = prober is not None and prober.is_alone
+        self._task: asyncio.Task[Probe] | None = None
+        if prober is not None:
+            computing = in_thread(lambda: prober.probe(timeout_s=timeout_s / 2), timeout_s=timeout_s, name="probe")
+            self._task = asyncio.create_task(computing, name="probe")
 
     @property
     def may_go_on(self) -> bool:
         """Whether the probe is still being computed and may go on while the weights are read and sent from the host."""
-        return self._is_alone and not self._task.done()
+        return self._is_alone and self._task is not None and not self._task.done()
 
-    async def result(self) -> Probe:
+    async def result(self) -> Probe | None:
         """Wait for the probe and return it.
 
         Raises:
             PushError: The weights have diverged.
             UnavailableError: The trainer is stuck.
         """
+        if self._task is None:
+            return None
         try:
             return await asyncio.shield(self._task)
         except TimeoutError as error:
@@ -118,4 +121,5 @@ class StartedProbe:
 
     async def ended(self) -> None:
         """Wait until the computation has ended, successfully or not."""
-        await asyncio.gather(self._task, return_exceptions=True)
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)

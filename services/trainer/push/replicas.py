@@ -33,7 +33,7 @@ from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis, patiently
 from shared.registration import decode_registration
 from shared.run_options.pushing import WantedTransport
-from shared.service.tls import why_away
+from shared.service.tls import PeerTls, why_away
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Fleet:
-    """The result of ``reconcile``.
+    """The replicas of a run at one moment.
 
     Attributes:
         ready: Replicas that can take part now.
@@ -143,76 +143,99 @@ class Fleet:
     requirements: Requirements
 
 
-async def reconcile(
-    redis: Redis,
-    keys: RunKeys,
-    client: httpx.AsyncClient,
-    *,
-    transport: WantedTransport,
-    own: Abilities,
-    dtype: str | None,
-    info_timeout_s: float,
-    without: Collection[str],
-) -> Fleet:
-    """Ask every live replica not in ``without`` for its state. One that does not answer in time is refused."""
-    replicas = {
-        name: replica for name, replica in (await registered(redis, keys, client)).items() if name not in without
-    }
-    answers = await asyncio.gather(*(_info(replica, timeout_s=info_timeout_s) for replica in replicas.values()))
-    infos = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, ReplicaInfo)}
-    ready = {name: info for name, info in infos.items() if is_ready(info, run_id=keys.run_id)}
-    chosen, why = choose_transport(transport, list(ready.values()), own)
-    requirements = Requirements(
-        run_id=keys.run_id,
-        transport=chosen,
-        torch_version=own.torch_version,
-        nccl_version=own.nccl_version,
-        device_uuid=own.device_uuid,
-        dtype=dtype,
-        why_transport=why,
-    )
-    refused = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, str)}
-    refused |= {name: reason for name, info in ready.items() if (reason := refusal(info, requirements)) is not None}
-    members = {name: Member(replicas[name], info) for name, info in ready.items() if name not in refused}
-    return Fleet(ready=members, refused=refused, requirements=requirements)
+class RunReplicas:
+    """Finds the replicas of one run.
 
-
-async def registered(redis: Redis, keys: RunKeys, client: httpx.AsyncClient) -> dict[str, Replica]:
-    """Return the replicas that are registered with this run and whose lease is alive."""
-    alive = await lease.alive(redis, leases=keys.leases(GENERATORS))
-    entries = await _entries(redis, keys)
-    replicas: dict[str, Replica] = {}
-    for name, entry in sorted(entries.items()):
-        replica_id = name.decode()
-        if replica_id not in alive:
-            continue
-        if url := decode_registration(entry).url:
-            replicas[replica_id] = Replica(replica_id, url.rstrip("/"), client)
-        else:
-            log.warning("generator %s registered without an address: %r", replica_id, entry[:200])
-    return replicas
-
-
-async def listed(redis: Redis, keys: RunKeys) -> set[str]:
-    """Return the ids of all registered replicas, alive or not.
-
-    A replica that shuts down cleanly unregisters before it gives up its lease.
+    Args:
+        redis: Client of redis_connection.py.
+        run_id: The run's id.
+        internal_key: Bearer key of the generators' weight routes.
+        peers: TLS settings for calls to generators over https.
+        transport: The run's ``weight_transport``.
+        own: Versions and devices of the trainer.
+        dtype: Dtype in which the engines must hold the weights; None is not compared.
+        info_timeout_s: Longest wait for a replica's state, in seconds.
     """
-    return {name.decode() for name in await _entries(redis, keys)}
 
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        run_id: str,
+        internal_key: str,
+        peers: PeerTls,
+        transport: WantedTransport,
+        own: Abilities,
+        dtype: str | None,
+        info_timeout_s: float,
+    ) -> None:
+        self._redis = redis
+        self._keys = RunKeys(run_id)
+        self._wanted_transport: WantedTransport = transport
+        self._own = own
+        self._dtype = dtype
+        self._info_timeout_s = info_timeout_s
+        headers = {"authorization": f"Bearer {internal_key}"} if internal_key else {}
+        self._client = httpx.AsyncClient(headers=headers, **peers.for_async_client())
 
-async def _entries(redis: Redis, keys: RunKeys) -> dict[bytes, bytes]:
-    entries: dict[bytes, bytes] = await patiently(
-        lambda: redis.hgetall(keys.generators), what="reading the generators", timeout_s=_PATIENCE_S
-    )
-    return entries
+    async def reconcile(self, *, without: Collection[str] = ()) -> Fleet:
+        """Ask every live replica not in ``without`` for its state. One that does not answer in time is refused."""
+        replicas = {name: replica for name, replica in (await self._alive()).items() if name not in without}
+        answers = await asyncio.gather(*(self._info(replica) for replica in replicas.values()))
+        answered = dict(zip(replicas, answers, strict=True))
+        infos = {name: answer for name, answer in answered.items() if isinstance(answer, ReplicaInfo)}
+        ready = {name: info for name, info in infos.items() if is_ready(info, run_id=self._keys.run_id)}
+        chosen, why = choose_transport(self._wanted_transport, list(ready.values()), self._own)
+        requirements = Requirements(
+            run_id=self._keys.run_id,
+            transport=chosen,
+            torch_version=self._own.torch_version,
+            nccl_version=self._own.nccl_version,
+            device_uuid=self._own.device_uuid,
+            dtype=self._dtype,
+            why_transport=why,
+        )
+        refused = {name: answer for name, answer in answered.items() if isinstance(answer, str)}
+        refused |= {name: reason for name, info in ready.items() if (reason := refusal(info, requirements)) is not None}
+        members = {name: Member(replicas[name], info) for name, info in ready.items() if name not in refused}
+        return Fleet(ready=members, refused=refused, requirements=requirements)
 
+    async def listed(self) -> set[str]:
+        """Return the ids of all registered replicas, alive or not.
 
-async def _info(replica: Replica, *, timeout_s: float) -> ReplicaInfo | str:
-    try:
-        return await replica.info(timeout_s=timeout_s)
-    except HeadraceError as error:
-        return str(error)
+        A replica that shuts down cleanly unregisters before it gives up its lease.
+        """
+        return {name.decode() for name in await self._entries()}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def _alive(self) -> dict[str, Replica]:
+        """Return the replicas that are registered with this run and whose lease is alive."""
+        alive = await lease.alive(self._redis, leases=self._keys.leases(GENERATORS))
+        replicas: dict[str, Replica] = {}
+        for name, entry in sorted((await self._entries()).items()):
+            replica_id = name.decode()
+            if replica_id not in alive:
+                continue
+            if url := decode_registration(entry).url:
+                replicas[replica_id] = Replica(replica_id, url.rstrip("/"), self._client)
+            else:
+                log.warning("generator %s registered without an address: %r", replica_id, entry[:200])
+        return replicas
+
+    async def _entries(self) -> dict[bytes, bytes]:
+        entries: dict[bytes, bytes] = await patiently(
+            lambda: self._redis.hgetall(self._keys.generators), what="reading the generators", timeout_s=_PATIENCE_S
+        )
+        return entries
+
+    async def _info(self, replica: Replica) -> ReplicaInfo | str:
+        try:
+            return await replica.info(timeout_s=self._info_timeout_s)
+        except HeadraceError as error:
+            return str(error)
 
 
 def _problem(response: httpx.Response, field: str) -> str:

@@ -17,33 +17,36 @@
                                  A replica that left the run meanwhile, because it was asked to end, is not a failure
     a newer trainer took over    nothing is committed, and FencedError is raised
 
-The trainer computes its own logprobs of the probe meanwhile, and finishes before the weights are read. Over gloo, if
-one rank has all weights, it only has to finish before the commit.
+    deadlines                    info: info_timeout_s. Join to commit: push_timeout_s for each attempt, of which members
+                                 get 1 s less, so that their errors arrive. After a failed step: 3 s to leave the
+                                 communicator. Abort: 5 s. Probe: push_timeout_s here, half of it in a generator
 
-Every step has a deadline, and so has each attempt: ``push_timeout_s``. A replica without the required version takes no
-prompts until a later epoch gives it a complete set of weights. Communicator epochs are numbered within one incarnation
-of the trainer and rise across incarnations, so a generator can refuse a request from the past. They are separate from
-the run's epoch counter, which fences trainers.
+The trainer computes its own logprobs of the probe while replicas join and get ready, and finishes before the weights
+are read: with several training ranks both use collectives, which must not run beside each other. Over gloo, if one rank
+has all weights, it only has to finish before the commit.
+
+A replica without the required version takes no prompts until a later epoch gives it a complete set of weights. The
+epochs are those of communicators (communicator_epochs.py), not the run's epoch counter, which numbers the incarnations
+of its trainer.
 """
 
-import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from dataclasses import replace
 
-import httpx
+import torch
 
 from services.trainer.fence import check_not_fenced
-from services.trainer.push.attempts import Attempts
+from services.trainer.push.blame import AttemptError
 from services.trainer.push.communicator_epochs import CommunicatorEpochs, own_abilities
-from services.trainer.push.membership import Retries
+from services.trainer.push.membership import Retries, already_serves
 from services.trainer.push.outgoing import Outgoing
-from services.trainer.push.packing import Weights
+from services.trainer.push.packing import Announcement, Weights
 from services.trainer.push.prober import Prober, StartedProbe
+from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.push_result import PushResult
-from services.trainer.push.replicas import Fleet, Replica, listed, reconcile
-from shared.control import SleepRequest
+from services.trainer.push.replicas import Member, RunReplicas
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.lineage import LineageVersion
 from shared.redis.keys import RunKeys
@@ -92,41 +95,24 @@ class WeightSender:
     ) -> None:
         self._redis = redis
         self._keys = RunKeys(run_id)
-        self._wanted_transport: WantedTransport = transport
-        self._epochs = CommunicatorEpochs(incarnation=incarnation, bind_address=bind_address, buffer_bytes=buffer_bytes)
-        self._outgoing = Outgoing(run_id=run_id, incarnation=incarnation, encoding=encoding, weight_dir=weight_dir)
-        self._attempts = Attempts(
-            run_id=run_id,
-            incarnation=incarnation,
-            epochs=self._epochs,
-            outgoing=self._outgoing,
-            push_timeout_s=push_timeout_s,
-            reconcile=self._reconcile,
-            check_not_fenced=self._check_not_fenced,
-        )
-        self._push_timeout_s = push_timeout_s
-        self._dtype = dtype
-        self._info_timeout_s = info_timeout_s
         self._incarnation = incarnation
-        headers = {"authorization": f"Bearer {internal_key}"} if internal_key else {}
-        self._client = httpx.AsyncClient(headers=headers, **peers.for_async_client())
-        self._abilities = own_abilities()
-        self._pushed_version: int | None = None
-        self._retries = Retries()
-
-    async def needs_push(self) -> bool:
-        """Return whether a replica that could serve does not hold the version that was last pushed.
-
-        A replica that joined late or came back needs a push. A replica that is loading, belongs to another run, was
-        refused, or failed recently does not count; otherwise the trainer would push forever.
-        """
-        fleet = await self._reconcile(without=())
-        return self._retries.needs_push(
-            [member.info for member in fleet.ready.values()],
-            communicator_epoch=self._epochs.current,
-            policy_version=self._pushed_version,
-            now=time.monotonic(),
+        self._push_timeout_s = push_timeout_s
+        self._replicas = RunReplicas(
+            redis,
+            run_id=run_id,
+            internal_key=internal_key,
+            peers=peers,
+            transport=transport,
+            own=own_abilities(),
+            dtype=dtype,
+            info_timeout_s=info_timeout_s,
         )
+        self._epochs = CommunicatorEpochs(
+            run_id=run_id, incarnation=incarnation, bind_address=bind_address, buffer_bytes=buffer_bytes
+        )
+        self._outgoing = Outgoing(run_id=run_id, incarnation=incarnation, encoding=encoding, weight_dir=weight_dir)
+        self._retries = Retries()
+        self._pushed_version: int | None = None
 
     async def push(self, weights: Weights, *, policy_version: int, prober: Prober | None = None) -> PushResult:
         """Push ``policy_version`` to every live generator. A generator that fails is part of the result.
@@ -146,16 +132,14 @@ class WeightSender:
         """
         started = time.monotonic()
         await self._check_not_fenced()
-        result = PushResult(policy_version, await self._reconcile(without=()))
+        result = PushResult(policy_version, await self._replicas.reconcile())
         if result.fleet.ready:
             deadline = time.monotonic() + self._push_timeout_s
             announced = await self._outgoing.announce(weights, timeout_s=self._push_timeout_s)
-            asks = prober is not None and result.transport != "simulated"
-            probing = StartedProbe(prober, timeout_s=self._push_timeout_s) if prober is not None and asks else None
+            probing = StartedProbe(None if result.transport == "simulated" else prober, timeout_s=self._push_timeout_s)
             try:
-                await self._attempts.make(result, weights, announced, probing, deadline=deadline)
-                if probing is not None:
-                    await probing.result()
+                await self._make_attempts(result, weights, announced, probing, deadline=deadline)
+                await probing.result()
             except (PushError, UnavailableError):
                 # A trainer process that was stopped for a while finds its deadlines passed. Check first whether it was
                 # superseded.
@@ -163,51 +147,166 @@ class WeightSender:
                     await self._check_not_fenced()
                 raise
             finally:
-                if probing is not None:
-                    await probing.ended()
+                await probing.ended()
         if result.failed:
-            result.departed = result.failed.keys() - await listed(self._redis, self._keys)
+            result.departed = result.failed.keys() - await self._replicas.listed()
         now = time.monotonic()
         result.tell(self._retries, now=now)
         await self._publish(policy_version)
         result.communicator_epoch, result.total_s = self._epochs.current, now - started
         return result
 
+    async def _make_attempts(
+        self,
+        result: PushResult,
+        weights: Weights,
+        announced: Announcement,
+        probing: StartedProbe,
+        *,
+        deadline: float,
+    ) -> None:
+        """Make one attempt and, if it fails before its commits, another one without the replicas to blame.
+
+        Args:
+            result: Receives the outcome.
+            weights: Returns all parameters.
+            announced: Their names, dtypes and shapes.
+            probing: The probe of these weights.
+            deadline: Monotonic deadline of the first attempt. The second attempt has ``push_timeout_s``.
+
+        Raises:
+            HeadraceError: See ``push``.
+        """
+        for is_last in (False, True):
+            try:
+                await self._attempt(result, weights, announced, probing, deadline=deadline)
+            except AttemptError as error:
+                log.warning(
+                    "pushing version %d in epoch %d failed: %s", result.policy_version, self._epochs.current, error
+                )
+                await self._leave_out(result, error.blamed, aborted=result.lacking(), reason=str(error))
+                await self._outgoing.remove_old(deadline=deadline)
+                if is_last:
+                    result.failed = dict.fromkeys(result.lacking(), str(error)) | result.failed
+                    return
+            except HeadraceError as error:  # fenced off, or our own weights are wrong: release the members
+                await self._epochs.abort(result.lacking().values(), reason=str(error))
+                raise
+            else:
+                return
+            result.go_on_with(await self._replicas.reconcile(without=result.failed))
+            if not result.fleet.ready:
+                return
+            deadline = time.monotonic() + self._push_timeout_s
+
+    async def _attempt(
+        self,
+        result: PushResult,
+        weights: Weights,
+        announced: Announcement,
+        probing: StartedProbe,
+        *,
+        deadline: float,
+    ) -> None:
+        """Prepare the weights, join, begin, broadcast and commit. ``result`` records the commits that fail.
+
+        Raises:
+            AttemptError: A step before the commits failed.
+            FencedError: A newer incarnation has taken over.
+        """
+        ready, transport = result.fleet.ready, result.transport
+        is_asleep = any(member.info.is_asleep for member in ready.values())
+        if is_asleep or self._outgoing.is_compared(transport):
+            await probing.result()
+        if is_asleep:
+            # torch keeps memory that the optimizer no longer uses; the engine needs it when it wakes.
+            torch.cuda.empty_cache()
+        parcel = await self._outgoing.prepare(
+            weights,
+            announced,
+            policy_version=result.policy_version,
+            transport=transport,
+            staged=[member.info.staged_checksum for member in ready.values()],
+            deadline=deadline,
+        )
+        if transport == "disk":
+            version = LineageVersion(self._incarnation, result.policy_version)
+            result.holding = [
+                name for name, member in ready.items() if already_serves(member.info, version, checksum=parcel.checksum)
+            ]
+            parcel = await self._outgoing.write(parcel, deadline=deadline)
+        result.num_bytes = parcel.num_bytes
+        communicator, newcomers = self._epochs.enter(result.fleet)
+        joining = PushAttempt(
+            requirements=result.fleet.requirements,
+            communicator_epoch=self._epochs.current,
+            communicator=communicator,
+            members=newcomers,
+            buffer_bytes=self._epochs.chunk_bytes(transport),
+            deadline=deadline,
+        )
+        if joining.members:
+            await joining.join(address=self._epochs.bind_address, weight_dir=self._outgoing.run_dir)
+        receiving = replace(joining, members=result.lacking())
+        if receiving.members:
+            result.begun_checksum = parcel.checksum
+            await receiving.begin(parcel)
+            # On a GPU, a broadcast without receivers would block other work on that device.
+            if not (transport == "gloo" and probing.may_go_on):
+                await probing.result()
+            checksum = await receiving.broadcast(parcel) if communicator.is_streamed else parcel.checksum
+            probe = await probing.result()
+            await self._check_not_fenced()  # these weights must not replace a newer trainer's
+            result.replies, failed = await receiving.commit(
+                policy_version=result.policy_version, checksum=checksum, probe=probe
+            )
+            if failed:
+                log.warning(
+                    "%d of %d generators failed to commit: %s", len(failed), len(ready), ", ".join(sorted(failed))
+                )
+                members = {name: ready[name] for name in failed}
+                await self._leave_out(result, failed, aborted=members, reason="the commit failed")
+        await self._outgoing.remove_old(deadline=deadline)
+
+    async def _leave_out(
+        self, result: PushResult, failed: dict[str, str], *, aborted: dict[str, Member], reason: str
+    ) -> None:
+        """Abort these members and record the failures. The next attempt, or a later push, opens a new epoch."""
+        result.failed |= failed
+        result.blamed |= failed.keys()
+        for info in await self._epochs.abort(aborted.values(), reason=reason):
+            # A replica that replied, or has staged these weights, could read the files: they are good, and stay.
+            is_read = result.begun_checksum is None or info.staged_checksum == result.begun_checksum
+            if info.replica_id in failed and info.replica_id not in result.replies and not is_read:
+                self._outgoing.distrust()
+
+    async def needs_push(self) -> bool:
+        """Return whether a replica that could serve does not hold the version that was last pushed.
+
+        A replica that joined late or came back needs a push. A replica that is loading, belongs to another run, was
+        refused, or failed recently does not count; otherwise the trainer would push forever.
+        """
+        fleet = await self._replicas.reconcile()
+        return self._retries.needs_push(
+            [member.info for member in fleet.ready.values()],
+            communicator_epoch=self._epochs.current,
+            policy_version=self._pushed_version,
+            now=time.monotonic(),
+        )
+
     async def let_sleep(self) -> None:
         """Have the generators on this GPU release their memory to the optimizer until the next push.
 
         Call it when nothing is left to generate before that push. A generator that fails to sleep only costs memory.
         """
-        if self._epochs.transport != "ipc":
-            return
-        body = SleepRequest(run_id=self._keys.run_id, epoch=self._epochs.current)
-
-        async def ask(replica: Replica) -> None:
-            try:
-                await replica.sleep(body, timeout_s=self._push_timeout_s)
-            except HeadraceError as error:
-                log.warning("a generator did not release its GPU memory: %s", error)
-
-        fleet = await self._reconcile(without=())
-        inside = [member.replica for member in fleet.ready.values() if member.info.epoch == self._epochs.current]
-        await asyncio.gather(*(ask(replica) for replica in inside))
+        if self._epochs.transport == "ipc":
+            fleet = await self._replicas.reconcile()
+            await self._epochs.let_sleep(fleet.ready.values(), timeout_s=self._push_timeout_s)
 
     async def close(self) -> None:
         """Close the communicator and all connections. Generators keep serving the weights they hold."""
         self._epochs.close()
-        await self._client.aclose()
-
-    async def _reconcile(self, *, without: Collection[str]) -> Fleet:
-        return await reconcile(
-            self._redis,
-            self._keys,
-            self._client,
-            transport=self._wanted_transport,
-            own=self._abilities,
-            dtype=self._dtype,
-            info_timeout_s=self._info_timeout_s,
-            without=without,
-        )
+        await self._replicas.close()
 
     async def _check_not_fenced(self) -> None:
         await check_not_fenced(self._redis, self._keys, self._incarnation)
