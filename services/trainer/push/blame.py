@@ -1,6 +1,6 @@
 """Waits for all members in a step of a push, and finds which of them are to blame when the step fails.
 
-    join, begin      all called --one fails, or time is up--> communicator closed --SETTLE_S--> who is to blame?
+    join, begin      all called --one fails, or time is up--> communicator closed --SETTLE_S--> the blamed replicas
     broadcast        all asked whether they are still in the epoch:
                          a member has left (it says so, or cannot be reached): it is to blame
                          one member is silent: it is to blame
@@ -32,10 +32,9 @@ OURSELVES = ""
 
 
 class AttemptError(PushError):
-    """An attempt failed.
+    """Raised when a step before the commits failed.
 
-    Args:
-        message: What happened.
+    Attributes:
         blamed: Replica to reason: the replicas that the next attempt leaves out. Empty if no replica stands out.
     """
 
@@ -63,7 +62,7 @@ async def all_answer(
     """Run all calls of a step concurrently, and wait for them.
 
     Args:
-        step: Its name in messages.
+        step: ``join`` or ``begin``, for messages.
         calls: Replica to the call; OURSELVES for the trainer's own part.
         deadline: Monotonic deadline of the attempt.
         close: Closes the communicator.

@@ -89,7 +89,7 @@ class CommunicatorEpochs:
         return self._buffer_bytes or (_GPU_BUFFER_BYTES if transport in ("nccl", "ipc") else BUFFER_BYTES)
 
     async def abort(self, members: Iterable[Member], *, reason: str) -> list[ReplicaInfo]:
-        """Close the communicator, have these members give it up, and return the state of those that answer."""
+        """Close the communicator, have these members give it up, and return the states that they answer with."""
         self.close()
         if not self.current:
             return []  # no replica knows of this push yet

@@ -85,7 +85,7 @@ class StartedProbe:
     ``ended`` returns.
 
     Args:
-        prober: Makes the probe; None: there is none, and ``result`` is None.
+        prober: Makes the probe; None: nothing is probed, and ``result`` returns None.
         timeout_s: Deadline of the computation, in seconds. The generators have half of it to answer.
     """
 

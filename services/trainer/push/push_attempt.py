@@ -41,7 +41,7 @@ class PushAttempt:
 
     Attributes:
         requirements: Run, transport and versions.
-        communicator_epoch: Its number.
+        communicator_epoch: Number of the epoch that the members join, or are in.
         communicator: The trainer's end of that epoch.
         members: The replicas that take part, in rank order.
         buffer_bytes: Size after which a packed chunk is cut.

@@ -48,8 +48,8 @@ class Replica:
     PushError if it refuses.
 
     Args:
-        replica_id: Its stable name.
-        url: Its base URL.
+        replica_id: The stable name that it registered with.
+        url: Base URL, without a slash at the end.
         client: HTTP client that sends the internal key.
     """
 
@@ -179,7 +179,10 @@ class RunReplicas:
         self._client = httpx.AsyncClient(headers=headers, **peers.for_async_client())
 
     async def reconcile(self, *, without: Collection[str] = ()) -> Fleet:
-        """Ask every live replica not in ``without`` for its state. One that does not answer in time is refused."""
+        """Ask every live replica for its state, except the replicas in ``without``.
+
+        A replica that does not answer within ``info_timeout_s`` is refused.
+        """
         replicas = {name: replica for name, replica in (await self._alive()).items() if name not in without}
         answers = await asyncio.gather(*(self._info(replica) for replica in replicas.values()))
         answered = dict(zip(replicas, answers, strict=True))

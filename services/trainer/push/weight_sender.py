@@ -25,9 +25,9 @@ The trainer computes its own logprobs of the probe while replicas join and get r
 are read: with several training ranks both use collectives, which must not run beside each other. Over gloo, if one rank
 has all weights, it only has to finish before the commit.
 
-A replica without the required version takes no prompts until a later epoch gives it a complete set of weights. The
-epochs are those of communicators (communicator_epochs.py), not the run's epoch counter, which numbers the incarnations
-of its trainer.
+A replica without the required version takes no prompts until a later epoch gives it a complete set of weights. Epochs
+in this folder count communicators within one incarnation of the trainer (communicator_epochs.py). The run's epoch
+counter is another number: it counts the incarnations.
 """
 
 import contextlib
