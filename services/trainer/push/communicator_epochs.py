@@ -5,7 +5,7 @@
     a transport without a wire, a late replica   --> it joins the open communicator
 
 Epochs are numbered within an incarnation, and each number begins with the incarnation (lineage.py), so they rise across
-incarnations too.
+incarnations too. Members are also asked here to give up an epoch, and to release their GPU memory until the next push.
 """
 
 import asyncio

@@ -167,15 +167,8 @@ class WeightSender:
     ) -> None:
         """Make one attempt and, if it fails before its commits, another one without the replicas to blame.
 
-        Args:
-            result: Receives the outcome.
-            weights: Returns all parameters.
-            announced: Their names, dtypes and shapes.
-            probing: The probe of these weights.
-            deadline: Monotonic deadline of the first attempt. The second attempt has ``push_timeout_s``.
-
-        Raises:
-            HeadraceError: See ``push``.
+        ``deadline`` (monotonic) is that of the first attempt; the second one has ``push_timeout_s``. The outcome is
+        written to ``result``. Raises what ``push`` raises.
         """
         for is_last in (False, True):
             try:
