@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from services.generator.staging.delta_decoding import apply_delta
-from services.trainer.push.delta_encoding import encode_delta
+from services.trainer.push.sent_weights import encode_delta
 from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 
 DTYPES = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}

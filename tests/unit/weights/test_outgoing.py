@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.trainer.push import delta_encoding, sent_weights
+from services.trainer.push import sent_weights
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Parcel, announce
@@ -49,7 +49,7 @@ def test_nothing_is_compared_for_what_is_written_in_full(
     encoding: PushEncoding, num_compared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[int] = []
-    encode = delta_encoding.encode_delta
+    encode = sent_weights.encode_delta
 
     def counted(before: sent_weights.Bytes, after: sent_weights.Bytes, *, item_bytes: int) -> bytes:
         compared.append(item_bytes)
