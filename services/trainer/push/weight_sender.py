@@ -17,9 +17,10 @@
                                  A replica that left the run meanwhile, because it was asked to end, is not a failure
     a newer trainer took over    nothing is committed, and FencedError is raised
 
-    deadlines                    info: info_timeout_s. Join to commit: push_timeout_s for each attempt, of which members
-                                 get 1 s less, so that their errors arrive. After a failed step: 3 s to leave the
-                                 communicator. Abort: 5 s. Probe: push_timeout_s here, half of it in a generator
+    deadlines                    info: info_timeout_s. Each attempt, from reading the weights to the last commit:
+                                 push_timeout_s, of which members get 1 s less, so that their errors arrive. After a
+                                 failed step: 3 s to leave the communicator. Abort: 5 s. Probe: push_timeout_s here,
+                                 half of it in a generator
 
 The trainer computes its own logprobs of the probe while replicas join and get ready, and finishes before the weights
 are read: with several training ranks both use collectives, which must not run beside each other. Over gloo, if one rank
