@@ -98,12 +98,12 @@ class TrainerStandIn:
             redis, stream=keys.scored, consumer_group=TRAINERS, name=_NAME, leases=keys.leases(TRAINERS),
             dead=keys.dead, max_deliveries=None,
         )  # fmt: skip
-        self._scored = ScoredGroups(redis, keys=keys, ledger=self._ledger, epoch=1, consumer=consumer)
+        self._scored = ScoredGroups(redis, keys=keys, ledger=self._ledger, incarnation=1, consumer=consumer)
         self._batches = BatchBuilder(config, scored=self._scored, ledger=self._ledger)
         self._pace = AdmissionPace(config, ledger=self._ledger)
         self._admission = Admission(
             redis, keys=keys, config=config, rows=_Rows(), encoder=_Encoder(num_prompt_tokens), ledger=self._ledger,
-            epoch=1,
+            incarnation=1,
         )  # fmt: skip
         self._sender = WeightSender(
             redis, run_id=run_id, internal_key=internal_key, transport="auto", push_timeout_s=config.push_timeout_s,

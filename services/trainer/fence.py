@@ -1,6 +1,7 @@
 """The fence around a run: only its newest trainer may admit, ack, push or write checkpoints.
 
-Each trainer that takes a run over gets an epoch, one above the last. Redis functions compare it and refuse older ones.
+Each trainer that takes over a run gets an incarnation, one above the last. Redis keeps the newest under the key
+``epoch``; its functions compare the two and refuse older incarnations.
 """
 
 from shared.errors import FencedError, StateLostError
@@ -9,18 +10,18 @@ from shared.redis.redis_connection import Redis, call, patiently
 
 
 async def take_over(redis: Redis, keys: RunKeys) -> int:
-    """Return a new epoch. Holders of an older epoch can no longer admit, ack or push."""
+    """Return a new incarnation. Older incarnations can no longer admit, ack or push."""
     if not await patiently(lambda: redis.exists(keys.run, keys.scored), what="reading the run", timeout_s=60) == 2:
         raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
-    # Not idempotent, and need not be: skipping an epoch is harmless.
-    epoch = int(await call(redis, "headrace_take_over", keys=(keys.epoch,)))
+    # Not idempotent, and need not be: skipping a number is harmless.
+    incarnation = int(await call(redis, "headrace_take_over", keys=(keys.epoch,)))
     # Claims everything that earlier incarnations read and did not settle, without waiting for their leases.
     leases = keys.leases(TRAINERS)
     await patiently(lambda: redis.delete(leases), what="ending the leases of older trainers", timeout_s=60)
-    return epoch
+    return incarnation
 
 
-async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
+async def check_not_fenced(redis: Redis, keys: RunKeys, incarnation: int) -> None:
     """Check that this incarnation still owns the run; call it before writing to shared state.
 
     Raises:
@@ -30,10 +31,10 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
     found = await patiently(lambda: redis.get(keys.epoch), what="reading the epoch", timeout_s=60)
     if found is None:
         raise StateLostError(f"Redis no longer holds run {keys.run_id}; it was wiped or the run was deleted")
-    if int(found) > epoch:
-        raise FencedError(f"epoch {epoch} of run {keys.run_id} was superseded by {int(found)}")
-    if int(found) < epoch:
+    if int(found) > incarnation:
+        raise FencedError(f"epoch {incarnation} of run {keys.run_id} was superseded by {int(found)}")
+    if int(found) < incarnation:
         raise StateLostError(
-            f"Redis went back in time: run {keys.run_id} is at epoch {int(found)} there, and was at {epoch}. It was "
-            "restored from an older state"
+            f"Redis went back in time: run {keys.run_id} is at epoch {int(found)} there, and was at {incarnation}. It "
+            "was restored from an older state"
         )

@@ -145,8 +145,8 @@ async def _train(
 
     config = record.parsed_config()
     require_places(config, data=settings.places_of_data(), weights=settings.places_of_weights())
-    epoch = await take_over(redis, RunKeys(record.run_id))
-    store.write_as(epoch)
+    incarnation = await take_over(redis, RunKeys(record.run_id))
+    store.write_as(incarnation)
     sender = WeightSender(
         redis,
         run_id=record.run_id,
@@ -158,7 +158,7 @@ async def _train(
         weight_dir=config.weight_dir,
         bind_address=settings.push_address,
         push_timeout_s=config.push_timeout_s,
-        incarnation=epoch,
+        incarnation=incarnation,
         dtype=config.dtype,
     )
     try:
@@ -167,7 +167,7 @@ async def _train(
             store,
             record,
             sender,
-            epoch=epoch,
+            incarnation=incarnation,
             replica_id=settings.replica_id or "trainer",
             lead=lead,
             room=Room(terminate),
@@ -175,7 +175,9 @@ async def _train(
         )
         ending: Ending = "terminated"
         try:
-            async with lease(redis, leases=RunKeys(record.run_id).leases(TRAINERS), consumer=consumer_name(epoch)):
+            async with lease(
+                redis, leases=RunKeys(record.run_id).leases(TRAINERS), consumer=consumer_name(incarnation)
+            ):
                 ending = await TrainingLoop(parts, terminate=terminate).run()
         finally:
             # A run that has ended may take its time to report. A run that continues in another process may not.
@@ -216,7 +218,7 @@ async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) 
     if warning is None:
         log.info("asked to end; the model is uploaded after a restart")
         return CRASHED
-    await check_not_fenced(parts.redis, parts.keys, parts.epoch)
+    await check_not_fenced(parts.redis, parts.keys, parts.incarnation)
     await parts.log.event("status", {"status": ending})
     await parts.store.set_status(run_id, ending, reason=warning)
     return ENDED

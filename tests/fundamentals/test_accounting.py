@@ -75,29 +75,35 @@ def consumer(
 class Trainer:
     """The trainer's bookkeeping without a model."""
 
-    def __init__(self, redis: Redis, keys: RunKeys, config: RunConfig, *, ledger: Ledger, epoch: int) -> None:
+    def __init__(self, redis: Redis, keys: RunKeys, config: RunConfig, *, ledger: Ledger, incarnation: int) -> None:
         self.ledger = ledger
         self.scored = ScoredGroups(
             redis,
             keys=keys,
             ledger=ledger,
-            epoch=epoch,
-            consumer=consumer(redis, keys, keys.scored, TRAINERS, f"trainer-{epoch}", reclaim_every_s=0.0),
+            incarnation=incarnation,
+            consumer=consumer(redis, keys, keys.scored, TRAINERS, f"trainer-{incarnation}", reclaim_every_s=0.0),
         )
         self.batches = BatchBuilder(config, scored=self.scored, ledger=ledger)
         self.admission = Admission(
-            redis, keys=keys, config=config, rows=FakeRows(), encoder=FakeEncoder(), ledger=ledger, epoch=epoch
+            redis,
+            keys=keys,
+            config=config,
+            rows=FakeRows(),
+            encoder=FakeEncoder(),
+            ledger=ledger,
+            incarnation=incarnation,
         )
 
     @classmethod
     async def start(
         cls, redis: Redis, keys: RunKeys, config: RunConfig, *, checkpoint: dict[str, object] | None = None
     ) -> "Trainer":
-        epoch = await take_over(redis, keys)
+        incarnation = await take_over(redis, keys)
         ledger = Ledger() if checkpoint is None else Ledger.from_json(checkpoint)
-        trainer = cls(redis, keys, config, ledger=ledger, epoch=epoch)
-        await renew(redis, leases=keys.leases(TRAINERS), consumer=f"trainer-{epoch}", lease_s=60)
-        await withdraw_unsampled(redis, keys, ledger, epoch=epoch)
+        trainer = cls(redis, keys, config, ledger=ledger, incarnation=incarnation)
+        await renew(redis, leases=keys.leases(TRAINERS), consumer=f"trainer-{incarnation}", lease_s=60)
+        await withdraw_unsampled(redis, keys, ledger, incarnation=incarnation)
         trainer.admission.admit_again(await missing_groups(redis, keys, ledger))
         return trainer
 
@@ -334,7 +340,7 @@ async def test_prompts_of_an_evaluation_that_a_crash_cut_off_are_not_sampled(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
     await Trainer.start(redis, run_keys, run_config)
-    label = evaluation_id(epoch=1, step=2, index=0)
+    label = evaluation_id(incarnation=1, step=2, index=0)
     await redis.xadd(run_keys.prompts, {"group_id": label, "payload": b"prompt"})
     await Trainer.start(redis, run_keys, run_config)
     assert await entries(redis, run_keys.prompts) == []
@@ -440,7 +446,7 @@ async def test_a_row_without_a_prompt_is_dropped_and_the_next_row_takes_its_plac
         rows=FakeRows({1: "it has no prompt"}),
         encoder=FakeEncoder(),
         ledger=ledger,
-        epoch=1,
+        incarnation=1,
     )
     await admission.admit(2)
     assert ledger.admitted == 3
@@ -453,7 +459,7 @@ async def test_a_data_set_without_a_usable_row_ends_the_run_with_a_sentence(
 ) -> None:
     rows = FakeRows(dict.fromkeys(range(2000), "it has no prompt"))
     admission = Admission(
-        redis, keys=run_keys, config=run_config, rows=rows, encoder=FakeEncoder(), ledger=Ledger(), epoch=1
+        redis, keys=run_keys, config=run_config, rows=rows, encoder=FakeEncoder(), ledger=Ledger(), incarnation=1
     )
     with pytest.raises(UserError, match=r"the last 1000 rows .* it has no prompt"):
         await admission.admit(1)

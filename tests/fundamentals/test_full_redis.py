@@ -153,13 +153,13 @@ async def test_who_asks_for_something_is_told_at_once_that_there_is_no_room_and_
 async def test_a_trainer_takes_over_and_reports_on_a_full_server(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
     store = RunStore(redis)
     await memory("1kb")
-    epoch = await take_over(redis, run_keys)
-    store.write_as(epoch)
+    incarnation = await take_over(redis, run_keys)
+    store.write_as(incarnation)
     await store.write_progress(run_keys.run_id, Progress(step=7))
     await store.set_status(run_keys.run_id, "running")
     record = await store.get(run_keys.run_id)
     assert record is not None
-    assert (epoch, record.progress.step, record.status) == (1, 7, "running")
+    assert (incarnation, record.progress.step, record.status) == (1, 7, "running")
 
 
 async def test_a_full_disk_is_waited_for_as_full_memory_is(tmp_path: Path, run_config: RunConfig) -> None:

@@ -61,7 +61,7 @@ async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[R
         config=run_config,
         rows=EvalRows(),
         encoder=FakeEncoder(),
-        epoch=1,
+        incarnation=1,
         replica_id="trainer-1",
         last_step=None,
     )

@@ -41,9 +41,9 @@ async def publish(redis: Redis, keys: RunKeys) -> list[str]:
     return [entry_id for entry_id, _ in await entries(redis, keys.scored)]
 
 
-def scored_groups(redis: Redis, keys: RunKeys, *, epoch: int, ledger: Ledger | None = None) -> ScoredGroups:
-    seat = consumer(redis, keys, f"trainer-{epoch}")
-    return ScoredGroups(redis, keys=keys, ledger=ledger or Ledger(admitted=150), epoch=epoch, consumer=seat)
+def scored_groups(redis: Redis, keys: RunKeys, *, incarnation: int, ledger: Ledger | None = None) -> ScoredGroups:
+    seat = consumer(redis, keys, f"trainer-{incarnation}")
+    return ScoredGroups(redis, keys=keys, ledger=ledger or Ledger(admitted=150), incarnation=incarnation, consumer=seat)
 
 
 async def test_what_several_dead_trainers_have_read_is_considered_in_the_order_of_the_stream(
@@ -53,8 +53,8 @@ async def test_what_several_dead_trainers_have_read_is_considered_in_the_order_o
     ids = await publish(redis, run_keys)
     assert len(await consumer(redis, run_keys, "trainer-2").read(count=70)) == 70
     assert len(await consumer(redis, run_keys, "trainer-10").read(count=60)) == 60
-    epoch = await take_over(redis, run_keys)
-    scored = scored_groups(redis, run_keys, epoch=epoch)
+    incarnation = await take_over(redis, run_keys)
+    scored = scored_groups(redis, run_keys, incarnation=incarnation)
 
     considered = await scored.recover(considered_to=ids[29])
 
@@ -68,7 +68,7 @@ async def test_what_several_dead_trainers_have_read_is_considered_in_the_order_o
 
 async def test_a_group_that_arrived_may_be_chosen_only_after_it_was_considered(redis: Redis, run_keys: RunKeys) -> None:
     await publish(redis, run_keys)
-    scored = scored_groups(redis, run_keys, epoch=1)
+    scored = scored_groups(redis, run_keys, incarnation=1)
     await scored.receive(block_s=0.1)
     assert len(scored.numbers()) == 64, "as many as are read at a time"
     assert scored.oldest_first() == []
@@ -83,7 +83,7 @@ async def test_what_was_settled_before_is_not_considered_again(redis: Redis, run
     ledger = Ledger(admitted=150)
     for number in range(10):
         ledger.record_trained(number)
-    scored = scored_groups(redis, run_keys, epoch=1, ledger=ledger)
+    scored = scored_groups(redis, run_keys, incarnation=1, ledger=ledger)
     considered = await scored.recover(considered_to=ids[11])
     assert [waiting.number for waiting in considered] == [11, 10]
     assert await scored.ack(scored.settled()) == [group_id(number) for number in ORDER[:10]]
@@ -92,10 +92,10 @@ async def test_what_was_settled_before_is_not_considered_again(redis: Redis, run
 async def test_the_groups_of_evaluations_are_acked_as_they_arrive_and_never_considered(
     redis: Redis, run_keys: RunKeys
 ) -> None:
-    label = evaluation_id(epoch=1, step=10, index=3)
+    label = evaluation_id(incarnation=1, step=10, index=3)
     await redis.xadd(run_keys.scored, {"group_id": label, "payload": encode(scored_group(label))})
     await redis.hset(run_keys.started, label, "10")
-    scored = scored_groups(redis, run_keys, epoch=1)
+    scored = scored_groups(redis, run_keys, incarnation=1)
     assert await scored.receive(block_s=0.1) == 1
     assert [group.prompt.group_id for group in scored.take_evaluated()] == [label]
     assert scored.take_evaluated() == []

@@ -19,12 +19,12 @@ from tests.groups import prompt_group
 from tests.stream_view import entries
 
 
-async def admit(redis: Redis, keys: RunKeys, group_id: str, *, epoch: int = 1) -> bool:
+async def admit(redis: Redis, keys: RunKeys, group_id: str, *, incarnation: int = 1) -> bool:
     added = await call(
         redis,
         "headrace_admit",
         keys=(keys.epoch, keys.prompts, keys.seen(keys.prompts)),
-        args=(epoch, group_id, encode(prompt_group(group_id))),
+        args=(incarnation, group_id, encode(prompt_group(group_id))),
     )
     return bool(added)
 
@@ -50,8 +50,8 @@ async def test_a_group_is_admitted_once_however_often_the_dataset_is_read(redis:
 async def test_a_trainer_of_an_older_epoch_can_no_longer_admit(redis: Redis, run_keys: RunKeys) -> None:
     await redis.set(run_keys.epoch, 5)
     with pytest.raises(FencedError, match="epoch 4 was superseded by 5"):
-        await admit(redis, run_keys, "00000000", epoch=4)
-    assert await admit(redis, run_keys, "00000000", epoch=5)
+        await admit(redis, run_keys, "00000000", incarnation=4)
+    assert await admit(redis, run_keys, "00000000", incarnation=5)
 
 
 async def test_a_hand_off_publishes_downstream_and_leaves_nothing_upstream(redis: Redis, run_keys: RunKeys) -> None:

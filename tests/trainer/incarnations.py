@@ -56,8 +56,8 @@ async def train(
     store = RunStore(redis)
     record = await store.get(RUN_ID)
     assert record is not None
-    epoch = await take_over(redis, RunKeys(RUN_ID))
-    parts = await assemble(redis, store, record, sender, epoch=epoch)
+    incarnation = await take_over(redis, RunKeys(RUN_ID))
+    parts = await assemble(redis, store, record, sender, incarnation=incarnation)
     parts.pace.probe_every_s = 0.2
     meddle(parts)
     loop = TrainingLoop(parts, terminate=terminate or asyncio.Event())

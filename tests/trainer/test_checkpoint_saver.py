@@ -70,26 +70,26 @@ class SlowCore:
 class Rig:
     """A trainer's bookkeeping, with a method that scores and trains groups."""
 
-    def __init__(self, redis: Redis, keys: RunKeys, run_dir: Path, *, epoch: int) -> None:
+    def __init__(self, redis: Redis, keys: RunKeys, run_dir: Path, *, incarnation: int) -> None:
         self.redis, self.keys, self.root = redis, keys, run_dir / "checkpoints"
         self.core, self.ledger, self.room = SlowCore(), Ledger(admitted=20), Room()
         consumer = StreamConsumer(
             redis,
             stream=keys.scored,
             consumer_group=TRAINERS,
-            name=f"trainer-{epoch}",
+            name=f"trainer-{incarnation}",
             leases=keys.leases(TRAINERS),
             dead=keys.dead,
             reclaim_every_s=None,
             max_deliveries=None,
         )
-        self.scored = ScoredGroups(redis, keys=keys, ledger=self.ledger, epoch=epoch, consumer=consumer)
+        self.scored = ScoredGroups(redis, keys=keys, ledger=self.ledger, incarnation=incarnation, consumer=consumer)
         self.writer, self.log = CheckpointWriter(self.root, keep=2), RunLog(redis, keys=keys, run_dir=run_dir)
         self.saver = CheckpointSaver(
             self.writer,
             redis=redis,
             keys=keys,
-            epoch=epoch,
+            incarnation=incarnation,
             core=cast(Any, self.core),
             tokenizer=None,
             scored=self.scored,
@@ -119,9 +119,9 @@ class Rig:
 
 @pytest.fixture
 async def rig(redis: Redis, run_keys: RunKeys, tmp_path: Path) -> AsyncIterator[Rig]:
-    epoch = await take_over(redis, run_keys)
-    await renew(redis, leases=run_keys.leases(TRAINERS), consumer=f"trainer-{epoch}", lease_s=60)
-    made = Rig(redis, run_keys, tmp_path / "run", epoch=epoch)
+    incarnation = await take_over(redis, run_keys)
+    await renew(redis, leases=run_keys.leases(TRAINERS), consumer=f"trainer-{incarnation}", lease_s=60)
+    made = Rig(redis, run_keys, tmp_path / "run", incarnation=incarnation)
     yield made
     made.torch_thread.shutdown()
 

@@ -39,8 +39,8 @@ async def train(redis: Redis, tiny_model: Path, tmp_path: Path, **options: Any) 
     assert record is not None
     played = PlayedServices(redis)
     played.bury = {"00000001"}
-    epoch = await take_over(redis, RunKeys(RUN_ID))
-    parts = await assemble(redis, RunStore(redis), record, FakeSender(redis), epoch=epoch)
+    incarnation = await take_over(redis, RunKeys(RUN_ID))
+    parts = await assemble(redis, RunStore(redis), record, FakeSender(redis), incarnation=incarnation)
     services = asyncio.create_task(played.play(), name="played services")
     try:
         async with asyncio.timeout(120):

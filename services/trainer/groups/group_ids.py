@@ -23,9 +23,9 @@ def training_number(label: str) -> int | None:
     return number if label == group_id(number) else None
 
 
-def evaluation_id(*, epoch: int, step: int, index: int) -> str:
+def evaluation_id(*, incarnation: int, step: int, index: int) -> str:
     """Return the id of one prompt of one evaluation."""
-    return f"{_EVALUATION}{epoch:04d}-{step:08d}-{index:08d}"
+    return f"{_EVALUATION}{incarnation:04d}-{step:08d}-{index:08d}"
 
 
 def is_evaluation(label: str) -> bool:

@@ -81,7 +81,7 @@ class Admission:
         rows: The data set.
         encoder: Turns prompts into token ids.
         ledger: Admission advances its ``admitted`` counter and drops unusable rows in it.
-        epoch: This trainer's incarnation.
+        incarnation: This trainer's incarnation.
         replica_id: This trainer's name, for the stamps.
     """
 
@@ -94,7 +94,7 @@ class Admission:
         rows: Rows,
         encoder: Encoder,
         ledger: Ledger,
-        epoch: int,
+        incarnation: int,
         replica_id: str = "trainer",
     ) -> None:
         self._redis = redis
@@ -103,7 +103,7 @@ class Admission:
         self._rows = rows
         self._encoder = encoder
         self._ledger = ledger
-        self._epoch = epoch
+        self._incarnation = incarnation
         self._replica_id = replica_id
         self._again: deque[int] = deque()
         self._unusable_in_a_row = 0
@@ -156,7 +156,7 @@ class Admission:
         payload = self._payload(number)
         if payload is None:
             return False
-        await send_off(self._redis, self._keys, self._epoch, group_id(number), payload, is_again=is_again)
+        await send_off(self._redis, self._keys, self._incarnation, group_id(number), payload, is_again=is_again)
         return True
 
     def _payload(self, number: int) -> bytes | None:
@@ -185,7 +185,7 @@ class Admission:
 
 
 async def send_off(
-    redis: Redis, keys: RunKeys, epoch: int, label: str, payload: bytes, *, is_again: bool = False
+    redis: Redis, keys: RunKeys, incarnation: int, label: str, payload: bytes, *, is_again: bool = False
 ) -> None:
     """Put a group on the prompts stream, for the first time or again after it was lost.
 
@@ -199,7 +199,7 @@ async def send_off(
         redis,
         "headrace_readmit" if is_again else "headrace_admit",
         keys=(keys.epoch, keys.prompts, *map(keys.seen, streams)),
-        args=(epoch, label, payload),
+        args=(incarnation, label, payload),
     )
 
 

@@ -56,7 +56,7 @@ async def assemble(
     record: RunRecord,
     sender: Any,
     *,
-    epoch: int,
+    incarnation: int,
     replica_id: str = "trainer",
     lead: Lead | None = None,
     room: Room | None = None,
@@ -75,8 +75,8 @@ async def assemble(
     await store.write_starting(record, "loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
     # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
-    await check_not_fenced(redis, keys, epoch)
-    ledger, num_tokens, considered_to = await _resume(core, files, store, record, incarnation=epoch)
+    await check_not_fenced(redis, keys, incarnation)
+    ledger, num_tokens, considered_to = await _resume(core, files, store, record, incarnation=incarnation)
     logs = files.run_dir / "rollouts"
     await room.write(lambda: logs.mkdir(parents=True, exist_ok=True), what="its logs", where=files.run_dir)
     run_log = RunLog(redis, keys=keys, run_dir=files.run_dir, room=room)
@@ -92,7 +92,7 @@ async def assemble(
         rows=rows,
         encoder=encoder,
         ledger=ledger,
-        epoch=epoch,
+        incarnation=incarnation,
         replica_id=replica_id,
     )
     evaluations = Evaluations(
@@ -101,7 +101,7 @@ async def assemble(
         config=config,
         rows=eval_rows,
         encoder=encoder,
-        epoch=epoch,
+        incarnation=incarnation,
         replica_id=replica_id,
         last_step=run_log.last_evaluated_step(),
     )
@@ -111,12 +111,14 @@ async def assemble(
         require_trainable(group, vocab_size=core.vocab_size, total_steps=steps)
         in_hand.refuse_condemned(group)
 
-    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch), check=check)
+    scored = ScoredGroups(
+        redis, keys=keys, ledger=ledger, incarnation=incarnation, consumer=_seat(redis, keys, incarnation), check=check
+    )
     lost_writes = LostWrites(
         redis, keys=keys, ledger=ledger, scored=scored, admission=admission, evaluations=evaluations
     )
     await lost_writes.make_up()  # identifies the server: losses from here on are noticed
-    await withdraw_unsampled(redis, keys, ledger, epoch=epoch)
+    await withdraw_unsampled(redis, keys, ledger, incarnation=incarnation)
     admission.admit_again(await missing_groups(redis, keys, ledger))
     traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
     batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)
@@ -147,10 +149,10 @@ async def assemble(
         evaluations=evaluations,
         pushes=pushes,
         saver=CheckpointSaver(
-            CheckpointWriter(files.checkpoints, keep=config.save_total_limit, incarnation=epoch),
+            CheckpointWriter(files.checkpoints, keep=config.save_total_limit, incarnation=incarnation),
             redis=redis,
             keys=keys,
-            epoch=epoch,
+            incarnation=incarnation,
             core=core,
             tokenizer=tokenizer,
             scored=scored,
@@ -178,7 +180,7 @@ async def assemble(
         traces=traces,
         tokenizer=tokenizer,
         replica_id=replica_id,
-        epoch=epoch,
+        incarnation=incarnation,
         total_steps=steps,
     )
 
@@ -203,12 +205,12 @@ async def _resume(
     return Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"])
 
 
-def _seat(redis: Redis, keys: RunKeys, epoch: int) -> StreamConsumer:
+def _seat(redis: Redis, keys: RunKeys, incarnation: int) -> StreamConsumer:
     return StreamConsumer(
         redis,
         stream=keys.scored,
         consumer_group=TRAINERS,
-        name=consumer_name(epoch),
+        name=consumer_name(incarnation),
         leases=keys.leases(TRAINERS),
         dead=keys.dead,
         reclaim_every_s=1.0,
@@ -216,6 +218,6 @@ def _seat(redis: Redis, keys: RunKeys, epoch: int) -> StreamConsumer:
     )
 
 
-def consumer_name(epoch: int) -> str:
+def consumer_name(incarnation: int) -> str:
     """Return this incarnation's own name on the scored stream, so that a stale trainer never reads as a newer one."""
-    return f"trainer-{epoch}"
+    return f"trainer-{incarnation}"

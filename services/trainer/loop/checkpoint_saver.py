@@ -45,7 +45,7 @@ class CheckpointSaver:
         writer: Writes to the run's directory.
         redis: Client of redis_connection.py.
         keys: Keys of the run.
-        epoch: This trainer's incarnation. Checkpoints of newer incarnations are not touched.
+        incarnation: This trainer's incarnation. Checkpoints of newer incarnations are not touched.
         core: The policy and optimizer to save.
         tokenizer: Saved with the model.
         scored: Holds the entries that wait for a checkpoint.
@@ -61,7 +61,7 @@ class CheckpointSaver:
         *,
         redis: Redis,
         keys: RunKeys,
-        epoch: int,
+        incarnation: int,
         core: TrainingCore,
         tokenizer: Any,
         scored: ScoredGroups,
@@ -75,7 +75,7 @@ class CheckpointSaver:
         self._writer = writer
         self._redis = redis
         self._keys = keys
-        self._epoch = epoch
+        self._incarnation = incarnation
         self._core = core
         self._tokenizer = tokenizer
         self._scored = scored
@@ -196,7 +196,7 @@ class CheckpointSaver:
         return True
 
     async def _check_not_fenced(self) -> None:
-        await check_not_fenced(self._redis, self._keys, self._epoch)
+        await check_not_fenced(self._redis, self._keys, self._incarnation)
 
     async def _in_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -77,7 +77,7 @@ class Evaluations:
         config: The run's settings.
         rows: The prompts to evaluate on; None turns evaluation off.
         encoder: Turns prompts into token ids.
-        epoch: This trainer's incarnation.
+        incarnation: This trainer's incarnation.
         replica_id: This trainer's name, for the stamps.
         last_step: Step of the last evaluation that was recorded, or None.
     """
@@ -90,7 +90,7 @@ class Evaluations:
         config: RunConfig,
         rows: EvalRows | None,
         encoder: Encoder,
-        epoch: int,
+        incarnation: int,
         replica_id: str,
         last_step: int | None,
     ) -> None:
@@ -99,7 +99,7 @@ class Evaluations:
         self._config = config
         self._rows = rows
         self._encoder = encoder
-        self._epoch = epoch
+        self._incarnation = incarnation
         self._replica_id = replica_id
         self.idle_s = IDLE_S
         # Without a recorded evaluation, act as if step 0 had been evaluated, unless eval_on_start asks for step 0.
@@ -212,7 +212,7 @@ class Evaluations:
             if label not in known:
                 log.warning("sending prompt %d of the evaluation again: Redis has lost it", index)
                 payload = self._payload(label, index)
-                await send_off(self._redis, self._keys, self._epoch, label, payload, is_again=True)
+                await send_off(self._redis, self._keys, self._incarnation, label, payload, is_again=True)
 
     async def _send_off(self, running: _Running) -> None:
         """Keep as many groups in flight as training may have, so that streams stay short and training gets its turn."""
@@ -224,7 +224,7 @@ class Evaluations:
         )
         while running.next_index < running.num_prompts and len(running.in_flight) < limit:
             index = running.next_index
-            label = evaluation_id(epoch=self._epoch, step=running.step, index=index)
+            label = evaluation_id(incarnation=self._incarnation, step=running.step, index=index)
             running.next_index += 1
             try:
                 payload = self._payload(label, index)
@@ -232,7 +232,7 @@ class Evaluations:
                 log.warning("left prompt %d out of the evaluation: %s", index, error)
                 running.num_unusable += 1
                 continue
-            await send_off(self._redis, self._keys, self._epoch, label, payload)
+            await send_off(self._redis, self._keys, self._incarnation, label, payload)
             running.in_flight[label] = index
             running.last_sign_at = time.monotonic()
 

@@ -57,5 +57,5 @@ class Parts:
     traces: GroupTraces
     tokenizer: Any
     replica_id: str
-    epoch: int
+    incarnation: int
     total_steps: int

@@ -26,7 +26,7 @@ _PAGE = 64
 _MEMBERS = 1000
 
 
-async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, epoch: int) -> int:
+async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, incarnation: int) -> int:
     """Withdraw prompts admitted after the checkpoint of ``ledger``, and leftover prompts of older evaluations.
 
     Withdrawn training groups still count as admitted, and are missing until they are admitted again. If a generator is
@@ -50,7 +50,7 @@ async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, epo
             redis,
             "headrace_withdraw",
             keys=(keys.epoch, keys.prompts, keys.started, keys.seen(keys.prompts)),
-            args=(epoch, GENERATORS, *(part for entry in entries[start : start + _PAGE] for part in entry)),
+            args=(incarnation, GENERATORS, *(part for entry in entries[start : start + _PAGE] for part in entry)),
         )
     if num_withdrawn:
         log.info("withdrew %d prompts until the steps since the checkpoint are repeated", num_withdrawn)

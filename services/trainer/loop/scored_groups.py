@@ -40,7 +40,7 @@ class ScoredGroups:
         redis: Client of redis_connection.py.
         keys: The run's keys.
         ledger: Tells whether an arriving group is already settled.
-        epoch: This trainer's incarnation; Redis refuses acks of an older one.
+        incarnation: This trainer's incarnation; Redis refuses acks of an older one.
         consumer: Seat in the consumer group of the scored stream.
         check: Raises MessageError for a group that this run cannot train; such a group is buried.
     """
@@ -51,14 +51,14 @@ class ScoredGroups:
         *,
         keys: RunKeys,
         ledger: Ledger,
-        epoch: int,
+        incarnation: int,
         consumer: StreamConsumer,
         check: Callable[[ScoredGroup], None] = lambda group: None,
     ) -> None:
         self._redis = redis
         self._keys = keys
         self._ledger = ledger
-        self._epoch = epoch
+        self._incarnation = incarnation
         self._consumer = consumer
         self._check = check
         self._arrivals: list[tuple[_Order, WaitingGroup]] = []
@@ -194,17 +194,14 @@ class ScoredGroups:
         if not deliveries:
             return
         keys = self._keys
+        streams = (keys.prompts, keys.completions, keys.scored)
+        entries = (part for delivery in deliveries for part in (delivery.entry_id, delivery.group_id))
         await call(
             self._redis,
             "headrace_settle",
-            keys=(
-                keys.epoch, keys.scored, keys.started,
-                keys.seen(keys.prompts), keys.seen(keys.completions), keys.seen(keys.scored),
-            ),
-            args=(
-                self._epoch, self._consumer.consumer_group, *(x for d in deliveries for x in (d.entry_id, d.group_id)),
-            ),
-        )  # fmt: skip
+            keys=(keys.epoch, keys.scored, keys.started, *map(keys.seen, streams)),
+            args=(self._incarnation, self._consumer.consumer_group, *entries),
+        )
         for delivery in deliveries:
             self._consumer.settled(delivery.entry_id)
 

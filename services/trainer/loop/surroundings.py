@@ -1,6 +1,6 @@
 """Sees external changes to a run in training: takeovers, user requests, groups that were begun or buried.
 
-    epoch, wishes, started, dead  --look--> wishes, started; drops in the ledger, losses of an evaluation
+    incarnation, wishes, started, dead  --look--> wishes, started; drops in the ledger, losses of an evaluation
 
 Redis is read at most twice a second, so a batch is chosen on data up to half a second old. Only ``started`` is read
 again right before a batch is chosen.
@@ -33,7 +33,7 @@ class Surroundings:
         redis: Client of redis_connection.py.
         keys: The run's keys.
         store: Holds the users' requests.
-        epoch: This trainer's incarnation.
+        incarnation: This trainer's incarnation.
         ledger: Records buried training groups.
         scored: Knows which groups have arrived, even if they were buried too.
         evaluations: Records buried evaluation groups.
@@ -46,7 +46,7 @@ class Surroundings:
         *,
         keys: RunKeys,
         store: RunStore,
-        epoch: int,
+        incarnation: int,
         ledger: Ledger,
         scored: ScoredGroups,
         evaluations: Evaluations,
@@ -58,7 +58,7 @@ class Surroundings:
         self._redis = redis
         self._keys = keys
         self._store = store
-        self._epoch = epoch
+        self._incarnation = incarnation
         self._ledger = ledger
         self._scored = scored
         self._evaluations = evaluations
@@ -81,7 +81,7 @@ class Surroundings:
         if time.monotonic() - self._looked_at < _EVERY_S:
             return False
         self._looked_at = time.monotonic()
-        await check_not_fenced(self._redis, self._keys, self._epoch)
+        await check_not_fenced(self._redis, self._keys, self._incarnation)
         self.wishes = await self._store.wishes(self._keys.run_id)
         await self._note_dead_letters()
         await self.read_started()

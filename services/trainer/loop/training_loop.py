@@ -65,7 +65,7 @@ class TrainingLoop:
             parts.redis,
             keys=parts.keys,
             store=parts.store,
-            epoch=parts.epoch,
+            incarnation=parts.incarnation,
             ledger=parts.ledger,
             scored=parts.scored,
             evaluations=parts.evaluations,
@@ -251,7 +251,7 @@ class TrainingLoop:
                     await parts.pause.heed(self._surroundings.wishes)
                 await self._admit()
             # A trainer that was stopped for a while must not write into its successor's files.
-            await check_not_fenced(parts.redis, parts.keys, parts.epoch)
+            await check_not_fenced(parts.redis, parts.keys, parts.incarnation)
             await parts.report.step(batch, trained, parts.saver.metrics() | {"paused_s": parts.pause.total_s()})
 
     async def _save(self, tasks: asyncio.TaskGroup) -> None:
