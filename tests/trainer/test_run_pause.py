@@ -23,7 +23,7 @@ LONG: dict[str, Any] = {"max_steps": 100_000, "save_steps": 100_000}
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the trainer check and report more than once per second."""
-    monkeypatch.setattr("services.trainer.loop.surroundings._EVERY_S", 0.05)
+    monkeypatch.setattr("services.trainer.loop.external_changes._EVERY_S", 0.05)
     monkeypatch.setattr("services.trainer.loop.training_loop._REPORT_EVERY_S", 0.1)
 
 

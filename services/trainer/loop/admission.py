@@ -36,7 +36,7 @@ class UnusableRowError(UserError):
         self.reason = reason
 
 
-class Row(Protocol):
+class PromptRow(Protocol):
     """A row of the data set."""
 
     @property
@@ -55,10 +55,10 @@ class Row(Protocol):
         ...
 
 
-class Rows(Protocol):
+class PromptRows(Protocol):
     """Maps an admission number to a row, always the same one."""
 
-    def row_at(self, admission_number: int) -> Row:
+    def row_at(self, admission_number: int) -> PromptRow:
         """Return the row of this number."""
         ...
 
@@ -91,7 +91,7 @@ class Admission:
         *,
         keys: RunKeys,
         config: RunConfig,
-        rows: Rows,
+        rows: PromptRows,
         encoder: Encoder,
         ledger: Ledger,
         incarnation: int,
@@ -204,7 +204,7 @@ async def send_off(
 
 
 def prompt_payload(
-    row: Row,
+    row: PromptRow,
     *,
     encoder: Encoder,
     run_id: str,

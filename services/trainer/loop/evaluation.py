@@ -24,7 +24,7 @@ from services.trainer.groups.group_ids import evaluation_id
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import window
 from services.trainer.groups.waiting_group import WaitingGroup
-from services.trainer.loop.admission import Encoder, Row, UnusableRowError, prompt_payload, send_off
+from services.trainer.loop.admission import Encoder, PromptRow, UnusableRowError, prompt_payload, send_off
 from services.trainer.loop.reconcile import buried, groups_in_flight
 from services.trainer.objective.advantages import combined_rewards
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
@@ -45,7 +45,7 @@ class EvalRows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def row_at(self, admission_number: int) -> Row:
+    def row_at(self, admission_number: int) -> PromptRow:
         """Return a prompt, always the same one for a number."""
         ...
 

@@ -1,6 +1,6 @@
 """The prompt that generators score after a push: the beginning of the data set, encoded for the model."""
 
-from services.trainer.loop.admission import Encoder, Rows
+from services.trainer.loop.admission import Encoder, PromptRows
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.prober import MAX_TOKENS, Prober, tolerance_of
 from shared.errors import UserError
@@ -9,7 +9,7 @@ from shared.run_options.run_config import RunConfig
 _MAX_ROWS = 64
 
 
-def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: Rows) -> Prober | None:
+def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: PromptRows) -> Prober | None:
     """Return the prober of a run; None if probing is off, or if no prompt has enough tokens."""
     is_quantised = config.load_in_4bit or config.vllm.get("quantization") is not None
     tolerance = tolerance_of(config.push_probe_tolerance, dtype=config.dtype, is_quantised=is_quantised)
@@ -21,7 +21,7 @@ def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: R
     return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, is_alone=core.num_ranks == 1)
 
 
-def _first_tokens(encoder: Encoder, rows: Rows, *, longest: int) -> list[int]:
+def _first_tokens(encoder: Encoder, rows: PromptRows, *, longest: int) -> list[int]:
     token_ids: list[int] = []
     for number in range(_MAX_ROWS):
         row = rows.row_at(number)

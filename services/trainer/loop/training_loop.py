@@ -23,8 +23,8 @@ from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.batch_builder import Batch
 from services.trainer.loop.batch_trainer import BatchTrainer
+from services.trainer.loop.external_changes import ExternalChanges
 from services.trainer.loop.parts import Parts
-from services.trainer.loop.surroundings import Surroundings
 from services.trainer.policy.core_results import NonFiniteError
 from shared.redis.run_store import Progress
 
@@ -61,7 +61,7 @@ class TrainingLoop:
             torch_thread=self._torch,
         )
         self._waiting_for = "the first push"
-        self._surroundings = Surroundings(
+        self._changes = ExternalChanges(
             parts.redis,
             keys=parts.keys,
             store=parts.store,
@@ -137,7 +137,7 @@ class TrainingLoop:
             await self._parts.lost_writes.make_up()
             await self._evaluate()
             evaluations = self._parts.evaluations
-            if self._surroundings.should_stop or not (evaluations.is_running or self._is_evaluation_due()):
+            if self._changes.should_stop or not (evaluations.is_running or self._is_evaluation_due()):
                 return "finished"
             self._waiting_for = evaluations.waiting_for()
             await self._parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
@@ -148,9 +148,9 @@ class TrainingLoop:
         while True:
             began_at = time.monotonic()
             await self._look_around()
-            if self._terminate.is_set() or self._surroundings.should_stop:
+            if self._terminate.is_set() or self._changes.should_stop:
                 return None
-            await parts.pause.heed(self._surroundings.wishes)
+            await parts.pause.heed(self._changes.wishes)
             await parts.lost_writes.make_up()
             await self._admit()
             await self._evaluate()
@@ -173,7 +173,7 @@ class TrainingLoop:
         batch = self._choose()
         if batch.groups:
             # Sampling may have begun since the last look, so choose again on fresh data.
-            await self._surroundings.read_started()
+            await self._changes.read_started()
             batch = self._choose()
         return batch
 
@@ -187,7 +187,7 @@ class TrainingLoop:
         parts = self._parts
         return parts.batches.choose(
             policy_version=parts.core.policy_version,
-            started=self._surroundings.started,
+            started=self._changes.started,
             num_steps_left=self._num_steps_left(),
         )
 
@@ -196,7 +196,7 @@ class TrainingLoop:
 
     async def _look_around(self) -> None:
         """Read external changes: stop requests, new generators, dead letters, groups that were begun."""
-        if await self._surroundings.look():
+        if await self._changes.look():
             await self._push_if_needed()
 
     async def _push_if_needed(self) -> None:
@@ -248,7 +248,7 @@ class TrainingLoop:
                 await self._push_if_needed()
                 await self._look_around()
                 if self._num_steps_left():
-                    await parts.pause.heed(self._surroundings.wishes)
+                    await parts.pause.heed(self._changes.wishes)
                 await self._admit()
             # A trainer that was stopped for a while must not write into its successor's files.
             await check_not_fenced(parts.redis, parts.keys, parts.incarnation)

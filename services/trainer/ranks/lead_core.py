@@ -34,7 +34,7 @@ from services.trainer.ranks.rank_commands import (
     GatherBucket,
     GradNorm,
     LoadState,
-    Row,
+    PackedRow,
     Score,
     ScoreProbe,
     Step,
@@ -246,5 +246,5 @@ class _Share:
         )
         return cls(indices, [rows[index] for index in indices], local_plan)
 
-    def packed_rows(self) -> list[Row]:
-        return [Row.of(row) for row in self.rows]
+    def packed_rows(self) -> list[PackedRow]:
+        return [PackedRow.of(row) for row in self.rows]

@@ -18,7 +18,7 @@ from shared.arrays import LOGPROB_DTYPE, pack_ids, pack_logprobs, pack_mask, unp
 Floats32 = npt.NDArray[np.float32]
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class PackedRow(msgspec.Struct, frozen=True, array_like=True):
     """A TrainRow with its arrays packed (shared/arrays.py)."""
 
     token_ids: bytes
@@ -30,7 +30,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     reference_logprobs: bytes | None
 
     @classmethod
-    def of(cls, row: TrainRow) -> "Row":
+    def of(cls, row: TrainRow) -> "PackedRow":
         """Pack a row."""
         return cls(
             pack_ids(row.token_ids),
@@ -74,7 +74,7 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 class Accumulate(msgspec.Struct, frozen=True, tag=True):
     """PolicyCore.accumulate with this rank's rows."""
 
-    rows: list[Row]
+    rows: list[PackedRow]
     plan: list[Pass]
     totals: dict[str, float | int | None] | None
     """Fields of StepTotals."""
@@ -84,7 +84,7 @@ class Accumulate(msgspec.Struct, frozen=True, tag=True):
 class Score(msgspec.Struct, frozen=True, tag=True):
     """PolicyCore.score of this rank's rows."""
 
-    rows: list[Row]
+    rows: list[PackedRow]
     plan: list[Pass]
 
 

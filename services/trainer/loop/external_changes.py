@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _EVERY_S = 0.5
 
 
-class Surroundings:
+class ExternalChanges:
     """The state of one run outside its trainer.
 
     Args:
