@@ -26,7 +26,7 @@ from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.parts import Parts
 from services.trainer.loop.probe_prompt import make_prober
-from services.trainer.loop.push_schedule import PushLog
+from services.trainer.loop.push_schedule import PushSchedule
 from services.trainer.loop.reconcile import missing_groups, withdraw_unsampled
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
@@ -123,7 +123,7 @@ async def assemble(
     traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
     batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)
     reports = Reports(config, run_id=keys.run_id, run_dir=files.run_dir, resumed_step=core.policy_version)
-    pushes = PushLog(
+    pushes = PushSchedule(
         sender,
         run_log=run_log,
         prober=make_prober(config, core, encoder, rows),

@@ -11,7 +11,7 @@ from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.lost_writes import LostWrites
-from services.trainer.loop.push_schedule import PushLog
+from services.trainer.loop.push_schedule import PushSchedule
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.loop.step_report import StepReport
@@ -47,7 +47,7 @@ class Parts:
     """Stream id up to which the checkpoint that was resumed from had considered the scored stream."""
     batches: BatchBuilder
     evaluations: Evaluations
-    pushes: PushLog
+    pushes: PushSchedule
     saver: CheckpointSaver
     report: StepReport
     reports: Reports

@@ -41,7 +41,7 @@ class Sender(Protocol):
         ...
 
 
-class PushLog:
+class PushSchedule:
     """Pushes when due.
 
     Args:

@@ -17,7 +17,7 @@ from services.trainer.groups.staleness import staleness
 from services.trainer.loop.batch_builder import Batch
 from services.trainer.loop.batch_trainer import TrainedStep
 from services.trainer.loop.evaluation import EvaluationResult, evaluation_line
-from services.trainer.loop.push_schedule import PushLog
+from services.trainer.loop.push_schedule import PushSchedule
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.telemetry.per_token_log import rollout_rows
 from services.trainer.telemetry.recent_rate import RecentRate
@@ -57,7 +57,7 @@ class StepReport:
         config: RunConfig,
         ledger: Ledger,
         scored: ScoredGroups,
-        pushes: PushLog,
+        pushes: PushSchedule,
         log: RunLog,
         reports: Reports,
         replica_id: str,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.loop.push_schedule import PushLog
+from services.trainer.loop.push_schedule import PushSchedule
 from services.trainer.push.membership import Requirements
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
@@ -102,7 +102,7 @@ async def test_every_push_is_a_line_and_counts_go_on_where_the_trainer_before_en
 ) -> None:
     run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
     outcomes = (result({"b": "the probe"}, reply("a"), reply("b", "off by 7 nats")), result({}, reply("a"), reply("b")))
-    pushes = PushLog(
+    pushes = PushSchedule(
         ScriptedSender(*outcomes),
         run_log=run_log,
         prober=PROBER,
@@ -146,7 +146,7 @@ async def test_of_many_that_a_push_left_out_some_are_told_with_reasons_of_bounde
 ) -> None:
     failed = {f"gone-{number:02d}": 2000 * "x" for number in range(20)}
     run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
-    pushes = PushLog(ScriptedSender(result(failed, reply("a"))), run_log=run_log)
+    pushes = PushSchedule(ScriptedSender(result(failed, reply("a"))), run_log=run_log)
     await pushes.push_if_needed(list, policy_version=0)
     told = pushes.left_out()
     assert (pushes.num_left_out, pushes.num_confirmed) == (20, 1)
@@ -159,7 +159,7 @@ async def test_a_fleet_that_takes_long_to_ask_is_asked_less_often(
     asking_s: float, at_least: int, at_most: int, redis: Redis, run_keys: RunKeys, tmp_path: Path
 ) -> None:
     sender = ScriptedSender(result({}, reply("a")), asking_s=asking_s)
-    pushes = PushLog(sender, run_log=RunLog(redis, keys=run_keys, run_dir=tmp_path))
+    pushes = PushSchedule(sender, run_log=RunLog(redis, keys=run_keys, run_dir=tmp_path))
     until = time.monotonic() + 2.0
     while time.monotonic() < until:
         await pushes.push_if_needed(list, policy_version=0)
@@ -171,6 +171,6 @@ async def test_a_run_whose_push_reached_nobody_says_so_in_words_that_the_run_api
     redis: Redis, run_keys: RunKeys, tmp_path: Path
 ) -> None:
     run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
-    pushes = PushLog(ScriptedSender(result({"b": "commit: out of memory"})), run_log=run_log)
+    pushes = PushSchedule(ScriptedSender(result({"b": "commit: out of memory"})), run_log=run_log)
     await pushes.push_if_needed(list, policy_version=3)
     assert pushes.waiting_for() == f"{PUSH_FAILED}b failed (commit: out of memory)"
