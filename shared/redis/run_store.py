@@ -25,10 +25,22 @@ from shared.redis.run_lists import RunLists
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
+WaitingKind = Literal[
+    "queue", "user", "rank", "restarting", "silent_rank", "generator", "rewarder", "push_failed", "disk", "work"
+]
 TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
 _PATIENCE_S = 60.0
 _MAX_READ = 100
 """Records read in one round trip."""
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """What a run waits for."""
+
+    kind: WaitingKind
+    """For programs."""
+    says: str
+    """A sentence for people, to follow "waiting for"; empty if the run waits for nothing. Its wording may change."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -41,6 +53,8 @@ class Progress(msgspec.Struct, frozen=True):
     max_steps: int = 0
     policy_version: int = 0
     waiting_for: str = "the training rank to start"
+    waiting_kind: WaitingKind = "work"
+    """The kind of ``waiting_for``."""
     groups_admitted: int = 0
     groups_trained: int = 0
     groups_dropped: dict[str, int] = {}

@@ -15,11 +15,11 @@ from services.trainer.push.membership import Requirements
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Member, Replica
-from services.trainer.run_api.waiting import PUSH_FAILED
 from services.trainer.telemetry.run_log import RunLog
 from shared.control import CommitReply
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from shared.redis.run_store import Waiting
 from tests.unit.weights.test_blame import INFO
 
 REQUIREMENTS = Requirements("run-test", "gloo", "2.13.0", None, why_transport="there is no GPU")
@@ -167,10 +167,10 @@ async def test_a_fleet_that_takes_long_to_ask_is_asked_less_often(
     assert at_least <= sender.num_asked <= at_most
 
 
-async def test_a_run_whose_push_reached_nobody_says_so_in_words_that_the_run_api_knows(
+async def test_a_run_whose_push_reached_nobody_says_so_with_a_kind_that_the_run_api_knows(
     redis: Redis, run_keys: RunKeys, tmp_path: Path
 ) -> None:
     run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
     pushes = PushSchedule(ScriptedSender(result({"b": "commit: out of memory"})), run_log=run_log)
     await pushes.push_if_needed(list, policy_version=3)
-    assert pushes.waiting_for() == f"{PUSH_FAILED}b failed (commit: out of memory)"
+    assert pushes.waiting() == Waiting("push_failed", "a generator: the push to b failed (commit: out of memory)")

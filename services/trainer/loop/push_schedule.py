@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.telemetry.run_log import RunLog
+from shared.redis.run_store import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -142,14 +143,16 @@ class PushSchedule:
         """Let the generators on the trainer's GPU release their memory until the next push."""
         await self._sender.let_sleep()
 
-    def waiting_for(self) -> str:
-        """Return which generators the run waits for; empty if some hold the newest version."""
+    def waiting(self) -> Waiting | None:
+        """Return which generators the run waits for; None if some hold the newest version."""
         if self._members:
-            return ""
+            return None
         if self._failed:
             replica, reason = next(iter(self._failed.items()))
-            return f"a generator: the push to {replica} failed ({reason})"
-        return "a generator with its model loaded; the log and /readyz of the generator show its progress"
+            return Waiting("push_failed", f"a generator: the push to {replica} failed ({reason})")
+        return Waiting(
+            "work", "a generator with its model loaded; the log and /readyz of the generator show its progress"
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last push."""

@@ -26,7 +26,7 @@ from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.external_changes import ExternalChanges
 from services.trainer.loop.parts import Parts
 from services.trainer.policy.core_results import NonFiniteError
-from shared.redis.run_store import Progress
+from shared.redis.run_store import Progress, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class TrainingLoop:
             in_hand=parts.in_hand,
             torch_thread=self._torch,
         )
-        self._waiting_for = "the first push"
+        self._waiting = Waiting("work", "the first push")
         self._changes = ExternalChanges(
             parts.redis,
             keys=parts.keys,
@@ -90,7 +90,7 @@ class TrainingLoop:
                 raise
             finally:
                 reporter.cancel()
-        self._waiting_for = ""
+        self._waiting = Waiting("work", "")
         await self._write_progress()
         self._torch.shutdown(wait=False)
         return ending
@@ -110,7 +110,7 @@ class TrainingLoop:
             # The last checkpoint is written when the ledger is finished.
             if step // save_steps != parts.saver.saved_step // save_steps and step < parts.total_steps:
                 await self._save(tasks)
-        self._waiting_for = "the last push and checkpoint"
+        self._waiting = Waiting("work", "the last push and checkpoint")
         await self._push_if_needed()
         await self._finish_ledger(tasks, RUN_ENDED)
         return await self._finish_evaluation()
@@ -139,7 +139,7 @@ class TrainingLoop:
             evaluations = self._parts.evaluations
             if self._changes.should_stop or not (evaluations.is_running or self._is_evaluation_due()):
                 return "finished"
-            self._waiting_for = evaluations.waiting_for()
+            self._waiting = Waiting("work", evaluations.waiting_for())
             await self._parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
 
     async def _wait_for_batch(self, tasks: asyncio.TaskGroup) -> Batch | None:
@@ -158,7 +158,7 @@ class TrainingLoop:
             if batch.groups:
                 return batch
             waiting_for = parts.pause.waiting_for(batch.waiting_for, probe_every_s=parts.pace.probe_every_s)
-            self._waiting_for = parts.pushes.waiting_for() or waiting_for
+            self._waiting = parts.pushes.waiting() or Waiting("work", waiting_for)
             # One arrival at a time: the choice must not depend on how many arrived together.
             if not self._consider_next():
                 await parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
@@ -236,7 +236,7 @@ class TrainingLoop:
     async def _train_on(self, batch: Batch) -> None:
         """Make the steps of one batch. With the last step, its groups are settled and its weights pushed."""
         parts = self._parts
-        self._waiting_for = ""
+        self._waiting = Waiting("work", "")
         if parts.config.vllm_enable_sleep_mode:
             # With max_staleness 0 there is nothing to generate until the next version.
             await parts.pushes.let_sleep()
@@ -285,7 +285,8 @@ class TrainingLoop:
             step=step,
             max_steps=parts.total_steps,
             policy_version=step,
-            waiting_for=self._waiting_for,
+            waiting_for=self._waiting.says,
+            waiting_kind=self._waiting.kind,
             groups_admitted=parts.ledger.admitted,
             groups_trained=parts.ledger.num_trained,
             groups_dropped=parts.ledger.dropped_by_reason(),

@@ -8,7 +8,7 @@ record, streams, leases, registrations, refusals --look_around--> Surroundings -
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from pydantic import BaseModel, Field
@@ -17,18 +17,13 @@ from shared.pause import Pause, PausedBy
 from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis, patiently
-from shared.redis.run_store import TERMINAL, Progress, RunRecord
+from shared.redis.run_store import TERMINAL, Progress, RunRecord, WaitingKind
 from shared.refusals import Kind, Refusal, decode_refusals
 from shared.registration import decode_registration
 
 _PATIENCE_S = 10.0
 _RECENT_S = 600.0
 """Time in seconds for which the last message of an ended replica is shown even if others serve the run."""
-
-
-WaitingKind = Literal[
-    "queue", "user", "rank", "restarting", "silent_rank", "generator", "rewarder", "push_failed", "disk", "work"
-]
 
 
 class PauseView(BaseModel):
@@ -140,6 +135,8 @@ def summary(record: RunRecord) -> RunSummary:
     if record.status in TERMINAL:
         # The reason describes the end. The rank's last activity no longer matters.
         progress = msgspec.structs.replace(progress, starting="", waiting_for="")
+    shown = msgspec.to_builtins(progress)
+    del shown["waiting_kind"]  # ListedRun has it, with the causes that only the run API sees
     return RunSummary(
         run_id=record.run_id,
         name=record.config.get("name"),
@@ -151,7 +148,7 @@ def summary(record: RunRecord) -> RunSummary:
         ended_at_s=record.ended_at_s,
         pause=None if record.pause is None else _pause(record.pause),
         run_dir=record.run_dir,
-        progress=msgspec.to_builtins(progress),
+        progress=shown,
     )
 
 

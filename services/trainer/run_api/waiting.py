@@ -1,29 +1,14 @@
 """Explains in one sentence why a run is waiting: the sentence users look for when nothing moves.
 
 It is built only here, from what is visible from outside. What only the training rank knows, the rank writes into its
-progress. Causes that a person must remove come before causes that pass by themselves. The sentence is for people and
-its wording may change; programs read its kind.
+progress, with its kind. Causes that a person must remove come before causes that pass by themselves.
 """
 
-from dataclasses import dataclass
-
-from services.trainer.run_api.run_view import Surroundings, WaitingKind
-from shared.redis.run_store import TERMINAL, RunRecord
+from services.trainer.run_api.run_view import Surroundings
+from shared.redis.run_store import TERMINAL, RunRecord, Waiting
 
 _MAX_SAID = 3
 """How many refusals of ended replicas to show: the newest. If replicas get new names, each restart adds one."""
-
-
-PUSH_FAILED = "a generator: the push to "
-"""How the training rank's sentence begins if the push failed and no generator has its weights (push_log.py)."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """The cause of waiting."""
-
-    kind: WaitingKind
-    says: str
 
 
 def waiting_for(
@@ -110,10 +95,9 @@ def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> Waiting | None
             f"a rewarder: {around.queues.completions} groups wait to be scored and no rewarder is alive. "
             f"{f'Last messages: {last}' if last else 'Start one'}",
         )
-    says = record.progress.waiting_for
-    if not says:
+    if not record.progress.waiting_for:
         return None
-    return Waiting("push_failed" if says.startswith(PUSH_FAILED) else "work", says)
+    return Waiting(record.progress.waiting_kind, record.progress.waiting_for)
 
 
 def _more_than(seconds: float, *, at_least_s: float) -> str:

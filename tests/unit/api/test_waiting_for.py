@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true
-from services.trainer.run_api.waiting import PUSH_FAILED, Waiting, waiting_for
+from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true, summary
+from services.trainer.run_api.waiting import waiting_for
 from shared.pause import Pause
-from shared.redis.run_store import Progress, RunRecord
+from shared.redis.run_store import Progress, RunRecord, Waiting
 from shared.refusals import Kind, Refusal
 
 NOW_S = 1000.0
@@ -64,7 +64,12 @@ def waiting(run: RunRecord, around: Surroundings | None = None, *, note: str = "
         ({"progress": Progress(starting="loading the model", updated_at_s=999.0)}, {}, "", "rank"),
         ({}, {"generators": [DEAD]}, "", "generator"),
         ({}, {"num_rewarders": 0, "queues": Queues(completions=3)}, "", "rewarder"),
-        ({"progress": Progress(waiting_for=f"{PUSH_FAILED}b failed", updated_at_s=999.0)}, {}, "", "push_failed"),
+        (
+            {"progress": Progress(waiting_for="a generator", waiting_kind="push_failed", updated_at_s=999.0)},
+            {},
+            "",
+            "push_failed",
+        ),
         ({}, {}, "", "work"),
     ],
 )
@@ -196,3 +201,7 @@ def test_a_paused_run_waits_for_whoever_can_let_it_go_on() -> None:
 
 def test_a_run_asked_to_stop_says_so() -> None:
     assert reason(record(desired="stop")) == "its training rank to finish its step and stop"
+
+
+def test_the_kind_is_shown_once() -> None:
+    assert "waiting_kind" not in summary(record()).progress
