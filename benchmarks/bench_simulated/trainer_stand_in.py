@@ -149,9 +149,9 @@ class TrainerStandIn:
                 pass
             return
         seen = self.seen
-        for group in batch.groups:
-            seen.max_staleness = max(seen.max_staleness, self._version - group.waiting.oldest_policy_version)
-            seen.num_tokens += sum(rollout.completion_ids().size for rollout in group.waiting.group.rollouts)
+        for waiting in batch.groups:
+            seen.max_staleness = max(seen.max_staleness, self._version - waiting.oldest_policy_version)
+            seen.num_tokens += sum(rollout.completion_ids().size for rollout in waiting.group.rollouts)
         self._batches.take(batch)
         await self._scored.ack(self._scored.settled())
         seen.num_groups += len(batch.groups)

@@ -117,7 +117,7 @@ class Trainer:
         await self.receive()
         batch = self.batches.choose(policy_version=0, started={}, num_steps_left=4)
         self.batches.take(batch)
-        return [group.waiting.number for group in batch.groups]
+        return [group.number for group in batch.groups]
 
 
 async def generate(redis: Redis, keys: RunKeys) -> None:

@@ -1,7 +1,7 @@
 """Chooses the groups of the next batch, and drops groups that no batch should train on.
 
     arrival --judge--> trainable          unscorable, truncated, zero_std, stale: dropped with that reason
-    trainable --choose--> the groups of one batch, oldest tokens first, with their advantages
+    trainable --choose--> the groups of one batch, oldest tokens first --with_advantages--> groups to train
 
 It chooses nothing while a batch would push an unfinished group past ``max_staleness`` (staleness.py explains why).
 Among equally old groups, the group admitted first is taken, so the choice depends only on the set of candidates.
@@ -34,7 +34,7 @@ UNSCORABLE, ZERO_STD, STALE, TRUNCATED = "unscorable", "zero_std", "stale", "tru
 class Batch:
     """The groups of one batch; or an empty batch, with the reason why none can be formed yet."""
 
-    groups: tuple[TrainedGroup, ...]
+    groups: tuple[WaitingGroup, ...]
     waiting_for: str = ""
 
 
@@ -59,7 +59,6 @@ class BatchBuilder:
         self._shape = BatchShape.of(config)
         self._scored = scored
         self._ledger = ledger
-        self._rewards: dict[int, Rewards] = {}
         self._dropped_since_batch: dict[str, int] = {}
         self._last_failure = ""
         self.failures = RewardFailures(config)
@@ -82,16 +81,13 @@ class BatchBuilder:
             return
         if self._config.drop_zero_std_groups and (reason := self._why_no_signal(waiting, rewards_G)):
             self.drop(waiting.number, reason)
-            return
         # Without drop_zero_std_groups, a group whose completions are all masked stays in: TRL's divisors count them.
-        self._rewards[waiting.number] = rewards_G
 
     def drop(self, number: int, reason: str) -> None:
         """Settle a waiting group as dropped."""
         self._ledger.record_dropped(number, reason)
         self._dropped_since_batch[reason] = self._dropped_since_batch.get(reason, 0) + 1
         self._traces.dropped(self._scored.remove(number), reason)
-        self._rewards.pop(number, None)
 
     def choose(self, *, policy_version: int, started: Mapping[int, int], num_steps_left: int) -> Batch:
         """Return the groups of the batch that begins at ``policy_version``. They stay waiting until ``take``."""
@@ -129,7 +125,7 @@ class BatchBuilder:
                 f"{len(unfinished)} unfinished group(s), the oldest {group_id(unfinished[0])}: a batch without them "
                 f"would make groups staler than max_staleness={limit}",
             )
-        return Batch(self._with_advantages(chosen))
+        return Batch(tuple(chosen))
 
     def num_missing(self, *, num_steps_left: int) -> int:
         """Return the least number of further groups needed before a batch can be chosen."""
@@ -140,28 +136,10 @@ class BatchBuilder:
 
     def take(self, batch: Batch) -> None:
         """Settle the groups of a batch as trained."""
-        for group in batch.groups:
-            number = group.waiting.number
-            self._ledger.record_trained(number)
-            self._scored.remove(number)
-            del self._rewards[number]
+        for waiting in batch.groups:
+            self._ledger.record_trained(waiting.number)
+            self._scored.remove(waiting.number)
         self._dropped_since_batch.clear()
-
-    def _with_advantages(self, chosen: list[WaitingGroup]) -> tuple[TrainedGroup, ...]:
-        advantages = batch_advantages(
-            [[rollout.rewards for rollout in waiting.group.rollouts] for waiting in chosen],
-            scale_rewards=self._config.scale_rewards,
-            aggregation=self._config.multi_objective_aggregation,
-        )
-        return tuple(
-            TrainedGroup(
-                waiting=waiting,
-                rewards_G=(rewards_G := self._rewards[waiting.number]),
-                advantages_G=np.zeros_like(rewards_G) if advantages_G is None else advantages_G,
-                has_signal=advantages_G is not None,
-            )
-            for waiting, advantages_G in zip(chosen, advantages, strict=True)
-        )
 
     def _why_no_signal(self, waiting: WaitingGroup, rewards_G: Rewards) -> str:
         """Return the reason to drop a group that gives no gradient; empty if it does."""
@@ -180,3 +158,20 @@ class BatchBuilder:
         counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since_batch.items())
         why = f" (last failure: {self._last_failure})" if UNSCORABLE in self._dropped_since_batch else ""
         return f"; groups dropped since the last batch: {counts}{why}"
+
+
+def with_advantages(batch: Batch, config: RunConfig) -> tuple[TrainedGroup, ...]:
+    """Return the groups of a batch, each completion with its reward and its advantage (objective/advantages.py)."""
+    outcomes = [[rollout.rewards for rollout in waiting.group.rollouts] for waiting in batch.groups]
+    advantages = batch_advantages(
+        outcomes, scale_rewards=config.scale_rewards, aggregation=config.multi_objective_aggregation
+    )
+    return tuple(
+        TrainedGroup(
+            waiting=waiting,
+            rewards_G=(rewards_G := combined_rewards(rewards)),
+            advantages_G=np.zeros_like(rewards_G) if advantages_G is None else advantages_G,
+            has_signal=advantages_G is not None,
+        )
+        for waiting, rewards, advantages_G in zip(batch.groups, outcomes, advantages, strict=True)
+    )

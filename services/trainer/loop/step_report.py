@@ -8,13 +8,13 @@ rollout log                    in the first pass over a minibatch, because later
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.staleness import staleness
-from services.trainer.loop.batch_builder import Batch
 from services.trainer.loop.batch_trainer import TrainedStep
 from services.trainer.loop.evaluation import EvaluationResult, evaluation_line
 from services.trainer.loop.push_schedule import PushSchedule
@@ -24,7 +24,7 @@ from services.trainer.telemetry.recent_rate import RecentRate
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from services.trainer.telemetry.step_memory import memory_metrics
-from services.trainer.telemetry.step_metrics import group_metrics, num_seen_tokens, rollout_metrics
+from services.trainer.telemetry.step_metrics import TrainedGroup, group_metrics, num_seen_tokens, rollout_metrics
 from shared.messages import Stamp
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, patiently
@@ -86,30 +86,30 @@ class StepReport:
         else:
             self._num_arrived_tokens += num_tokens
 
-    async def step(self, batch: Batch, trained: TrainedStep, more: dict[str, float]) -> None:
+    async def step(self, groups: Sequence[TrainedGroup], trained: TrainedStep, more: dict[str, float]) -> None:
         """Log a step.
 
         Args:
-            batch: The step's batch.
+            groups: The groups of the step's batch.
             trained: The step.
             more: Further metrics to log.
         """
         step = trained.policy_version + 1
         if trained.planned.is_first:
-            self.seen_tokens += num_seen_tokens(batch.groups)
+            self.seen_tokens += num_seen_tokens(groups)
         metrics = {"step": float(step), "at_s": time.time()}
-        metrics |= self._of_rollouts(batch, trained) | trained.stats.metrics()
+        metrics |= self._of_rollouts(groups, trained) | trained.stats.metrics()
         metrics |= await self._of_pipeline(trained) | more
         await self._log.metrics(metrics)
         trains_new = trained.planned.new_groups_after_steps is not None
-        groups = trained.planned.minibatch.groups if trains_new else ()
-        await asyncio.to_thread(self._reports.step, step, metrics, groups)
+        new_groups = trained.planned.minibatch.groups if trains_new else ()
+        await asyncio.to_thread(self._reports.step, step, metrics, new_groups)
         for failure in self._reports.take_failures():
             await self._log.event("log", {"message": failure})
         if self._logs_rollouts(trained):
             stamp = Stamp("trained", time.time(), self._replica_id)
             rows = rollout_rows(
-                groups, step=step, policy_version=trained.policy_version, trained=stamp, per_token=trained.per_token
+                new_groups, step=step, policy_version=trained.policy_version, trained=stamp, per_token=trained.per_token
             )
             await self._log.rollouts(step, rows)
 
@@ -125,9 +125,9 @@ class StepReport:
         log.warning("%s", message)
         await self._log.event("log", {"message": message})
 
-    def _of_rollouts(self, batch: Batch, trained: TrainedStep) -> dict[str, float]:
+    def _of_rollouts(self, groups: Sequence[TrainedGroup], trained: TrainedStep) -> dict[str, float]:
         if trained.planned.is_first:
-            return rollout_metrics(batch.groups, policy_version=trained.policy_version, config=self._config)
+            return rollout_metrics(groups, policy_version=trained.policy_version, config=self._config)
         ages = [
             staleness(policy_version=trained.policy_version, oldest_policy_version=group.waiting.oldest_policy_version)
             for group in trained.planned.minibatch.groups

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.batch_builder import Batch
+from services.trainer.loop.batch_builder import Batch, with_advantages
 from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.external_changes import ExternalChanges
 from services.trainer.loop.parts import Parts
@@ -240,11 +240,12 @@ class TrainingLoop:
         if parts.config.vllm_enable_sleep_mode:
             # With max_staleness 0 there is nothing to generate until the next version.
             await parts.pushes.let_sleep()
-        for planned in await self._trainer.plan(batch.groups, num_steps_left=self._num_steps_left()):
+        groups = with_advantages(batch, parts.config)
+        for planned in await self._trainer.plan(groups, num_steps_left=self._num_steps_left()):
             trained = await self._trainer.step(planned)
             if planned.is_last:
                 parts.batches.take(batch)
-                parts.traces.trained((group.waiting for group in batch.groups), step=parts.core.policy_version)
+                parts.traces.trained(batch.groups, step=parts.core.policy_version)
                 await self._push_if_needed()
                 await self._look_around()
                 if self._num_steps_left():
@@ -252,7 +253,7 @@ class TrainingLoop:
                 await self._admit()
             # A trainer that was stopped for a while must not write into its successor's files.
             await check_not_fenced(parts.redis, parts.keys, parts.incarnation)
-            await parts.report.step(batch, trained, parts.saver.metrics() | {"paused_s": parts.pause.total_s()})
+            await parts.report.step(groups, trained, parts.saver.metrics() | {"paused_s": parts.pause.total_s()})
 
     async def _save(self, tasks: asyncio.TaskGroup) -> None:
         """Copy the weights and the ledger for a checkpoint, which is written while training goes on."""

@@ -7,8 +7,9 @@ import pytest
 
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.waiting_group import WaitingGroup
-from services.trainer.loop.batch_builder import Batch, BatchBuilder
+from services.trainer.loop.batch_builder import Batch, BatchBuilder, with_advantages
 from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.messages import RewardOutcome, ScoredGroup
 from shared.run_options.run_config import RunConfig
 from tests.groups import scored_group
@@ -34,11 +35,10 @@ class Rig:
     """A batch builder over fake waiting groups."""
 
     def __init__(self, config: RunConfig, **changes: Any) -> None:
+        self.config = config.model_copy(update=changes)
         self.ledger = Ledger(admitted=100)
         self.scored = FakeScoredGroups()
-        self.batches = BatchBuilder(
-            config.model_copy(update=changes), scored=cast("ScoredGroups", self.scored), ledger=self.ledger
-        )
+        self.batches = BatchBuilder(self.config, scored=cast("ScoredGroups", self.scored), ledger=self.ledger)
 
     def arrive(self, number: int, group: ScoredGroup) -> None:
         waiting = WaitingGroup(number, group, group.oldest_policy_version())
@@ -51,7 +51,10 @@ class Rig:
         return self.batches.choose(policy_version=policy_version, started=started or {}, num_steps_left=num_steps_left)
 
     def choose(self, **arguments: Any) -> list[int]:
-        return [group.waiting.number for group in self.batch(**arguments).groups]
+        return [group.number for group in self.batch(**arguments).groups]
+
+    def trained(self) -> tuple[TrainedGroup, ...]:
+        return with_advantages(self.batch(), self.config)
 
 
 def failed(group: ScoredGroup, branch: int) -> ScoredGroup:
@@ -115,7 +118,7 @@ def test_what_the_functions_failed_at_is_counted_once_a_group(run_config: RunCon
 def test_a_failed_completion_leaves_the_mean_and_the_others_stay(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0, 1.0)), 2))
-    (group,) = rig.batch().groups
+    (group,) = rig.trained()
     # The two scored rewards have mean 0.5 and std sqrt(0.5): -0.5/0.7072 and 0.5/0.7072. The failed one gets none.
     assert group.advantages_G.tolist() == pytest.approx([-0.70701, 0.70701, 0.0], abs=1e-4)
 
@@ -123,7 +126,7 @@ def test_a_failed_completion_leaves_the_mean_and_the_others_stay(run_config: Run
 def test_equal_rewards_are_trained_on_without_advantage_or_dropped_as_the_run_says(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, scored_group(rewards=(1.0, 1.0)))
-    (group,) = rig.batch().groups
+    (group,) = rig.trained()
     assert (group.has_signal, group.advantages_G.tolist()) == (False, [0.0, 0.0])
 
     rig = Rig(run_config, groups_per_step=1, drop_zero_std_groups=True)
@@ -206,7 +209,7 @@ def test_advantages_over_the_batch_are_those_of_the_batch_that_was_chosen(run_co
     rig = Rig(run_config, groups_per_step=2, scale_rewards="batch")
     for number, high in enumerate((2.0, 6.0, 100.0)):
         rig.arrive(number, scored_group(f"{number:08d}", rewards=(0.0, high)))
-    first, second = rig.batch().groups
+    first, second = rig.trained()
     std = 8**0.5 + 1e-4
     assert first.advantages_G.tolist() == pytest.approx([-1 / std, 1 / std])
     assert second.advantages_G.tolist() == pytest.approx([-3 / std, 3 / std])
