@@ -152,7 +152,7 @@ class TrainerStandIn:
         for waiting in batch.groups:
             seen.max_staleness = max(seen.max_staleness, self._version - waiting.oldest_policy_version)
             seen.num_tokens += sum(rollout.completion_ids().size for rollout in waiting.group.rollouts)
-        self._batches.take(batch)
+        self._batches.take(batch, step=self._version + 1)
         await self._scored.ack(self._scored.settled())
         seen.num_groups += len(batch.groups)
         seen.num_steps += 1

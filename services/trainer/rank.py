@@ -41,8 +41,8 @@ from shared.service.logs import about_run, configure_first_logging, configure_lo
 from shared.settings import from_environment
 
 if TYPE_CHECKING:
-    from services.trainer.loop.parts import Parts
-    from services.trainer.loop.training_loop import Ending
+    from services.trainer.loop.assembly import RunContext
+    from services.trainer.loop.training_loop import Ending, TrainingLoop
     from services.trainer.ranks.lead import Lead
 
 log = logging.getLogger("services.trainer.rank")
@@ -138,8 +138,7 @@ async def _train(
     lead: "Lead | None",
 ) -> int:
     from services.trainer.fence import take_over
-    from services.trainer.loop.assembly import assemble, consumer_name
-    from services.trainer.loop.training_loop import TrainingLoop
+    from services.trainer.loop.assembly import RunContext, assemble, consumer_name
     from services.trainer.push.weight_sender import WeightSender
     from services.trainer.room import Room
 
@@ -161,35 +160,23 @@ async def _train(
         incarnation=incarnation,
         dtype=config.dtype,
     )
+    run = RunContext(redis, store, record, incarnation, settings.replica_id or "trainer", Room(terminate))
     try:
-        parts = await assemble(
-            redis,
-            store,
-            record,
-            sender,
-            incarnation=incarnation,
-            replica_id=settings.replica_id or "trainer",
-            lead=lead,
-            room=Room(terminate),
-            data_roots=settings.places_of_data(),
-        )
+        training = await assemble(run, sender, terminate=terminate, lead=lead, data_roots=settings.places_of_data())
         ending: Ending = "terminated"
         try:
-            async with lease(
-                redis, leases=RunKeys(record.run_id).leases(TRAINERS), consumer=consumer_name(incarnation)
-            ):
-                ending = await TrainingLoop(parts, terminate=terminate).run()
+            async with lease(redis, leases=run.keys.leases(TRAINERS), consumer=consumer_name(incarnation)):
+                ending = await training.run()
         finally:
             # A run that has ended may take its time to report. A run that continues in another process may not.
             patience_s = _HURRY_S if ending == "terminated" else _LAST_REPORTS_S
-            await asyncio.to_thread(parts.reports.close, timeout_s=patience_s)
-            await asyncio.to_thread(parts.traces.close, timeout_s=_HURRY_S)
-        return await _conclude(parts, ending, terminate)
+            await asyncio.to_thread(training.reporting.close, timeout_s=patience_s)
+        return await _conclude(run, training, ending, terminate)
     finally:
         await sender.close()
 
 
-async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) -> int:
+async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending", terminate: asyncio.Event) -> int:
     """Export the model of a run that has ended, and record how it ended; returns the exit status."""
     from services.trainer.export.final_model import leave_model
     from services.trainer.fence import check_not_fenced
@@ -197,30 +184,30 @@ async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) 
     if ending == "terminated":
         log.info("asked to end; the run continues from its checkpoint after a restart")
         return CRASHED
-    run_id = parts.keys.run_id
+    run_id, run_log = run.record.run_id, training.reporting.log
 
     async def tell(disk_full: str) -> None:
-        record = await parts.store.get(run_id)
+        record = await run.store.get(run_id)
         if record is not None:
             progress = msgspec.structs.replace(record.progress, disk_full=disk_full, updated_at_s=time.time())
-            await parts.store.write_progress(run_id, progress)
+            await run.store.write_progress(run_id, progress)
 
-    parts.room.tell = tell  # the training loop, which reported progress, has ended
+    run.room.tell = tell  # the training loop, which reported progress, has ended
     warning = await leave_model(
-        parts.files,
-        parts.config,
+        run.files,
+        run.config,
         run_id=run_id,
-        step=parts.saver.saved_step,
-        run_log=parts.log,
-        room=parts.room,
+        step=training.outflow.saver.saved_step,
+        run_log=run_log,
+        room=run.room,
         terminate=terminate,
     )
     if warning is None:
         log.info("asked to end; the model is uploaded after a restart")
         return CRASHED
-    await check_not_fenced(parts.redis, parts.keys, parts.incarnation)
-    await parts.log.event("status", {"status": ending})
-    await parts.store.set_status(run_id, ending, reason=warning)
+    await check_not_fenced(run.redis, run.keys, run.incarnation)
+    await run_log.event("status", {"status": ending})
+    await run.store.set_status(run_id, ending, reason=warning)
     return ENDED
 
 

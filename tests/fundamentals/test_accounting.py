@@ -116,7 +116,7 @@ class Trainer:
         """Train the available groups; return their numbers."""
         await self.receive()
         batch = self.batches.choose(policy_version=0, started={}, num_steps_left=4)
-        self.batches.take(batch)
+        self.batches.take(batch, step=1)
         return [group.number for group in batch.groups]
 
 

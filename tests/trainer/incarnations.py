@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.fence import take_over
-from services.trainer.loop.assembly import assemble
-from services.trainer.loop.parts import Parts
+from services.trainer.loop.assembly import RunContext, assemble
 from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -50,17 +49,16 @@ async def train(
     played: PlayedServices,
     sender: FakeSender,
     terminate: asyncio.Event | None = None,
-    meddle: Callable[[Parts], None] = lambda parts: None,
+    meddle: Callable[[TrainingLoop], None] = lambda loop: None,
 ) -> tuple[Ending, TrainingLoop]:
-    """Run one incarnation of the trainer to its end. ``meddle`` may change its parts before it begins."""
+    """Run one incarnation of the trainer to its end. ``meddle`` may change the loop before it begins."""
     store = RunStore(redis)
     record = await store.get(RUN_ID)
     assert record is not None
     incarnation = await take_over(redis, RunKeys(RUN_ID))
-    parts = await assemble(redis, store, record, sender, incarnation=incarnation)
-    parts.pace.probe_every_s = 0.2
-    meddle(parts)
-    loop = TrainingLoop(parts, terminate=terminate or asyncio.Event())
+    loop = await assemble(RunContext(redis, store, record, incarnation), sender, terminate=terminate or asyncio.Event())
+    loop.intake.pace.probe_every_s = 0.2
+    meddle(loop)
     services = asyncio.create_task(played.play(), name="played services")
     try:
         async with asyncio.timeout(120):

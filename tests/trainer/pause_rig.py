@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.parts import Parts
 from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -80,7 +79,7 @@ async def training(
     grader: Grader,
     *,
     terminate: asyncio.Event | None = None,
-    meddle: Callable[[Parts], None] = lambda parts: None,
+    meddle: Callable[[TrainingLoop], None] = lambda loop: None,
 ) -> AsyncGenerator[Training]:
     """Run one incarnation in the background; the test waits for its end."""
     played = PlayedServices(redis, reward=grader)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.loop.parts import Parts
+from services.trainer.loop.training_loop import TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
@@ -137,8 +137,8 @@ async def test_an_evaluation_of_which_nothing_comes_in_is_given_up_after_its_dea
     played = PlayedServices(redis, reward=reward)
     played.keep_back = lambda label: label.startswith("eval-") and label.endswith("2")
 
-    def impatient(parts: Parts) -> None:
-        parts.evaluations.idle_s = 3.0
+    def impatient(loop: TrainingLoop) -> None:
+        loop.intake.evaluations.idle_s = 3.0
 
     ending, _ = await train(redis, played=played, sender=FakeSender(redis), meddle=impatient)
     assert ending == "finished"

@@ -251,7 +251,7 @@ async def test_every_group_of_a_run_arrives_at_the_collector(
         redis,
         played=PlayedServices(redis),
         sender=FakeSender(redis),
-        meddle=lambda parts: all_traces.append(parts.traces),
+        meddle=lambda loop: all_traces.append(loop.reporting.traces),
     )
     all_traces[0].close(timeout_s=20)
     attributes = [

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from services.trainer.fence import take_over
-from services.trainer.loop.assembly import assemble
-from services.trainer.loop.training_loop import TrainingLoop
+from services.trainer.loop.assembly import RunContext, assemble
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
 from services.trainer.telemetry.step_memory import memory_metrics
 from shared.redis.keys import RunKeys
@@ -40,14 +39,15 @@ async def train(redis: Redis, tiny_model: Path, tmp_path: Path, **options: Any) 
     played = PlayedServices(redis)
     played.bury = {"00000001"}
     incarnation = await take_over(redis, RunKeys(RUN_ID))
-    parts = await assemble(redis, RunStore(redis), record, FakeSender(redis), incarnation=incarnation)
+    run = RunContext(redis, RunStore(redis), record, incarnation)
+    loop = await assemble(run, FakeSender(redis), terminate=asyncio.Event())
     services = asyncio.create_task(played.play(), name="played services")
     try:
         async with asyncio.timeout(120):
-            assert await TrainingLoop(parts, terminate=asyncio.Event()).run() == "finished"
+            assert await loop.run() == "finished"
     finally:
         services.cancel()
-        await asyncio.to_thread(parts.reports.close)
+        await asyncio.to_thread(loop.reporting.close, timeout_s=60.0)
     return tmp_path / "run"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.loop.parts import Parts
+from services.trainer.loop.training_loop import TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
@@ -24,7 +24,7 @@ LONG: dict[str, Any] = {"max_steps": 100_000, "save_steps": 100_000}
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the trainer check and report more than once per second."""
     monkeypatch.setattr("services.trainer.loop.external_changes._EVERY_S", 0.05)
-    monkeypatch.setattr("services.trainer.loop.training_loop._REPORT_EVERY_S", 0.1)
+    monkeypatch.setattr("services.trainer.loop.reporting._EVERY_S", 0.1)
 
 
 @pytest.fixture
@@ -185,8 +185,8 @@ async def test_a_probe_does_not_end_a_pause_that_was_asked_for(
 async def test_somebody_who_resumes_a_run_need_not_wait_for_a_probe_and_it_pauses_again_if_rewards_still_fail(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_probes(parts: Parts) -> None:
-        monkeypatch.setattr(parts.pace, "_next_probe_at", math.inf)
+    def no_probes(loop: TrainingLoop) -> None:
+        monkeypatch.setattr(loop.intake.pace, "_next_probe_at", math.inf)
 
     await create(redis, config, tmp_path)
     grader = Grader(works=False)
@@ -291,10 +291,10 @@ async def test_a_paused_run_can_be_stopped(
 async def test_failed_probes_do_not_pile_up_on_their_stream_however_long_a_pause_lasts(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.loop.training_loop._MAX_UNACKED_WHILE_PAUSED", 8)
+    monkeypatch.setattr("services.trainer.loop.intake._MAX_UNACKED_WHILE_PAUSED", 8)
 
-    def hurry(parts: Parts) -> None:
-        parts.pace.probe_every_s = 0.0
+    def hurry(loop: TrainingLoop) -> None:
+        loop.intake.pace.probe_every_s = 0.0
 
     await create(redis, config, tmp_path)
     grader, keys = Grader(works=False), RunKeys(RUN_ID)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from services.trainer.loop.parts import Parts
+from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.policy_core import PolicyCore
 from shared.messages import decode_scored_group
@@ -284,8 +284,8 @@ async def test_weights_that_are_not_finite_are_named_as_the_cause(
 ) -> None:
     await create(redis, config, tmp_path)
 
-    def poison(parts: Parts) -> None:
-        cast("PolicyCore", parts.core).lm.model.norm.weight.data[3] = math.nan
+    def poison(loop: TrainingLoop) -> None:
+        cast("PolicyCore", loop.core).lm.model.norm.weight.data[3] = math.nan
 
     with pytest.raises(ExceptionGroup):
         await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=poison)
@@ -300,13 +300,13 @@ async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_
     # Correction weights may be 0. Without them, every row has a gradient.
     await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)
 
-    def make_overflow(parts: Parts) -> None:
+    def make_overflow(loop: TrainingLoop) -> None:
         """Make the gradient of one token's embedding infinite. Only rollouts with that token have such a gradient."""
 
         def overflow(gradient: torch.Tensor) -> torch.Tensor:
             return torch.where(gradient[6:7].abs().sum() > 0, torch.full_like(gradient, math.inf), gradient)
 
-        cast("PolicyCore", parts.core).lm.model.embed_tokens.weight.register_hook(overflow)
+        cast("PolicyCore", loop.core).lm.model.embed_tokens.weight.register_hook(overflow)
 
     with pytest.raises(ExceptionGroup):
         await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=make_overflow)
@@ -319,14 +319,14 @@ async def test_rows_whose_gradients_are_too_large_together_alone_are_all_named(
 ) -> None:
     await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)
 
-    def make_overflow(parts: Parts) -> None:
+    def make_overflow(loop: TrainingLoop) -> None:
         """Make the gradient infinite if tokens 5 and 6 are trained in the same pass: branches 0 and 1 of a group."""
 
         def overflow(gradient: torch.Tensor) -> torch.Tensor:
             has_both = (gradient[5:7].abs().sum(1) > 0).all()
             return torch.where(has_both, torch.full_like(gradient, math.inf), gradient)
 
-        cast("PolicyCore", parts.core).lm.model.embed_tokens.weight.register_hook(overflow)
+        cast("PolicyCore", loop.core).lm.model.embed_tokens.weight.register_hook(overflow)
 
     with pytest.raises(ExceptionGroup):
         await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=make_overflow)

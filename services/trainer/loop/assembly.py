@@ -2,17 +2,20 @@
 
 A checkpoint's ledger is compared with the streams before training starts, so that every group is accounted for:
 
-    record --> data sets, tokenizer, model --> newest valid checkpoint --> groups accounted for --> Parts
+    record --> data sets, tokenizer, model --> newest valid checkpoint --> groups accounted for --> training loop
 """
 
 import asyncio
+import functools
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from services.trainer.checkpoints.checkpoint import CheckpointWriter, load_into, newest_valid, remove_leftovers
-from services.trainer.data.dataset import open_dataset, open_eval_dataset
+from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval_dataset
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
@@ -20,18 +23,22 @@ from services.trainer.groups.schedule import total_steps
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
+from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
+from services.trainer.loop.external_changes import ExternalChanges
 from services.trainer.loop.in_hand import GroupsInHand
+from services.trainer.loop.intake import Intake
 from services.trainer.loop.lost_writes import LostWrites
-from services.trainer.loop.parts import Parts
+from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.probe_prompt import make_prober
-from services.trainer.loop.push_schedule import PushSchedule
+from services.trainer.loop.push_schedule import PushSchedule, Sender
 from services.trainer.loop.reconcile import missing_groups, withdraw_unsampled
+from services.trainer.loop.reporting import Reporting
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
-from services.trainer.loop.step_report import StepReport
 from services.trainer.loop.trainable import require_trainable
+from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_group import make_core
@@ -46,171 +53,278 @@ from shared.redis.keys import TRAINERS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunRecord, RunStore
 from shared.redis.streams import StreamConsumer
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class RunContext:
+    """What identifies one run in this process, and where it keeps its state.
+
+    Args:
+        redis: Client of redis_connection.py.
+        store: Holds the run's record.
+        record: The run's record, as this trainer found it.
+        incarnation: This trainer's incarnation.
+        replica_id: This trainer's name, for the stamps.
+        room: Waits while the disk is full.
+    """
+
+    redis: Redis
+    store: RunStore
+    record: RunRecord
+    incarnation: int
+    replica_id: str = "trainer"
+    room: Room = field(default_factory=Room)
+
+    @functools.cached_property
+    def config(self) -> RunConfig:
+        """The run's settings."""
+        return self.record.parsed_config()
+
+    @property
+    def keys(self) -> RunKeys:
+        """The run's keys in Redis."""
+        return RunKeys(self.record.run_id)
+
+    @property
+    def files(self) -> RunFiles:
+        """The paths in the run's directory."""
+        return RunFiles(Path(self.record.run_dir))
+
+    async def starting(self, doing: str) -> None:
+        """Report what the rank does before it trains."""
+        await self.store.write_starting(self.record, doing)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The prompts of a run, and its model as the config names it."""
+
+    rows: PromptDataset
+    eval_rows: PromptDataset | None
+    tokenizer: Any
+    encoder: PromptEncoder
+    core: TrainingCore
+    total_steps: int
+
+
+@dataclass(frozen=True)
+class _LoopState:
+    """The loop's state in the checkpoint that was resumed from, or at the beginning of the run."""
+
+    ledger: Ledger
+    num_tokens: int = 0
+    considered_to: str = BEGINNING
+    """Stream id up to which the scored stream had been considered."""
+
+
 async def assemble(
-    redis: Redis,
-    store: RunStore,
-    record: RunRecord,
-    sender: Any,
+    run: RunContext,
+    sender: Sender,
     *,
-    incarnation: int,
-    replica_id: str = "trainer",
+    terminate: asyncio.Event,
     lead: Lead | None = None,
-    room: Room | None = None,
     data_roots: FileRoots | None = None,
-) -> Parts:
+) -> TrainingLoop:
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
-    config, keys = record.parsed_config(), RunKeys(record.run_id)
-    files = RunFiles(Path(record.run_dir))
-    room = room or Room()
-    room.tell = lambda says: store.write_starting(record, f"waiting for {says}")
-    await store.write_starting(record, "reading the data set")
+    config, files = run.config, run.files
+    run.room.tell = lambda says: run.starting(f"waiting for {says}")
+    inputs = await _load_inputs(run, lead=lead, data_roots=data_roots)
+    # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
+    await check_not_fenced(run.redis, run.keys, run.incarnation)
+    state = await _resume(run, inputs.core)
+    run_log = await _open_log(run, inputs.core)
+    run.room.tell = None
+    if inputs.eval_rows is not None:
+        await asyncio.to_thread(refuse_without_usable_prompts, inputs.eval_rows, config=config, encoder=inputs.encoder)
+    traces = GroupTraces.from_environment(os.environ, run_id=run.keys.run_id, replica_id=run.replica_id)
+    torch_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+    in_hand = GroupsInHand(files.run_dir)
+    intake = await _make_intake(run, inputs, state, in_hand=in_hand, run_log=run_log, traces=traces)
+    outflow = _make_outflow(
+        run, inputs, sender, scored=intake.scored, torch_thread=torch_thread, run_log=run_log, traces=traces
+    )
+    return TrainingLoop(
+        inputs.core,
+        config,
+        trainer=BatchTrainer(
+            inputs.core,
+            config,
+            run_id=run.keys.run_id,
+            run_dir=files.run_dir,
+            in_hand=in_hand,
+            torch_thread=torch_thread,
+        ),
+        intake=intake,
+        outflow=outflow,
+        reporting=Reporting(
+            run.redis,
+            keys=run.keys,
+            store=run.store,
+            config=config,
+            incarnation=run.incarnation,
+            core=inputs.core,
+            intake=intake,
+            outflow=outflow,
+            log=run_log,
+            trackers=Reports(
+                config, run_id=run.keys.run_id, run_dir=files.run_dir, resumed_step=inputs.core.policy_version
+            ),
+            traces=traces,
+            room=run.room,
+            replica_id=run.replica_id,
+            seen_tokens=state.num_tokens,
+            total_steps=inputs.total_steps,
+        ),
+        terminate=terminate,
+        total_steps=inputs.total_steps,
+    )
+
+
+async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRoots | None) -> _Inputs:
+    config = run.config
+    await run.starting("reading the data set")
     rows = await asyncio.to_thread(open_dataset, config, data_roots)
     eval_rows = await asyncio.to_thread(open_eval_dataset, config, data_roots)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
     steps = total_steps(config, num_rows=len(rows))
-    await store.write_starting(record, "loading the model")
+    await run.starting("loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
-    # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
-    await check_not_fenced(redis, keys, incarnation)
-    ledger, num_tokens, considered_to = await _resume(core, files, store, record, incarnation=incarnation)
-    logs = files.run_dir / "rollouts"
-    await room.write(lambda: logs.mkdir(parents=True, exist_ok=True), what="its logs", where=files.run_dir)
-    run_log = RunLog(redis, keys=keys, run_dir=files.run_dir, room=room)
-    await room.write(lambda: run_log.cut_back_to(core.policy_version), what="its logs", where=files.run_dir)
-    room.tell = None
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
-    if eval_rows is not None:
-        await asyncio.to_thread(refuse_without_usable_prompts, eval_rows, config=config, encoder=encoder)
+    return _Inputs(rows, eval_rows, tokenizer, encoder, core, steps)
+
+
+async def _resume(run: RunContext, core: TrainingCore) -> _LoopState:
+    """Load the newest valid checkpoint into the core, if there is one, and return the loop's state in it."""
+    await asyncio.to_thread(lambda: remove_leftovers(run.files.checkpoints, incarnation=run.incarnation))
+    checkpoint = await asyncio.to_thread(newest_valid, run.files.checkpoints)
+    if checkpoint is None:
+        return _LoopState(Ledger())
+    await run.starting(f"loading the checkpoint of step {checkpoint.step}")
+    await asyncio.to_thread(load_into, core, checkpoint)
+    log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
+    kept = checkpoint.extra
+    return _LoopState(Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"]))
+
+
+async def _open_log(run: RunContext, core: TrainingCore) -> RunLog:
+    """Return the run's log, without the steps that are going to be repeated."""
+    run_dir = run.files.run_dir
+    await run.room.write(
+        lambda: (run_dir / "rollouts").mkdir(parents=True, exist_ok=True), what="its logs", where=run_dir
+    )
+    run_log = RunLog(run.redis, keys=run.keys, run_dir=run_dir, room=run.room)
+    await run.room.write(lambda: run_log.cut_back_to(core.policy_version), what="its logs", where=run_dir)
+    return run_log
+
+
+async def _make_intake(
+    run: RunContext, inputs: _Inputs, state: _LoopState, *, in_hand: GroupsInHand, run_log: RunLog, traces: GroupTraces
+) -> Intake:
+    """Return the intake, after comparing the ledger with the streams: groups that are gone are admitted again."""
+    redis, keys, config, ledger = run.redis, run.keys, run.config, state.ledger
+
+    def check(group: ScoredGroup) -> None:
+        require_trainable(group, vocab_size=inputs.core.vocab_size, total_steps=inputs.total_steps)
+        in_hand.refuse_condemned(group)
+
     admission = Admission(
         redis,
         keys=keys,
         config=config,
-        rows=rows,
-        encoder=encoder,
+        rows=inputs.rows,
+        encoder=inputs.encoder,
         ledger=ledger,
-        incarnation=incarnation,
-        replica_id=replica_id,
+        incarnation=run.incarnation,
+        replica_id=run.replica_id,
     )
     evaluations = Evaluations(
         redis,
         keys=keys,
         config=config,
-        rows=eval_rows,
-        encoder=encoder,
-        incarnation=incarnation,
-        replica_id=replica_id,
+        rows=inputs.eval_rows,
+        encoder=inputs.encoder,
+        incarnation=run.incarnation,
+        replica_id=run.replica_id,
         last_step=run_log.last_evaluated_step(),
     )
-    in_hand = GroupsInHand(files.run_dir)
-
-    def check(group: ScoredGroup) -> None:
-        require_trainable(group, vocab_size=core.vocab_size, total_steps=steps)
-        in_hand.refuse_condemned(group)
-
     scored = ScoredGroups(
-        redis, keys=keys, ledger=ledger, incarnation=incarnation, consumer=_seat(redis, keys, incarnation), check=check
+        redis, keys=keys, ledger=ledger, incarnation=run.incarnation, consumer=_seat(run), check=check
     )
     lost_writes = LostWrites(
         redis, keys=keys, ledger=ledger, scored=scored, admission=admission, evaluations=evaluations
     )
     await lost_writes.make_up()  # identifies the server: losses from here on are noticed
-    await withdraw_unsampled(redis, keys, ledger, incarnation=incarnation)
+    await withdraw_unsampled(redis, keys, ledger, incarnation=run.incarnation)
     admission.admit_again(await missing_groups(redis, keys, ledger))
-    traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
     batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)
-    reports = Reports(config, run_id=keys.run_id, run_dir=files.run_dir, resumed_step=core.policy_version)
-    pushes = PushSchedule(
-        sender,
-        run_log=run_log,
-        prober=make_prober(config, core, encoder, rows),
-        num_pushes=record.progress.pushes,
-        num_confirmed=record.progress.pushes_confirmed,
-        num_probes_failed=record.progress.probes_failed,
-    )
-    return Parts(
-        redis=redis,
-        keys=keys,
-        config=config,
-        store=store,
-        core=core,
+    return Intake(
         ledger=ledger,
         admission=admission,
         pace=AdmissionPace(config, ledger=ledger),
-        lost_writes=lost_writes,
-        pause=RunPause(store, run_log=run_log, record=record, failures=batches.failures),
-        in_hand=in_hand,
         scored=scored,
-        considered_to=considered_to,
+        considered_to=state.considered_to,
         batches=batches,
         evaluations=evaluations,
-        pushes=pushes,
-        saver=CheckpointSaver(
-            CheckpointWriter(files.checkpoints, keep=config.save_total_limit, incarnation=incarnation),
-            redis=redis,
-            keys=keys,
-            incarnation=incarnation,
-            core=core,
-            tokenizer=tokenizer,
-            scored=scored,
-            run_log=run_log,
-            replica_id=replica_id,
-            room=room,
-            traces=traces,
-        ),
-        report=StepReport(
+        pause=RunPause(run.store, run_log=run_log, record=run.record, failures=batches.failures),
+        changes=ExternalChanges(
             redis,
             keys=keys,
-            config=config,
+            store=run.store,
+            incarnation=run.incarnation,
             ledger=ledger,
             scored=scored,
-            pushes=pushes,
+            evaluations=evaluations,
             log=run_log,
-            reports=reports,
-            replica_id=replica_id,
-            seen_tokens=num_tokens,
         ),
-        reports=reports,
-        files=files,
-        room=room,
-        log=run_log,
-        traces=traces,
-        tokenizer=tokenizer,
-        replica_id=replica_id,
-        incarnation=incarnation,
-        total_steps=steps,
+        lost_writes=lost_writes,
     )
 
 
-async def _resume(
-    core: TrainingCore, files: RunFiles, store: RunStore, record: RunRecord, *, incarnation: int
-) -> tuple[Ledger, int, str]:
-    """Load the newest valid checkpoint into the core, if there is a checkpoint.
+def _make_outflow(
+    run: RunContext,
+    inputs: _Inputs,
+    sender: Sender,
+    *,
+    scored: ScoredGroups,
+    torch_thread: ThreadPoolExecutor,
+    run_log: RunLog,
+    traces: GroupTraces,
+) -> Outflow:
+    config, progress = run.config, run.record.progress
+    pushes = PushSchedule(
+        sender,
+        run_log=run_log,
+        prober=make_prober(config, inputs.core, inputs.encoder, inputs.rows),
+        num_pushes=progress.pushes,
+        num_confirmed=progress.pushes_confirmed,
+        num_probes_failed=progress.probes_failed,
+    )
+    saver = CheckpointSaver(
+        CheckpointWriter(run.files.checkpoints, keep=config.save_total_limit, incarnation=run.incarnation),
+        redis=run.redis,
+        keys=run.keys,
+        incarnation=run.incarnation,
+        core=inputs.core,
+        tokenizer=inputs.tokenizer,
+        scored=scored,
+        run_log=run_log,
+        replica_id=run.replica_id,
+        room=run.room,
+        traces=traces,
+    )
+    return Outflow(inputs.core, config, pushes=pushes, saver=saver, torch_thread=torch_thread)
 
-    Returns:
-        The loop's state in the checkpoint: the ledger, the number of tokens trained on, and the position up to which
-            the scored stream was considered. Without a checkpoint, the initial state.
-    """
-    await asyncio.to_thread(lambda: remove_leftovers(files.checkpoints, incarnation=incarnation))
-    checkpoint = await asyncio.to_thread(newest_valid, files.checkpoints)
-    if checkpoint is None:
-        return Ledger(), 0, BEGINNING
-    await store.write_starting(record, f"loading the checkpoint of step {checkpoint.step}")
-    await asyncio.to_thread(load_into, core, checkpoint)
-    log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
-    kept = checkpoint.extra
-    return Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"])
 
-
-def _seat(redis: Redis, keys: RunKeys, incarnation: int) -> StreamConsumer:
+def _seat(run: RunContext) -> StreamConsumer:
+    keys = run.keys
     return StreamConsumer(
-        redis,
+        run.redis,
         stream=keys.scored,
         consumer_group=TRAINERS,
-        name=consumer_name(incarnation),
+        name=consumer_name(run.incarnation),
         leases=keys.leases(TRAINERS),
         dead=keys.dead,
         reclaim_every_s=1.0,

@@ -44,8 +44,8 @@ class BatchBuilder:
     Args:
         config: The run's settings.
         scored: The waiting groups.
-        ledger: Records every drop.
-        traces: Records every drop, too.
+        ledger: Records every trained and every dropped group.
+        traces: Records both, too.
 
     Attributes:
         failures: Recent failures of the reward functions.
@@ -134,12 +134,13 @@ class BatchBuilder:
     def _wanted(self, num_steps_left: int) -> int:
         return self._shape.minibatches(num_steps_left=num_steps_left) * self._shape.groups_per_step
 
-    def take(self, batch: Batch) -> None:
-        """Settle the groups of a batch as trained."""
+    def take(self, batch: Batch, *, step: int) -> None:
+        """Settle the groups of a batch as trained; the weights contain them since optimizer step ``step``."""
         for waiting in batch.groups:
             self._ledger.record_trained(waiting.number)
             self._scored.remove(waiting.number)
         self._dropped_since_batch.clear()
+        self._traces.trained(batch.groups, step=step)
 
     def _why_no_signal(self, waiting: WaitingGroup, rewards_G: Rewards) -> str:
         """Return the reason to drop a group that gives no gradient; empty if it does."""

@@ -79,6 +79,7 @@ class BatchTrainer:
         run_dir: Where a post-mortem is written.
         in_hand: Records which groups are computed on, and which to try by themselves first.
         torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
+            ``close`` ends it.
     """
 
     def __init__(
@@ -150,6 +151,10 @@ class BatchTrainer:
             tokens_per_pass=accumulated.num_pass_tokens / max(1, accumulated.num_passes),
             train_s=planned.prepared_s + time.monotonic() - began_at,
         )
+
+    def close(self) -> None:
+        """End the torch thread, which has nothing left to do."""
+        self._torch.shutdown(wait=False)
 
     async def _try_alone(self, group: TrainedGroup) -> None:
         """Run a step's passes on one group and discard the gradients: an earlier rank may have died of it."""

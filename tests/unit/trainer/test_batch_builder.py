@@ -182,7 +182,7 @@ def test_a_settled_group_is_no_straggler(run_config: RunConfig) -> None:
 def test_taking_a_batch_settles_its_groups(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, scored_group())
-    rig.batches.take(rig.batch())
+    rig.batches.take(rig.batch(), step=1)
     assert rig.ledger.num_trained == 1
     assert rig.scored.considered() == set()
 

@@ -1,4 +1,7 @@
-"""Logs each optimizer step: its line of metrics, and the rollouts it trained.
+"""Reports on one run: its progress, each optimizer step with the rollouts it trained, and each evaluation.
+
+    progress, once a second     --> the run's record, where the run API reads it
+    steps, evaluations, notes   --> the run's log and its watchers, and the trackers of report_to
 
 rollout metrics of the batch   on the line of its first step, as TRL logs them once per generation
 staleness                      on every line, because it grows within a batch
@@ -13,12 +16,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.trainer.groups.ledger import Ledger
+from services.trainer.fence import check_not_fenced
 from services.trainer.groups.staleness import staleness
 from services.trainer.loop.batch_trainer import TrainedStep
 from services.trainer.loop.evaluation import EvaluationResult, evaluation_line
-from services.trainer.loop.push_schedule import PushSchedule
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.loop.intake import Intake
+from services.trainer.loop.outflow import Outflow
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.room import Room
+from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.per_token_log import rollout_rows
 from services.trainer.telemetry.recent_rate import RecentRate
 from services.trainer.telemetry.reports import Reports
@@ -28,25 +34,34 @@ from services.trainer.telemetry.step_metrics import TrainedGroup, group_metrics,
 from shared.messages import Stamp
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, patiently
+from shared.redis.run_store import Progress, RunStore, Waiting
 from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
+_EVERY_S = 1.0
+_LAST_TRACES_S = 5.0
 
-class StepReport:
-    """The reports of one run's steps.
+
+class Reporting:
+    """The reports of one run.
 
     Args:
         redis: Client of redis_connection.py.
         keys: Keys of the run.
+        store: Keeps the run's progress.
         config: The run's config.
-        ledger: Counts every group's outcome.
-        scored: Counts arrived tokens.
-        pushes: Has the metrics of the last push.
+        incarnation: This trainer's incarnation.
+        core: Knows the policy version.
+        intake: Counts groups and arrived tokens.
+        outflow: Has the metrics of the last push and the last checkpoint.
         log: The run log to write to.
-        reports: The trackers to report to.
+        trackers: The trackers to report to.
+        traces: Traces of groups, which are closed with the trackers.
+        room: Knows whether the disk is full.
         replica_id: This trainer's id, for the stamps.
         seen_tokens: TRL's num_tokens up to the checkpoint that was resumed from.
+        total_steps: Optimizer steps of the run.
     """
 
     def __init__(
@@ -54,76 +69,132 @@ class StepReport:
         redis: Redis,
         *,
         keys: RunKeys,
+        store: RunStore,
         config: RunConfig,
-        ledger: Ledger,
-        scored: ScoredGroups,
-        pushes: PushSchedule,
+        incarnation: int,
+        core: TrainingCore,
+        intake: Intake,
+        outflow: Outflow,
         log: RunLog,
-        reports: Reports,
+        trackers: Reports,
+        traces: GroupTraces,
+        room: Room,
         replica_id: str,
         seen_tokens: int,
+        total_steps: int,
     ) -> None:
         self.seen_tokens = seen_tokens
+        self.log = log
+        self.traces = traces
         self._redis = redis
         self._keys = keys
+        self._store = store
         self._config = config
-        self._ledger = ledger
-        self._scored = scored
-        self._pushes = pushes
-        self._log = log
-        self._reports = reports
+        self._incarnation = incarnation
+        self._core = core
+        self._intake = intake
+        self._outflow = outflow
+        self._trackers = trackers
+        self._room = room
         self._replica_id = replica_id
+        self._total_steps = total_steps
+        self._waiting = Waiting("work", "the first push")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._arrivals = RecentRate()
         self._num_arrived_tokens = 0
         self._step_began_at = time.monotonic()
 
-    def waited(self, waited_s: float, *, is_paused: bool) -> None:
+    def waits_for(self, what: Waiting | str) -> None:
+        """Note what the run waits for; empty if it does not wait."""
+        self._waiting = Waiting("work", what) if isinstance(what, str) else what
+
+    async def write_progress_for_ever(self) -> None:
+        """Write the run's progress about once a second."""
+        while True:
+            await self.write_progress()
+            await asyncio.sleep(_EVERY_S)
+
+    async def write_progress(self) -> None:
+        """Write the run's progress to its record and to its watchers."""
+        step, ledger, pushes = self._core.policy_version, self._intake.ledger, self._outflow.pushes
+        progress = Progress(
+            step=step,
+            max_steps=self._total_steps,
+            policy_version=step,
+            waiting_for=self._waiting.says,
+            waiting_kind=self._waiting.kind,
+            groups_admitted=ledger.admitted,
+            groups_trained=ledger.num_trained,
+            groups_dropped=ledger.dropped_by_reason(),
+            num_generators=pushes.num_generators,
+            pushes=pushes.num_pushes,
+            pushes_confirmed=pushes.num_confirmed,
+            probes_failed=pushes.num_probes_failed,
+            num_left_out=pushes.num_left_out,
+            left_out=pushes.left_out(),
+            paused_s=self._intake.pause.total_s(),
+            disk_full=self._room.missing,
+            updated_at_s=time.time(),
+        )
+        await self._store.write_progress(self._keys.run_id, progress)
+        await self.log.event("progress", {"step": progress.step, "waiting_for": progress.waiting_for})
+
+    def waited(self, waited_s: float) -> None:
         """Record time without training. A pause, and tokens that arrive in it, count in no duration and no rate."""
-        num_tokens = self._scored.take_arrived_tokens()
-        if is_paused:
+        num_tokens = self._intake.scored.take_arrived_tokens()
+        if self._intake.pause.by is not None:
             self._step_began_at += waited_s
         else:
             self._num_arrived_tokens += num_tokens
 
-    async def step(self, groups: Sequence[TrainedGroup], trained: TrainedStep, more: dict[str, float]) -> None:
+    async def step(self, groups: Sequence[TrainedGroup], trained: TrainedStep) -> None:
         """Log a step.
 
         Args:
             groups: The groups of the step's batch.
             trained: The step.
-            more: Further metrics to log.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
         """
+        # A trainer that was stopped for a while must not write into its successor's files.
+        await check_not_fenced(self._redis, self._keys, self._incarnation)
+        more = self._outflow.saver.metrics() | {"paused_s": self._intake.pause.total_s()}
         step = trained.policy_version + 1
         if trained.planned.is_first:
             self.seen_tokens += num_seen_tokens(groups)
         metrics = {"step": float(step), "at_s": time.time()}
         metrics |= self._of_rollouts(groups, trained) | trained.stats.metrics()
         metrics |= await self._of_pipeline(trained) | more
-        await self._log.metrics(metrics)
+        await self.log.metrics(metrics)
         trains_new = trained.planned.new_groups_after_steps is not None
         new_groups = trained.planned.minibatch.groups if trains_new else ()
-        await asyncio.to_thread(self._reports.step, step, metrics, new_groups)
-        for failure in self._reports.take_failures():
-            await self._log.event("log", {"message": failure})
+        await asyncio.to_thread(self._trackers.step, step, metrics, new_groups)
+        for failure in self._trackers.take_failures():
+            await self.log.event("log", {"message": failure})
         if self._logs_rollouts(trained):
             stamp = Stamp("trained", time.time(), self._replica_id)
             rows = rollout_rows(
                 new_groups, step=step, policy_version=trained.policy_version, trained=stamp, per_token=trained.per_token
             )
-            await self._log.rollouts(step, rows)
+            await self.log.rollouts(step, rows)
 
     async def evaluation(self, result: EvaluationResult) -> None:
         """Log an evaluation."""
         stamp = Stamp("evaluated", time.time(), self._replica_id)
         rows = rollout_rows(result.groups, step=result.step, policy_version=result.step, trained=stamp)
-        await self._log.evaluation(evaluation_line(result), rows)
-        await asyncio.to_thread(self._reports.evaluation, result.step, result.metrics)
+        await self.log.evaluation(evaluation_line(result), rows)
+        await asyncio.to_thread(self._trackers.evaluation, result.step, result.metrics)
 
     async def note(self, message: str) -> None:
         """Log a warning, and send it to the run's watchers."""
         log.warning("%s", message)
-        await self._log.event("log", {"message": message})
+        await self.log.event("log", {"message": message})
+
+    def close(self, *, timeout_s: float) -> None:
+        """Send the last reports, within ``timeout_s``, and the last traces, within at most 5 seconds more."""
+        self._trackers.close(timeout_s=timeout_s)
+        self.traces.close(timeout_s=min(timeout_s, _LAST_TRACES_S))
 
     def _of_rollouts(self, groups: Sequence[TrainedGroup], trained: TrainedStep) -> dict[str, float]:
         if trained.planned.is_first:
@@ -141,7 +212,7 @@ class StepReport:
     async def _of_pipeline(self, trained: TrainedStep) -> dict[str, float]:
         now = time.monotonic()
         elapsed_s, self._step_began_at = now - self._step_began_at, now
-        num_tokens = self._num_arrived_tokens + self._scored.take_arrived_tokens()
+        num_tokens = self._num_arrived_tokens + self._intake.scored.take_arrived_tokens()
         self._num_arrived_tokens = 0
         depths = await patiently(self._queue_depths, what="reading queue depths", timeout_s=60)
         return {
@@ -151,11 +222,11 @@ class StepReport:
             "throughput/generated_tokens_per_s": self._arrivals.add(num_tokens, elapsed_s=elapsed_s),
             "throughput/tokens_per_pass": trained.tokens_per_pass,
             "throughput/trained_tokens_per_s": trained.planned.minibatch.num_tokens / trained.train_s,
-            **group_metrics(self._ledger),
+            **group_metrics(self._intake.ledger),
             **{f"queue/{name}": float(depth) for name, depth in depths.items()},
-            **self._pushes.metrics(),
+            **self._outflow.pushes.metrics(),
             **memory_metrics(self._device),
-            **self._reports.metrics(),
+            **self._trackers.metrics(),
         }
 
     def _logs_rollouts(self, trained: TrainedStep) -> bool:

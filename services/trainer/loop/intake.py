@@ -1,0 +1,186 @@
+"""Takes in the groups of one run: admits prompts, receives scored groups, chooses batches, and keeps the ledger.
+
+    data set --admit--> prompts ... scored --consider--> [waiting] --next_batch--> a batch --settle--> ledger
+                           the streams of evaluations, too
+
+A user's request, or rewards that fail, can pause the intake (run_pause.py). Groups that were buried or lost on the way
+are noticed here: they are dropped or admitted again, so that no batch waits for them.
+"""
+
+from services.trainer.groups.ledger import Ledger
+from services.trainer.loop.admission import Admission
+from services.trainer.loop.admission_pace import AdmissionPace
+from services.trainer.loop.batch_builder import Batch, BatchBuilder
+from services.trainer.loop.evaluation import EvaluationResult, Evaluations
+from services.trainer.loop.external_changes import ExternalChanges
+from services.trainer.loop.lost_writes import LostWrites
+from services.trainer.loop.run_pause import RunPause
+from services.trainer.loop.scored_groups import ScoredGroups
+
+_RECEIVE_BLOCK_S = 0.2
+_MAX_UNACKED_WHILE_PAUSED = 256
+"""How many failed probes may wait on the stream for the next checkpoint. In a pause no step is made, so a longer queue
+gets a checkpoint of its own."""
+
+
+class Intake:
+    """The groups of one run, from admission to the ledger.
+
+    Args:
+        ledger: The outcome of every group. Everything below shares it.
+        admission: Sends prompts.
+        pace: Decides how many prompts to send.
+        scored: The groups that came back.
+        considered_to: Stream id up to which the checkpoint that was resumed from had considered the scored stream.
+        batches: Chooses among the groups that came back.
+        evaluations: The evaluations of the run, whose groups travel on the same streams.
+        pause: Whether the run is paused.
+        changes: What users and other services have changed.
+        lost_writes: Notices groups that Redis has lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        admission: Admission,
+        pace: AdmissionPace,
+        scored: ScoredGroups,
+        considered_to: str,
+        batches: BatchBuilder,
+        evaluations: Evaluations,
+        pause: RunPause,
+        changes: ExternalChanges,
+        lost_writes: LostWrites,
+    ) -> None:
+        self.ledger = ledger
+        self.pace = pace
+        self.pause = pause
+        self.scored = scored
+        self.evaluations = evaluations
+        self._admission = admission
+        self._considered_to = considered_to
+        self._batches = batches
+        self._changes = changes
+        self._lost_writes = lost_writes
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether a user asked the run to stop."""
+        return self._changes.should_stop
+
+    async def recover(self) -> None:
+        """Take in again the groups that an earlier incarnation had received and not settled."""
+        recovered = await self.scored.recover(considered_to=self._considered_to)
+        self._batches.failures.leave_out(self.scored.numbers())
+        for waiting in recovered:
+            self._batches.judge(waiting)
+
+    async def look(self) -> bool:
+        """Read requests, dead letters and groups that were begun, if it is time to. Return whether it was.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
+            StateLostError: Redis has lost the run.
+        """
+        return await self._changes.look()
+
+    async def heed_requests(self) -> None:
+        """Pause or resume the run, as users asked or as its rewards require."""
+        await self.pause.heed(self._changes.wishes)
+
+    async def make_up_losses(self) -> None:
+        """Admit groups again that Redis lost when it was restarted."""
+        await self._lost_writes.make_up()
+
+    async def admit(self, *, num_steps_left: int) -> None:
+        """Send as many prompts as staleness allows; in a pause none, or a probe.
+
+        Raises:
+            UserError: The data set has no usable rows.
+        """
+        here = self.scored.numbers()
+        self._admission.leave_out(here)
+        count = self.pace.num_to_admit(
+            num_unadmitted=self._admission.num_unadmitted,
+            num_waiting=len(here),
+            num_steps_left=num_steps_left,
+            paused_by=self.pause.by,
+        )
+        if not count:
+            return
+        numbers = await self._admission.admit(count)
+        if self.pause.by == "rewards":
+            self._batches.failures.expect_probe(numbers[-1])
+
+    async def next_batch(self, *, policy_version: int, num_steps_left: int) -> Batch:
+        """Choose the batch that begins at ``policy_version``. It is empty, with the reason, if it must wait."""
+        if self.pause.by == "user":
+            return Batch(())
+        batch = self._choose(policy_version, num_steps_left)
+        if batch.groups:
+            # Sampling may have begun since the last look, so choose again on fresh data.
+            await self._changes.read_started()
+            batch = self._choose(policy_version, num_steps_left)
+        return batch
+
+    def _choose(self, policy_version: int, num_steps_left: int) -> Batch:
+        return self._batches.choose(
+            policy_version=policy_version, started=self._changes.started, num_steps_left=num_steps_left
+        )
+
+    async def receive(self) -> None:
+        """Wait a moment for entries of the scored stream."""
+        await self.scored.receive(block_s=_RECEIVE_BLOCK_S)
+
+    async def consider(self, *, num_steps_left: int) -> None:
+        """Judge the next arrival, or wait a moment for one; then further ones, while a batch lacks groups.
+
+        One arrival at a time: the choice of a batch must not depend on how many arrived together.
+        """
+        if not self._consider_next():
+            await self.receive()
+        while self._batches.num_missing(num_steps_left=num_steps_left) and self._consider_next():
+            pass
+
+    def _consider_next(self) -> bool:
+        waiting = self.scored.consider()
+        if waiting is not None:
+            self._batches.judge(waiting)
+        return waiting is not None
+
+    def waiting_for(self, batch: Batch) -> str:
+        """Return what an empty batch waits for, and what ends the pause, if the run is paused."""
+        return self.pause.waiting_for(batch.waiting_for, probe_every_s=self.pace.probe_every_s)
+
+    def settle(self, batch: Batch, *, step: int) -> None:
+        """Record the groups of a batch as trained, in the weights since optimizer step ``step``."""
+        self._batches.take(batch, step=step)
+
+    def drop_the_rest(self, reason: str) -> None:
+        """Record all groups in flight as dropped, because the run is over."""
+        for number in self.ledger.in_flight():
+            self.ledger.record_dropped(number, reason)
+
+    def needs_checkpoint(self) -> bool:
+        """Return whether a checkpoint should take failed probes off their stream, in a pause that may last for days."""
+        return self.pause.by is not None and len(self.scored.settled()) >= _MAX_UNACKED_WHILE_PAUSED
+
+    def begin_evaluation(self, policy_version: int) -> str:
+        """Begin an evaluation if one is due, but not in a pause.
+
+        Returns:
+            A message about due evaluations that are not made at their own steps; empty if all are.
+        """
+        return self.evaluations.begin(policy_version) if self._is_evaluation_due(policy_version) else ""
+
+    async def advance_evaluation(self) -> EvaluationResult | None:
+        """Send and receive groups of the evaluation under way. Return its result once it is complete."""
+        return await self.evaluations.go_on(self.scored.take_evaluated())
+
+    def has_evaluations_left(self, policy_version: int) -> bool:
+        """Return whether an evaluation is under way or due."""
+        return self.evaluations.is_running or self._is_evaluation_due(policy_version)
+
+    def _is_evaluation_due(self, policy_version: int) -> bool:
+        return self.evaluations.is_due(policy_version) and self.pause.by is None
