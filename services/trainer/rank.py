@@ -41,7 +41,7 @@ from shared.service.logs import about_run, configure_first_logging, configure_lo
 from shared.settings import from_environment
 
 if TYPE_CHECKING:
-    from services.trainer.loop.assembly import RunContext
+    from services.trainer.loop.run_context import RunContext
     from services.trainer.loop.training_loop import Ending, TrainingLoop
     from services.trainer.ranks.lead import Lead
 
@@ -138,7 +138,8 @@ async def _train(
     lead: "Lead | None",
 ) -> int:
     from services.trainer.fence import take_over
-    from services.trainer.loop.assembly import RunContext, assemble, consumer_name
+    from services.trainer.loop.assembly import assemble, consumer_name
+    from services.trainer.loop.run_context import RunContext
     from services.trainer.push.weight_sender import WeightSender
     from services.trainer.room import Room
 

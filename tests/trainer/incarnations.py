@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.fence import take_over
-from services.trainer.loop.assembly import RunContext, assemble
+from services.trainer.loop.assembly import assemble
+from services.trainer.loop.run_context import RunContext
 from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis

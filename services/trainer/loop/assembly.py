@@ -6,12 +6,10 @@ A checkpoint's ledger is compared with the streams before training starts, so th
 """
 
 import asyncio
-import functools
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from services.trainer.checkpoints.checkpoint import CheckpointWriter, load_into, newest_valid, remove_leftovers
@@ -35,6 +33,7 @@ from services.trainer.loop.probe_prompt import make_prober
 from services.trainer.loop.push_schedule import PushSchedule, Sender
 from services.trainer.loop.reconcile import missing_groups, withdraw_unsampled
 from services.trainer.loop.reporting import Reporting
+from services.trainer.loop.run_context import RunContext
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
 from services.trainer.loop.trainable import require_trainable
@@ -42,60 +41,15 @@ from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_group import make_core
-from services.trainer.room import Room
-from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from shared.file_roots import FileRoots
 from shared.messages import ScoredGroup
-from shared.redis.keys import TRAINERS, RunKeys
-from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.keys import TRAINERS
 from shared.redis.streams import StreamConsumer
-from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What identifies one run in this process, and where it keeps its state.
-
-    Args:
-        redis: Client of redis_connection.py.
-        store: Holds the run's record.
-        record: The run's record, as this trainer found it.
-        incarnation: This trainer's incarnation.
-        replica_id: This trainer's name, for the stamps.
-        room: Waits while the disk is full.
-    """
-
-    redis: Redis
-    store: RunStore
-    record: RunRecord
-    incarnation: int
-    replica_id: str = "trainer"
-    room: Room = field(default_factory=Room)
-
-    @functools.cached_property
-    def config(self) -> RunConfig:
-        """The run's settings."""
-        return self.record.parsed_config()
-
-    @property
-    def keys(self) -> RunKeys:
-        """The run's keys in Redis."""
-        return RunKeys(self.record.run_id)
-
-    @property
-    def files(self) -> RunFiles:
-        """The paths in the run's directory."""
-        return RunFiles(Path(self.record.run_dir))
-
-    async def starting(self, doing: str) -> None:
-        """Report what the rank does before it trains."""
-        await self.store.write_starting(self.record, doing)
 
 
 @dataclass(frozen=True)
@@ -160,11 +114,7 @@ async def assemble(
         intake=intake,
         outflow=outflow,
         reporting=Reporting(
-            run.redis,
-            keys=run.keys,
-            store=run.store,
-            config=config,
-            incarnation=run.incarnation,
+            run,
             core=inputs.core,
             intake=intake,
             outflow=outflow,
@@ -173,8 +123,6 @@ async def assemble(
                 config, run_id=run.keys.run_id, run_dir=files.run_dir, resumed_step=inputs.core.policy_version
             ),
             traces=traces,
-            room=run.room,
-            replica_id=run.replica_id,
             seen_tokens=state.num_tokens,
             total_steps=inputs.total_steps,
         ),
@@ -269,16 +217,7 @@ async def _make_intake(
         batches=batches,
         evaluations=evaluations,
         pause=RunPause(run.store, run_log=run_log, record=run.record, failures=batches.failures),
-        changes=ExternalChanges(
-            redis,
-            keys=keys,
-            store=run.store,
-            incarnation=run.incarnation,
-            ledger=ledger,
-            scored=scored,
-            evaluations=evaluations,
-            log=run_log,
-        ),
+        changes=ExternalChanges(run, ledger=ledger, scored=scored, evaluations=evaluations, log=run_log),
         lost_writes=lost_writes,
     )
 

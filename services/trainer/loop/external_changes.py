@@ -13,13 +13,12 @@ from services.trainer.fence import check_not_fenced
 from services.trainer.groups.group_ids import group_id, is_evaluation, training_number
 from services.trainer.groups.ledger import DEAD_LETTER, Ledger
 from services.trainer.loop.evaluation import Evaluations
+from services.trainer.loop.run_context import RunContext
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.telemetry.run_log import RunLog
 from shared.lineage import LineageVersion
 from shared.pause import Wishes
-from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import Redis, patiently
-from shared.redis.run_store import RunStore
+from shared.redis.redis_connection import patiently
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +29,7 @@ class ExternalChanges:
     """The state of one run outside its trainer.
 
     Args:
-        redis: Client of redis_connection.py.
-        keys: The run's keys.
-        store: Holds the users' requests.
-        incarnation: This trainer's incarnation.
+        run: The run, whose record holds the users' requests.
         ledger: Records buried training groups.
         scored: Knows which groups have arrived, even if they were buried too.
         evaluations: Records buried evaluation groups.
@@ -42,11 +38,8 @@ class ExternalChanges:
 
     def __init__(
         self,
-        redis: Redis,
+        run: RunContext,
         *,
-        keys: RunKeys,
-        store: RunStore,
-        incarnation: int,
         ledger: Ledger,
         scored: ScoredGroups,
         evaluations: Evaluations,
@@ -55,10 +48,7 @@ class ExternalChanges:
         self.wishes = Wishes()
         self.started: dict[int, int] = {}
         """Groups being sampled, being scored, or already here: number -> version at which sampling began."""
-        self._redis = redis
-        self._keys = keys
-        self._store = store
-        self._incarnation = incarnation
+        self._run = run
         self._ledger = ledger
         self._scored = scored
         self._evaluations = evaluations
@@ -81,8 +71,8 @@ class ExternalChanges:
         if time.monotonic() - self._looked_at < _EVERY_S:
             return False
         self._looked_at = time.monotonic()
-        await check_not_fenced(self._redis, self._keys, self._incarnation)
-        self.wishes = await self._store.wishes(self._keys.run_id)
+        await check_not_fenced(self._run.redis, self._run.keys, self._run.incarnation)
+        self.wishes = await self._run.store.wishes(self._run.keys.run_id)
         await self._note_dead_letters()
         await self.read_started()
         return True
@@ -90,7 +80,7 @@ class ExternalChanges:
     async def read_started(self) -> None:
         """Read which groups were begun, and at which version."""
         found = await patiently(
-            lambda: self._redis.hgetall(self._keys.started), what="reading what is being sampled", timeout_s=60
+            lambda: self._run.redis.hgetall(self._run.keys.started), what="reading what is being sampled", timeout_s=60
         )
         self.started = dict(filter(None, (self._started(*entry) for entry in found.items())))
 
@@ -108,7 +98,7 @@ class ExternalChanges:
     async def _note_dead_letters(self) -> None:
         after = self._last_dead_letter
         letters = await patiently(
-            lambda: self._redis.xrange(self._keys.dead, min=after), what="reading dead letters", timeout_s=60
+            lambda: self._run.redis.xrange(self._run.keys.dead, min=after), what="reading dead letters", timeout_s=60
         )
         here = self._scored.numbers()
         for entry_id, fields in letters:

@@ -22,8 +22,8 @@ from services.trainer.loop.batch_trainer import TrainedStep
 from services.trainer.loop.evaluation import EvaluationResult, evaluation_line
 from services.trainer.loop.intake import Intake
 from services.trainer.loop.outflow import Outflow
+from services.trainer.loop.run_context import RunContext
 from services.trainer.policy.training_core import TrainingCore
-from services.trainer.room import Room
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.per_token_log import rollout_rows
 from services.trainer.telemetry.recent_rate import RecentRate
@@ -32,10 +32,8 @@ from services.trainer.telemetry.run_log import RunLog
 from services.trainer.telemetry.step_memory import memory_metrics
 from services.trainer.telemetry.step_metrics import TrainedGroup, group_metrics, num_seen_tokens, rollout_metrics
 from shared.messages import Stamp
-from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import Redis, patiently
-from shared.redis.run_store import Progress, RunStore, Waiting
-from shared.run_options.run_config import RunConfig
+from shared.redis.redis_connection import patiently
+from shared.redis.run_store import Progress, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -47,56 +45,38 @@ class Reporting:
     """The reports of one run.
 
     Args:
-        redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        store: Keeps the run's progress.
-        config: The run's config.
-        incarnation: This trainer's incarnation.
+        run: The run.
         core: Knows the policy version.
         intake: Counts groups and arrived tokens.
         outflow: Has the metrics of the last push and the last checkpoint.
         log: The run log to write to.
         trackers: The trackers to report to.
         traces: Traces of groups, which are closed with the trackers.
-        room: Knows whether the disk is full.
-        replica_id: This trainer's id, for the stamps.
         seen_tokens: TRL's num_tokens up to the checkpoint that was resumed from.
         total_steps: Optimizer steps of the run.
     """
 
     def __init__(
         self,
-        redis: Redis,
+        run: RunContext,
         *,
-        keys: RunKeys,
-        store: RunStore,
-        config: RunConfig,
-        incarnation: int,
         core: TrainingCore,
         intake: Intake,
         outflow: Outflow,
         log: RunLog,
         trackers: Reports,
         traces: GroupTraces,
-        room: Room,
-        replica_id: str,
         seen_tokens: int,
         total_steps: int,
     ) -> None:
         self.seen_tokens = seen_tokens
         self.log = log
         self.traces = traces
-        self._redis = redis
-        self._keys = keys
-        self._store = store
-        self._config = config
-        self._incarnation = incarnation
+        self._run = run
         self._core = core
         self._intake = intake
         self._outflow = outflow
         self._trackers = trackers
-        self._room = room
-        self._replica_id = replica_id
         self._total_steps = total_steps
         self._waiting = Waiting("work", "the first push")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -133,10 +113,10 @@ class Reporting:
             num_left_out=pushes.num_left_out,
             left_out=pushes.left_out(),
             paused_s=self._intake.pause.total_s(),
-            disk_full=self._room.missing,
+            disk_full=self._run.room.missing,
             updated_at_s=time.time(),
         )
-        await self._store.write_progress(self._keys.run_id, progress)
+        await self._run.store.write_progress(self._run.keys.run_id, progress)
         await self.log.event("progress", {"step": progress.step, "waiting_for": progress.waiting_for})
 
     def waited(self, waited_s: float) -> None:
@@ -158,7 +138,7 @@ class Reporting:
             FencedError: A newer incarnation owns the run.
         """
         # A trainer that was stopped for a while must not write into its successor's files.
-        await check_not_fenced(self._redis, self._keys, self._incarnation)
+        await check_not_fenced(self._run.redis, self._run.keys, self._run.incarnation)
         more = self._outflow.saver.metrics() | {"paused_s": self._intake.pause.total_s()}
         step = trained.policy_version + 1
         if trained.planned.is_first:
@@ -173,7 +153,7 @@ class Reporting:
         for failure in self._trackers.take_failures():
             await self.log.event("log", {"message": failure})
         if self._logs_rollouts(trained):
-            stamp = Stamp("trained", time.time(), self._replica_id)
+            stamp = Stamp("trained", time.time(), self._run.replica_id)
             rows = rollout_rows(
                 new_groups, step=step, policy_version=trained.policy_version, trained=stamp, per_token=trained.per_token
             )
@@ -181,7 +161,7 @@ class Reporting:
 
     async def evaluation(self, result: EvaluationResult) -> None:
         """Log an evaluation."""
-        stamp = Stamp("evaluated", time.time(), self._replica_id)
+        stamp = Stamp("evaluated", time.time(), self._run.replica_id)
         rows = rollout_rows(result.groups, step=result.step, policy_version=result.step, trained=stamp)
         await self.log.evaluation(evaluation_line(result), rows)
         await asyncio.to_thread(self._trackers.evaluation, result.step, result.metrics)
@@ -198,7 +178,7 @@ class Reporting:
 
     def _of_rollouts(self, groups: Sequence[TrainedGroup], trained: TrainedStep) -> dict[str, float]:
         if trained.planned.is_first:
-            return rollout_metrics(groups, policy_version=trained.policy_version, config=self._config)
+            return rollout_metrics(groups, policy_version=trained.policy_version, config=self._run.config)
         ages = [
             staleness(policy_version=trained.policy_version, oldest_policy_version=group.waiting.oldest_policy_version)
             for group in trained.planned.minibatch.groups
@@ -234,9 +214,13 @@ class Reporting:
         until, step = trained.planned.new_groups_after_steps, trained.policy_version + 1
         if until is None:
             return False
-        every = self._config.log_rollouts_every_steps
+        every = self._run.config.log_rollouts_every_steps
         return (step + until - 1) // every > (step - 1) // every
 
     async def _queue_depths(self) -> dict[str, int]:
-        streams = {"prompts": self._keys.prompts, "completions": self._keys.completions, "scored": self._keys.scored}
-        return {name: int(await self._redis.xlen(stream)) for name, stream in streams.items()}
+        streams = {
+            "prompts": self._run.keys.prompts,
+            "completions": self._run.keys.completions,
+            "scored": self._run.keys.scored,
+        }
+        return {name: int(await self._run.redis.xlen(stream)) for name, stream in streams.items()}

@@ -1,0 +1,52 @@
+"""One run, as its training rank has taken it over."""
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.trainer.room import Room
+from services.trainer.run_files import RunFiles
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunRecord, RunStore
+from shared.run_options.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The run that this process trains, and the places where it keeps its state.
+
+    Args:
+        redis: Client of redis_connection.py.
+        store: Holds the run's record.
+        record: The run's record, as this trainer found it.
+        incarnation: This trainer's incarnation.
+        replica_id: This trainer's name, for the stamps.
+        room: Waits while the disk is full.
+    """
+
+    redis: Redis
+    store: RunStore
+    record: RunRecord
+    incarnation: int
+    replica_id: str = "trainer"
+    room: Room = field(default_factory=Room)
+
+    @functools.cached_property
+    def config(self) -> RunConfig:
+        """The run's settings."""
+        return self.record.parsed_config()
+
+    @property
+    def keys(self) -> RunKeys:
+        """The run's keys in Redis."""
+        return RunKeys(self.record.run_id)
+
+    @property
+    def files(self) -> RunFiles:
+        """The paths in the run's directory."""
+        return RunFiles(Path(self.record.run_dir))
+
+    async def starting(self, doing: str) -> None:
+        """Report what the rank does before it trains."""
+        await self.store.write_starting(self.record, doing)
