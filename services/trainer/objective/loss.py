@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.trainer.objective import policy_objectives
 from services.trainer.objective.importance import (
     MAX_LOG_RATIO,
     correction_weights,
@@ -29,10 +28,8 @@ from services.trainer.objective.importance import (
     ratios,
 )
 from services.trainer.objective.loss_settings import LossSettings
-from services.trainer.objective.token_stats import TokenStats
-
-Values = dict[str, Tensor | int]
-"""Fields of `TokenStats` by name."""
+from services.trainer.objective.policy_objectives import objective
+from services.trainer.objective.token_stats import TokenStats, count_terms, mismatch_values, weight_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +114,7 @@ def policy_loss(
     difference_BT = old_BT - generator_BT
     weights = correction_weights(difference_BT, mask_BT, settings) if settings.corrects else None
 
-    terms, values = _objective(logprobs_BT, log_ratio_BT, ratio, advantages_BT, mask_BT, weights, settings)
+    terms, values = objective(logprobs_BT, log_ratio_BT, ratio, advantages_BT, mask_BT, weights, settings)
     if settings.off_policy_mask_threshold is not None:
         terms = terms * off_policy_mask(
             logprobs_BT,
@@ -151,71 +148,14 @@ def policy_loss(
     values |= {"loss": loss, "num_tokens": mask_BT.sum(), "entropy_sum": (entropies_BT * mask_BT).sum()}
 
     with torch.no_grad():
-        values |= _mismatch_values(difference_BT[is_known_BT])
+        values |= mismatch_values(difference_BT[is_known_BT])
         if weights is not None:
             log_weight = log_weights(difference_BT, mask_BT, settings)
             is_cut = weights != ratios(log_weight)
-            values |= _weight_values(weights, is_cut, is_sampled_BT)
-            num_bounded += _count((log_weight > MAX_LOG_RATIO) & ~is_cut, mask_BT)[1]
+            values |= weight_values(weights, is_cut, is_sampled_BT)
+            num_bounded += count_terms((log_weight > MAX_LOG_RATIO) & ~is_cut, mask_BT)[1]
         values["num_bounded_ratios"] = num_bounded
         return PolicyLoss(loss=loss, stats=TokenStats.of_tensors(values))
-
-
-def add_router_loss(
-    result: PolicyLoss, router_loss: Tensor, *, coef: float, num_tokens: int, totals: StepTotals
-) -> PolicyLoss:
-    """Return the loss of one pass with its share of the step's load-balancing loss added.
-
-    The step's load-balancing loss is the mean over its passes, weighted by their tokens.
-
-    Args:
-        result: Loss of the pass's rows.
-        router_loss: Load-balancing loss of the pass (router_loss.py).
-        coef: Coefficient of the load-balancing loss.
-        num_tokens: Tokens of the pass, including prompts.
-        totals: Totals of the whole step.
-
-    Raises:
-        ValueError: ``totals.num_pass_tokens`` is None.
-    """
-    if totals.num_pass_tokens is None:
-        raise ValueError("the load-balancing loss of a step needs totals.num_pass_tokens")
-    term = coef * router_loss * (num_tokens / max(totals.num_pass_tokens, 1))
-    values: Values = {"loss": term, "num_router_tokens": num_tokens, "router_loss_sum": router_loss * num_tokens}
-    return PolicyLoss(loss=result.loss + term, stats=result.stats + TokenStats.of_tensors(values))
-
-
-def _objective(
-    logprobs_BT: Tensor,
-    log_ratio_BT: Tensor,
-    ratio: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
-    weights: Tensor | None,
-    settings: LossSettings,
-) -> tuple[Tensor, Values]:
-    """Return the loss type's terms, (B, T) or (B, 1), and the statistics that only this loss type has."""
-    if settings.loss_type == "sapo":
-        return policy_objectives.sapo(ratio, advantages_BT, settings), {}
-    if settings.loss_type == "cispo":
-        num_terms, num_clipped = _count((ratio > settings.epsilon_high) & (advantages_BT > 0), mask_BT)
-        terms_BT = policy_objectives.cispo(ratio, advantages_BT, logprobs_BT, settings)
-        return terms_BT, {"num_cispo_terms": num_terms, "num_cispo_clipped": num_clipped}
-    if settings.loss_type == "vespo":
-        phi_BT = policy_objectives.vespo_weights(log_ratio_BT, advantages_BT, mask_BT, weights, settings)
-        counts = mask_BT.amax(1, keepdim=True) if phi_BT.shape[1] == 1 else mask_BT
-        report: Values = {"num_phi": counts.sum(), "phi_sum": (phi_BT * counts).sum()}
-        return policy_objectives.vespo(phi_BT, advantages_BT, logprobs_BT), report
-    result = policy_objectives.clipped(ratio, advantages_BT, settings)
-    has_tokens_B = mask_BT.any(1)
-    num_terms, num_low_clipped = _count(result.is_low_clipped, mask_BT)
-    return result.terms, {
-        "num_clip_terms": num_terms,
-        "num_low_clipped": num_low_clipped,
-        "num_high_clipped": _count(result.is_high_clipped, mask_BT)[1],
-        "low_clipped_min": _shares(result.is_low_clipped, mask_BT)[has_tokens_B].min(),
-        "high_clipped_max": _shares(result.is_high_clipped, mask_BT)[has_tokens_B].max(),
-    }
 
 
 def _k3(log_ratio_BT: Tensor) -> Tensor:
@@ -231,7 +171,7 @@ def _k3(log_ratio_BT: Tensor) -> Tensor:
 
 
 def _num_bounded(log_ratio: Tensor, mask_BT: Tensor) -> Tensor:
-    return _count(log_ratio > MAX_LOG_RATIO, mask_BT)[1]
+    return count_terms(log_ratio > MAX_LOG_RATIO, mask_BT)[1]
 
 
 def _aggregated(terms: Tensor, mask_BT: Tensor, totals: StepTotals, settings: LossSettings) -> Tensor:
@@ -267,45 +207,3 @@ def _num_bonus_tokens(totals: StepTotals, *, has_kept: bool) -> int:
 def _only(is_sampled_BT: Tensor, values_BT: Tensor) -> Tensor:
     """Return the values with 0 outside the mask, where they may be NaN. The gradient there is 0 as well."""
     return torch.where(is_sampled_BT, values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device))
-
-
-def _count(is_true: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of terms and of true terms, which are tokens (B, T) or completions (B, 1)."""
-    counts = mask_BT.amax(1, keepdim=True) if is_true.shape[1] == 1 else mask_BT
-    return counts.sum(), (is_true * counts).sum()
-
-
-def _shares(is_true: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return each completion's share of true terms, (B,)."""
-    if is_true.shape[1] == 1:
-        return is_true.squeeze(1).to(mask_BT.dtype)
-    return (is_true * mask_BT).sum(1) / mask_BT.sum(1).clamp(min=1)
-
-
-def _mismatch_values(difference_N: Tensor) -> Values:
-    """Return sums of the trainer's and generator's mismatch, over the N tokens whose generator logprob is known."""
-    if not difference_N.numel():
-        return {}
-    difference_N = difference_N.double()
-    ratio_N = ratios(difference_N)
-    return {
-        "num_known_tokens": difference_N.numel(),
-        "difference_sum": difference_N.sum(),
-        "difference_abs_sum": difference_N.abs().sum(),
-        "difference_abs_max": difference_N.abs().max(),
-        "ratio_sum": ratio_N.sum(),
-        "ratio_square_sum": ratio_N.square().sum(),
-    }
-
-
-def _weight_values(weights: Tensor, is_cut: Tensor, is_sampled_BT: Tensor) -> Values:
-    """Return statistics of the generator-to-trainer weights, which are per token or per completion."""
-    counts = is_sampled_BT.any(1, keepdim=True) if weights.shape[1] == 1 else is_sampled_BT
-    weights_N = weights[counts]
-    return {
-        "num_weights": weights_N.numel(),
-        "weight_sum": weights_N.double().sum(),
-        "weight_min": weights_N.min(),
-        "weight_max": weights_N.max(),
-        "num_cut_weights": is_cut[counts].sum(),
-    }

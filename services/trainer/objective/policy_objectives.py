@@ -1,7 +1,8 @@
 """The term of each token, to be minimised, for each loss type: a function of ratio and advantage. Pure.
 
 Ratios and advantages are (B, T), or (B, 1) if one value holds for the whole completion. Terms have the larger shape of
-the two. Masks, off-policy corrections and denominators are loss.py's business.
+the two. Masks only select what is counted in the statistics here. Masking terms, off-policy corrections and
+denominators are loss.py's business.
 
     r  ratio of the policy in training to the policy of the batch's beginning       A  advantage
     B  sequences in a microbatch                                                    T  sampled tokens
@@ -15,8 +16,42 @@ from torch import Tensor
 
 from services.trainer.objective.importance import MAX_LOG_RATIO
 from services.trainer.objective.loss_settings import LossSettings
+from services.trainer.objective.token_stats import Values, count_terms, true_shares
 
 _LOWEST_LOG = math.log(1e-8)
+
+
+def objective(
+    logprobs_BT: Tensor,
+    log_ratio_BT: Tensor,
+    ratio: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    weights: Tensor | None,
+    settings: LossSettings,
+) -> tuple[Tensor, Values]:
+    """Return the loss type's terms, (B, T) or (B, 1), and the statistics that only this loss type has."""
+    if settings.loss_type == "sapo":
+        return sapo(ratio, advantages_BT, settings), {}
+    if settings.loss_type == "cispo":
+        num_terms, num_clipped = count_terms((ratio > settings.epsilon_high) & (advantages_BT > 0), mask_BT)
+        terms_BT = cispo(ratio, advantages_BT, logprobs_BT, settings)
+        return terms_BT, {"num_cispo_terms": num_terms, "num_cispo_clipped": num_clipped}
+    if settings.loss_type == "vespo":
+        phi_BT = vespo_weights(log_ratio_BT, advantages_BT, mask_BT, weights, settings)
+        counts = mask_BT.amax(1, keepdim=True) if phi_BT.shape[1] == 1 else mask_BT
+        report: Values = {"num_phi": counts.sum(), "phi_sum": (phi_BT * counts).sum()}
+        return vespo(phi_BT, advantages_BT, logprobs_BT), report
+    result = clipped(ratio, advantages_BT, settings)
+    has_tokens_B = mask_BT.any(1)
+    num_terms, num_low_clipped = count_terms(result.is_low_clipped, mask_BT)
+    return result.terms, {
+        "num_clip_terms": num_terms,
+        "num_low_clipped": num_low_clipped,
+        "num_high_clipped": count_terms(result.is_high_clipped, mask_BT)[1],
+        "low_clipped_min": true_shares(result.is_low_clipped, mask_BT)[has_tokens_B].min(),
+        "high_clipped_max": true_shares(result.is_high_clipped, mask_BT)[has_tokens_B].max(),
+    }
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,17 @@ and only if something was counted for it, so that each loss type has the same me
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Self
 
 import torch
 from torch import Tensor
+
+from services.trainer.objective.importance import ratios
+
+Values = dict[str, Tensor | int]
+"""Fields of `TokenStats` by name."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class TokenStats:
     ratio_square_sum: float = 0.0
 
     @classmethod
-    def of_tensors(cls, values: Mapping[str, Tensor | int]) -> Self:
+    def of_tensors(cls, values: Values) -> Self:
         """Return the stats with these fields, copied from the device in one transfer."""
         on_device = [value.detach().double() for value in values.values() if isinstance(value, Tensor)]
         arrived = iter(torch.stack(on_device).cpu().numpy() if on_device else ())
@@ -151,3 +156,45 @@ def _combine(name: str, mine: float, theirs: float) -> float:
     if name.endswith("_max"):
         return max(mine, theirs)
     return mine + theirs
+
+
+def count_terms(is_true: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of terms and of true terms, which are tokens (B, T) or completions (B, 1)."""
+    counts = mask_BT.amax(1, keepdim=True) if is_true.shape[1] == 1 else mask_BT
+    return counts.sum(), (is_true * counts).sum()
+
+
+def true_shares(is_true: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return each completion's share of true terms, (B,)."""
+    if is_true.shape[1] == 1:
+        return is_true.squeeze(1).to(mask_BT.dtype)
+    return (is_true * mask_BT).sum(1) / mask_BT.sum(1).clamp(min=1)
+
+
+def mismatch_values(difference_N: Tensor) -> Values:
+    """Return sums of the trainer's and generator's mismatch, over the N tokens whose generator logprob is known."""
+    if not difference_N.numel():
+        return {}
+    difference_N = difference_N.double()
+    ratio_N = ratios(difference_N)
+    return {
+        "num_known_tokens": difference_N.numel(),
+        "difference_sum": difference_N.sum(),
+        "difference_abs_sum": difference_N.abs().sum(),
+        "difference_abs_max": difference_N.abs().max(),
+        "ratio_sum": ratio_N.sum(),
+        "ratio_square_sum": ratio_N.square().sum(),
+    }
+
+
+def weight_values(weights: Tensor, is_cut: Tensor, is_sampled_BT: Tensor) -> Values:
+    """Return statistics of the generator-to-trainer weights, which are per token or per completion."""
+    counts = is_sampled_BT.any(1, keepdim=True) if weights.shape[1] == 1 else is_sampled_BT
+    weights_N = weights[counts]
+    return {
+        "num_weights": weights_N.numel(),
+        "weight_sum": weights_N.double().sum(),
+        "weight_min": weights_N.min(),
+        "weight_max": weights_N.max(),
+        "num_cut_weights": is_cut[counts].sum(),
+    }

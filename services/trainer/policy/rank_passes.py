@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from services.trainer.objective.entropy_control import high_entropy_threshold
-from services.trainer.objective.loss import StepTotals, add_router_loss, policy_loss
+from services.trainer.objective.loss import StepTotals, policy_loss
 from services.trainer.objective.loss_settings import LossSettings
 from services.trainer.objective.token_stats import TokenStats
 from services.trainer.policy.core_results import PerTokenArrays, Scores, TokenArray
@@ -31,6 +31,7 @@ from services.trainer.policy.policy_module import PolicyModule
 from services.trainer.policy.rank_plan import Slot, plan_passes
 from services.trainer.policy.ranks import Ranks
 from services.trainer.policy.reference_policy import Reference
+from services.trainer.policy.router_loss import add_router_loss
 from services.trainer.policy.row_pass import (
     RowPass,
     advantages_in_rows,

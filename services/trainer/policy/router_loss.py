@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from services.trainer.objective.loss import PolicyLoss, StepTotals
+from services.trainer.objective.token_stats import TokenStats, Values
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
@@ -61,6 +63,30 @@ def router_loss(lm: Any, router_logits: tuple[Tensor, ...] | None) -> Tensor:
     mixtral: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
     loss: Tensor = mixtral.load_balancing_loss_func(router_logits, num_experts, top_k)
     return loss
+
+
+def add_router_loss(
+    result: PolicyLoss, loss_of_pass: Tensor, *, coef: float, num_tokens: int, totals: StepTotals
+) -> PolicyLoss:
+    """Return the loss of one pass with its share of the step's load-balancing loss added.
+
+    The step's load-balancing loss is the mean over its passes, weighted by their tokens.
+
+    Args:
+        result: Loss of the pass's rows.
+        loss_of_pass: Load-balancing loss of the pass.
+        coef: Coefficient of the load-balancing loss.
+        num_tokens: Tokens of the pass, including prompts.
+        totals: Totals of the whole step.
+
+    Raises:
+        ValueError: ``totals.num_pass_tokens`` is None.
+    """
+    if totals.num_pass_tokens is None:
+        raise ValueError("the load-balancing loss of a step needs totals.num_pass_tokens")
+    term = coef * loss_of_pass * (num_tokens / max(totals.num_pass_tokens, 1))
+    values: Values = {"loss": term, "num_router_tokens": num_tokens, "router_loss_sum": loss_of_pass * num_tokens}
+    return PolicyLoss(loss=result.loss + term, stats=result.stats + TokenStats.of_tensors(values))
 
 
 def _num_experts(of_model: Any) -> int:
