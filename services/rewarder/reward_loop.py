@@ -9,23 +9,17 @@ entries are buried. A run that waits for its turn has no groups and costs nothin
 """
 
 import asyncio
-import copy
 import logging
-import time
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
-
-from services.rewarder.reward_call import RewardCall, TrainerState, own_text, require_sendable
+from services.rewarder.group_call import call_for, call_without_rows, with_rewards
+from services.rewarder.reward_call import TrainerState, require_sendable
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.errors import StateLostError, UserError
 from shared.messages import (
     CompletedGroup,
-    RewardOutcome,
     ScoredGroup,
-    Stamp,
     decode_completed_group,
     encode,
     require_place,
@@ -36,7 +30,6 @@ from shared.redis.redis_connection import Redis, wait_until_back
 from shared.redis.run_store import RunRecord, RunStore
 from shared.redis.streams import Delivery, StreamConsumer, settle
 from shared.refusals import refuse, take_back
-from shared.run_options.reward_kwargs import RewardKwargs
 from shared.run_options.run_config import RunConfig
 from shared.service.logs import about
 
@@ -157,7 +150,7 @@ class RewardLoop:
     async def _score_run(self, record: RunRecord) -> None:
         try:
             config = record.parsed_config()
-            require_sendable(_call_without_rows(config))
+            require_sendable(call_without_rows(config))
         except UserError as error:
             log.error("run %s is not scored: %s", record.run_id, error)  # noqa: TRY400  the message is enough
             await refuse(self._redis, "rewarder", self._replica_id, str(error), run_id=record.run_id)
@@ -237,60 +230,6 @@ class RewardLoop:
                 await self._stopping.wait()
         except TimeoutError:
             pass
-
-
-def _call_without_rows(config: RunConfig) -> RewardCall:
-    """Return a call with only the parts from the run's configuration, to check them before the first group."""
-    return RewardCall(
-        [], [], {}, chat_template_kwargs=config.chat_template_kwargs or {}, reward_kwargs=config.reward_kwargs
-    )
-
-
-def call_for(
-    group: CompletedGroup,
-    *,
-    state: TrainerState,
-    max_completion_length: int,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    reward_kwargs: RewardKwargs | None = None,
-) -> RewardCall:
-    """Return the call for all reward functions of the run with this group, in TRL's shape.
-
-    It shares no mutable object with the group. The arguments from the configuration are not copied.
-    """
-    prompt = group.prompt
-    is_conversational = not isinstance(prompt.prompt, str)
-    num_completions = len(group.rollouts)
-    return RewardCall(
-        prompts=[own_text(prompt.prompt) for _ in group.rollouts],
-        completions=[
-            [{"role": "assistant", "content": rollout.completion}] if is_conversational else rollout.completion
-            for rollout in group.rollouts
-        ],
-        columns={name: _own_values(value, num_completions) for name, value in prompt.columns.items()},
-        completion_ids=[rollout.packed_completion_ids() for rollout in group.rollouts],
-        trainer_state=state,
-        max_completion_length=max_completion_length,
-        group_id=prompt.group_id,
-        policy_version=min(rollout.oldest_policy_version() for rollout in group.rollouts),
-        chat_template_kwargs=chat_template_kwargs or {},
-        reward_kwargs=reward_kwargs or {},
-    )
-
-
-def _own_values(value: object, count: int) -> list[Any]:
-    if value is None or isinstance(value, str | int | float):  # the usual case
-        return [value] * count
-    return [copy.deepcopy(value) for _ in range(count)]
-
-
-def with_rewards(group: CompletedGroup, outcomes: list[tuple[RewardOutcome, ...]], *, by: str) -> ScoredGroup:
-    """Return the group with one outcome per function on every rollout."""
-    rollouts = tuple(
-        msgspec.structs.replace(rollout, rewards=rewards)
-        for rollout, rewards in zip(group.rollouts, outcomes, strict=True)
-    )
-    return ScoredGroup(group.prompt, rollouts, (*group.stamps, Stamp("scored", time.time(), by)))
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:

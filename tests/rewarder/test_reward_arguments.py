@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
+from services.rewarder.group_call import call_for
 from services.rewarder.python_functions.worker_frames import Inspected, Refused
 from services.rewarder.reward_call import RewardCall, TrainerState
-from services.rewarder.reward_loop import call_for
 from services.rewarder.scoring import Scorer, WeightedFunction
 from tests.conftest import RedisServer
 from tests.groups import completed_group

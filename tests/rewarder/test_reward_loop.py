@@ -11,8 +11,9 @@ import msgspec
 import pytest
 from redis.exceptions import AuthenticationError
 
+from services.rewarder.group_call import call_for
 from services.rewarder.reward_call import TrainerState
-from services.rewarder.reward_loop import RewardLoop, call_for
+from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
 from shared.messages import CompletedGroup, ScoredGroup, decode_scored_group, encode
