@@ -19,11 +19,11 @@ from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.python_functions.rate_limits import FunctionLimits
 from services.rewarder.python_functions.reward_worker import Limits
 from services.rewarder.python_functions.worker_pool import WorkerPool
-from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.run_follower import RunFollower
 from services.rewarder.score_api.app import build_app
 from services.rewarder.score_api.bodies import RewardFunctionInfo
 from services.rewarder.score_api.request_queue import RequestQueue
@@ -80,7 +80,7 @@ class RewarderService:
             limits=FunctionLimits(
                 settings.reward_limits, queue_timeout_s=settings.queue_timeout_s, metrics=self._metrics
             ),
-            in_use=lambda: self._reward_loop.names_in_use(),
+            in_use=lambda: self._runs.names_in_use(),
         )
         self._watch = ModuleWatch(self._functions, places=places, every_s=settings.reward_reload_every_s)
         self._endpoints = Endpoints(
@@ -104,10 +104,10 @@ class RewarderService:
                 roots=settings.places_of_data(),
             ),
             metrics=RewardModelMetrics(self._metrics.registry),
-            in_use=lambda: self._reward_loop.names_in_use(),
+            in_use=lambda: self._runs.names_in_use(),
         )
         self._scorer = Scorer(self._functions, metrics=self._metrics, sources=[self._endpoints, self._models])
-        self._reward_loop = RewardLoop(
+        self._runs = RunFollower(
             self._redis,
             self._scorer,
             replica_id=self._replica_id,
@@ -206,7 +206,7 @@ class RewarderService:
         _collect_seldom()
         watching = beside.create_task(self._watch_modules(), name="reward module watch")
         try:
-            await self._reward_loop.run()
+            await self._runs.run()
         finally:
             watching.cancel()
 
@@ -222,7 +222,7 @@ class RewarderService:
 
     async def _stop(self, work: "asyncio.Task[None]") -> None:
         if self._starting is None:
-            self._reward_loop.stop()
+            self._runs.stop()
             await asyncio.wait({work}, timeout=self._settings.drain_s + _HTTP_SHUTDOWN_S)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)

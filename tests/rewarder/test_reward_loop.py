@@ -13,8 +13,8 @@ from redis.exceptions import AuthenticationError
 
 from services.rewarder.group_call import call_for
 from services.rewarder.reward_call import TrainerState
-from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.run_follower import RunFollower
 from services.rewarder.scoring import Scorer
 from shared.messages import CompletedGroup, ScoredGroup, decode_scored_group, encode
 from shared.redis.keys import REWARDERS, RunKeys
@@ -30,9 +30,9 @@ from tests.stream_view import entries
 @contextlib.asynccontextmanager
 async def scoring(
     redis: Redis, scorer: Scorer, metrics: RewarderMetrics, *, max_inflight_groups: int = 64
-) -> AsyncGenerator[RewardLoop]:
-    """Run the reward loop while the body runs; stop it cleanly afterwards."""
-    loop = RewardLoop(
+) -> AsyncGenerator[RunFollower]:
+    """Score the runs while the body runs; stop it cleanly afterwards."""
+    loop = RunFollower(
         redis,
         scorer,
         replica_id="rewarder-0",
@@ -338,7 +338,7 @@ async def test_eighty_queued_runs_take_nothing_from_the_one_that_trains(
 
 async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: RewarderMetrics) -> None:
     nothing: Any = None
-    loop = RewardLoop(
+    loop = RunFollower(
         nothing,
         nothing,
         replica_id="rewarder-0",

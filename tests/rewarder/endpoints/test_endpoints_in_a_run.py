@@ -13,8 +13,8 @@ from services.rewarder.endpoints.registry import Registry
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
-from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.run_follower import RunFollower
 from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.errors import UnavailableError
 from shared.messages import RewardOutcome, ScoredGroup
@@ -56,7 +56,7 @@ async def test_a_run_mixes_endpoints_with_functions_and_a_deleted_one_is_an_erro
     keys = await make_run(redis, run_config, reward_funcs=["judge", user("one")], reward_weights=[2.0, 1.0])
     await add(redis, keys, completed_group("00000001", policy_version=3))
     async with scorer_with(endpoints, metrics) as scorer, scoring(redis, scorer, metrics) as loop:
-        assert isinstance(loop, RewardLoop)
+        assert isinstance(loop, RunFollower)
         (scored,) = await wait_for_scored(redis, keys, 1)
         (judged, one), (failed, _) = rewards_of(scored)
         assert (judged.outcome, judged.value, judged.weight, judged.detail) == ("scored", 0.5, 2.0, "fine")

@@ -1,0 +1,155 @@
+"""Follows the runs of the service: one reward loop for each run that is served, as long as it is served.
+
+    served runs --look, every poll_every_s--> begin or cancel a reward loop (reward_loop.py)
+                                         --> the run's progress, which reward functions may read
+
+A run whose rewards cannot be called is refused, with the reason in Redis. A run that waits for its turn has no groups
+and costs nothing.
+"""
+
+import asyncio
+import logging
+
+from services.rewarder.group_call import call_without_rows
+from services.rewarder.reward_call import TrainerState, require_sendable
+from services.rewarder.reward_loop import RewardLoop
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer
+from shared.errors import StateLostError, UserError
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis, wait_until_back
+from shared.redis.run_store import RunRecord, RunStore
+from shared.refusals import refuse, take_back
+from shared.run_options.run_config import RunConfig
+from shared.service.logs import about
+
+log = logging.getLogger(__name__)
+
+
+class RunFollower:
+    """Runs a reward loop for every run that is running or paused, until ``stop`` is called.
+
+    Args:
+        redis: A Redis connection that is ready, with headrace's functions loaded.
+        scorer: Calls the reward functions.
+        replica_id: Name of this replica. It is stable across restarts, so that the replica finds its pending entries.
+        max_inflight_groups: Most groups of one run scored at a time.
+        poll_every_s: Time between two looks for runs, in seconds.
+        drain_s: Time for groups in flight to finish after ``stop``, in seconds.
+        redis_patience_s: How long to wait for Redis after it lost a run, in seconds.
+        metrics: Receives the counts.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        scorer: Scorer,
+        *,
+        replica_id: str,
+        max_inflight_groups: int,
+        poll_every_s: float,
+        drain_s: float,
+        redis_patience_s: float,
+        metrics: RewarderMetrics,
+    ) -> None:
+        self._redis = redis
+        self._scorer = scorer
+        self._replica_id = replica_id
+        self._max_inflight_groups = max_inflight_groups
+        self._poll_every_s = poll_every_s
+        self._drain_s = drain_s
+        self._redis_patience_s = redis_patience_s
+        self._metrics = metrics
+        self._stopping = asyncio.Event()
+        self._states: dict[str, TrainerState] = {}
+        self._reward_names: dict[str, list[str]] = {}
+
+    def names_in_use(self) -> set[str]:
+        """Return the reward names of the runs that are served now."""
+        return {name for names in self._reward_names.values() for name in names}
+
+    def stop(self) -> None:
+        """Stop reading groups. ``run`` returns once the groups in flight are done or the drain time is over."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve all runs until ``stop`` is called.
+
+        Raises:
+            UnavailableError: Redis did not come back in time.
+        """
+        store = RunStore(self._redis)
+        serving: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not self._stopping.is_set():
+                await self._follow(await store.served(), serving)
+                await self._pause()
+            if serving:
+                await asyncio.wait(serving.values(), timeout=self._drain_s)
+        finally:
+            await _cancel(*serving.values())
+
+    async def _follow(self, served: list[RunRecord], serving: dict[str, asyncio.Task[None]]) -> None:
+        for run_id in [run_id for run_id, task in serving.items() if task.done()]:
+            serving.pop(run_id).result()
+        for run_id in serving.keys() - {record.run_id for record in served}:
+            log.info("run %s is over", run_id, extra={"run_id": run_id})
+            await _cancel(serving.pop(run_id))
+        # Also for runs whose task ended by itself because Redis lost them.
+        for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in served}:
+            self._states.pop(run_id, None)
+            self._reward_names.pop(run_id, None)
+        for record in served:
+            self._states[record.run_id] = TrainerState(record.progress.step, record.progress.max_steps)
+            if record.run_id not in serving:
+                serving[record.run_id] = asyncio.create_task(self._serve(record), name=f"rewards of {record.run_id}")
+
+    async def _serve(self, record: RunRecord) -> None:
+        with about(run_id=record.run_id):
+            await self._score_run(record)
+
+    async def _score_run(self, record: RunRecord) -> None:
+        try:
+            config = record.parsed_config()
+            require_sendable(call_without_rows(config))
+        except UserError as error:
+            log.error("run %s is not scored: %s", record.run_id, error)  # noqa: TRY400  the message is enough
+            await refuse(self._redis, "rewarder", self._replica_id, str(error), run_id=record.run_id)
+            await self._stopping.wait()
+            return
+        await take_back(self._redis, "rewarder", self._replica_id, run_id=record.run_id)
+        self._reward_names[record.run_id] = config.reward_funcs
+        log.info("scoring run %s with %s", record.run_id, ", ".join(config.reward_funcs))
+        try:
+            await self._loop(record.run_id, config).run()
+        except* StateLostError as errors:
+            log.warning("run %s cannot be scored now: %s", record.run_id, errors.exceptions[0])
+            # A server that was wiped has lost headrace's functions too, and later runs need them.
+            await wait_until_back(self._redis, timeout_s=self._redis_patience_s)
+            await self._pause()
+
+    def _loop(self, run_id: str, config: RunConfig) -> RewardLoop:
+        return RewardLoop(
+            self._redis,
+            self._scorer,
+            keys=RunKeys(run_id),
+            config=config,
+            replica_id=self._replica_id,
+            max_inflight_groups=self._max_inflight_groups,
+            metrics=self._metrics,
+            progress=lambda: self._states.get(run_id, TrainerState()),
+            stopping=self._stopping,
+        )
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self._poll_every_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
