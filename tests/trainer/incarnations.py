@@ -58,7 +58,7 @@ async def train(
     assert record is not None
     incarnation = await take_over(redis, RunKeys(RUN_ID))
     loop = await assemble(RunContext(redis, store, record, incarnation), sender, terminate=terminate or asyncio.Event())
-    loop.intake.pace.probe_every_s = 0.2
+    loop.intake.pace.test_group_every_s = 0.2
     meddle(loop)
     services = asyncio.create_task(played.play(), name="played services")
     try:

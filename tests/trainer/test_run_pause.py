@@ -38,7 +38,7 @@ def watcher(redis: Redis) -> Watcher:
     return Watcher(redis)
 
 
-async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_succeeds_lets_it_go_on(
+async def test_failing_rewards_pause_the_run_with_the_reason_and_a_test_group_that_succeeds_lets_it_go_on(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path
 ) -> None:
     await create(redis, config, tmp_path)
@@ -63,7 +63,7 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_su
         )
         assert now.progress.waiting_for.endswith(" unscorable (last failure: parity: error)")
         in_flight = now.progress.groups_admitted - sum(now.progress.groups_dropped.values())
-        assert in_flight <= 1, "a probe at a time"
+        assert in_flight <= 1, "a test group at a time"
         grader.works = True
         ending, loop = await run
     assert ending == "finished"
@@ -160,7 +160,7 @@ async def test_a_pause_that_was_asked_for_keeps_what_is_under_way_until_the_run_
     assert [told["status"] for told in await watcher.statuses()] == ["paused", "running"]
 
 
-async def test_a_probe_does_not_end_a_pause_that_was_asked_for(
+async def test_a_test_group_does_not_end_a_pause_that_was_asked_for(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path
 ) -> None:
     await create(redis, config, tmp_path)
@@ -182,15 +182,15 @@ async def test_a_probe_does_not_end_a_pause_that_was_asked_for(
     assert_exact(loop.ledger, run_dir=tmp_path / "run", failed=grader.failed)
 
 
-async def test_somebody_who_resumes_a_run_need_not_wait_for_a_probe_and_it_pauses_again_if_rewards_still_fail(
+async def test_somebody_who_resumes_a_run_need_not_wait_for_a_test_group_and_it_pauses_again_if_rewards_still_fail(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_probes(loop: TrainingLoop) -> None:
-        monkeypatch.setattr(loop.intake.pace, "_next_probe_at", math.inf)
+    def no_test_groups(loop: TrainingLoop) -> None:
+        monkeypatch.setattr(loop.intake.pace, "_next_test_group_at", math.inf)
 
     await create(redis, config, tmp_path)
     grader = Grader(works=False)
-    async with training(redis, grader, meddle=no_probes) as run:
+    async with training(redis, grader, meddle=no_test_groups) as run:
         first = (await watcher.paused("rewards")).pause
         assert first is not None
         await watcher.store.ask_to(RUN_ID, "run")
@@ -288,13 +288,13 @@ async def test_a_paused_run_can_be_stopped(
     assert ledger.dropped_by_reason().keys() <= {"unscorable", "run_stopped"}
 
 
-async def test_failed_probes_do_not_pile_up_on_their_stream_however_long_a_pause_lasts(
+async def test_failed_test_groups_do_not_pile_up_on_their_stream_however_long_a_pause_lasts(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.trainer.loop.intake._MAX_UNACKED_WHILE_PAUSED", 8)
 
     def hurry(loop: TrainingLoop) -> None:
-        loop.intake.pace.probe_every_s = 0.0
+        loop.intake.pace.test_group_every_s = 0.0
 
     await create(redis, config, tmp_path)
     grader, keys = Grader(works=False), RunKeys(RUN_ID)

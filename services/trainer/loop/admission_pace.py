@@ -1,8 +1,8 @@
-"""Decides how many groups to admit now: as many as staleness allows; in a pause none, or an occasional probe.
+"""Decides how many groups to admit now: as many as staleness allows; in a pause none, or an occasional test group.
 
     not paused          as many as may be in flight
     paused by user      none
-    paused by rewards   a probe, when nothing else is under way: one group tests whether rewards work again
+    paused by rewards   a test group, when nothing else is under way: one group tests whether rewards work again
 
 Sampling at full speed while rewards fail would waste the generators. Failing the run instead would let an outage of an
 hour end a run of a week.
@@ -16,7 +16,7 @@ from services.trainer.groups.staleness import num_admissible
 from shared.pause import PausedBy
 from shared.run_options.run_config import RunConfig
 
-PROBE_EVERY_S = 5.0
+TEST_GROUP_EVERY_S = 5.0
 
 
 class AdmissionPace:
@@ -25,20 +25,20 @@ class AdmissionPace:
     Args:
         config: The run's settings.
         ledger: Counts the groups in flight.
-        probe_every_s: Pause between two probes, in seconds.
+        test_group_every_s: Pause between two test groups, in seconds.
     """
 
-    def __init__(self, config: RunConfig, *, ledger: Ledger, probe_every_s: float = PROBE_EVERY_S) -> None:
-        self.probe_every_s = probe_every_s
+    def __init__(self, config: RunConfig, *, ledger: Ledger, test_group_every_s: float = TEST_GROUP_EVERY_S) -> None:
+        self.test_group_every_s = test_group_every_s
         self._config = config
         self._shape = BatchShape.of(config)
         self._ledger = ledger
-        self._next_probe_at = 0.0
+        self._next_test_group_at = 0.0
 
     def num_to_admit(
         self, *, num_unadmitted: int, num_waiting: int, num_steps_left: int, paused_by: PausedBy | None
     ) -> int:
-        """Return how many groups to admit now. While rewards have paused the run, that is 1 (a probe) or 0.
+        """Return how many groups to admit now. While rewards have paused the run, that is 1 (a test group) or 0.
 
         Args:
             num_unadmitted: Groups that the ledger counts as in flight but that wait to be admitted again
@@ -58,7 +58,7 @@ class AdmissionPace:
         )
         if paused_by is None or not count:
             return count
-        if num_in_flight > num_waiting or time.monotonic() < self._next_probe_at:
+        if num_in_flight > num_waiting or time.monotonic() < self._next_test_group_at:
             return 0
-        self._next_probe_at = time.monotonic() + self.probe_every_s
+        self._next_test_group_at = time.monotonic() + self.test_group_every_s
         return 1

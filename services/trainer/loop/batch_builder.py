@@ -79,9 +79,9 @@ class BatchBuilder:
             )  # fmt: skip
             self.drop(waiting.number, UNSCORABLE)
             return
+        # Without drop_zero_std_groups, a group whose completions are all masked stays in: TRL's divisors count them.
         if self._config.drop_zero_std_groups and (reason := self._why_no_signal(waiting, rewards_G)):
             self.drop(waiting.number, reason)
-        # Without drop_zero_std_groups, a group whose completions are all masked stays in: TRL's divisors count them.
 
     def drop(self, number: int, reason: str) -> None:
         """Settle a waiting group as dropped."""

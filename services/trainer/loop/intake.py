@@ -19,8 +19,8 @@ from services.trainer.loop.scored_groups import ScoredGroups
 
 _RECEIVE_BLOCK_S = 0.2
 _MAX_UNACKED_WHILE_PAUSED = 256
-"""How many failed probes may wait on the stream for the next checkpoint. In a pause no step is made, so a longer queue
-gets a checkpoint of its own."""
+"""How many failed test groups may wait on the stream for the next checkpoint. In a pause no step is made, so a longer
+queue gets a checkpoint of its own."""
 
 
 class Intake:
@@ -94,7 +94,7 @@ class Intake:
         await self._lost_writes.make_up()
 
     async def admit(self, *, num_steps_left: int) -> None:
-        """Send as many prompts as staleness allows; in a pause none, or a probe.
+        """Send as many prompts as staleness allows; in a pause none, or a test group.
 
         Raises:
             UserError: The data set has no usable rows.
@@ -111,7 +111,7 @@ class Intake:
             return
         numbers = await self._admission.admit(count)
         if self.pause.by == "rewards":
-            self._batches.failures.expect_probe(numbers[-1])
+            self._batches.failures.expect_test_group(numbers[-1])
 
     async def next_batch(self, *, policy_version: int, num_steps_left: int) -> Batch:
         """Choose the batch that begins at ``policy_version``. It is empty, with the reason, if it must wait."""
@@ -151,7 +151,7 @@ class Intake:
 
     def waiting_for(self, batch: Batch) -> str:
         """Return what an empty batch waits for, and what ends the pause, if the run is paused."""
-        return self.pause.waiting_for(batch.waiting_for, probe_every_s=self.pace.probe_every_s)
+        return self.pause.waiting_for(batch.waiting_for, test_group_every_s=self.pace.test_group_every_s)
 
     def settle(self, batch: Batch, *, step: int) -> None:
         """Record the groups of a batch as trained, in the weights since optimizer step ``step``."""
@@ -163,7 +163,7 @@ class Intake:
             self.ledger.record_dropped(number, reason)
 
     def needs_checkpoint(self) -> bool:
-        """Return whether a checkpoint should take failed probes off their stream, in a pause that may last for days."""
+        """Return whether failed test groups need a checkpoint to leave their stream. A pause may last for days."""
         return self.pause.by is not None and len(self.scored.settled()) >= _MAX_UNACKED_WHILE_PAUSED
 
     def begin_evaluation(self, policy_version: int) -> str:

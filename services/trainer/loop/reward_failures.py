@@ -1,12 +1,12 @@
 """Counts the recent failures of each reward function, and decides when there are too many to go on.
 
     judged groups --note--> [the newest reward_failure_window] --verdict--> function, share of failures, last failure
-    the probe     --note--> has_recovered
+    the test group --note--> has_recovered
 
 The window must be full. A function fails too often when failures are more than ``reward_failure_threshold`` of its
 outcomes. A run also should not go on if every group of the window was unscorable, at any share of failures: several
-functions may each fail for some completions, or no function may apply. A probe is judged by itself, by the same two
-rules.
+functions may each fail for some completions, or no function may apply. A test group, which tests in a pause whether
+rewards work again, is judged by itself, by the same two rules.
 """
 
 from collections import deque
@@ -58,9 +58,9 @@ class RewardFailures:
         self._judged: deque[_Judged] = deque(maxlen=config.reward_failure_window)
         self._last_failures: dict[str, str] = {}
         self._left_out: set[int] = set()
-        self._probe: int | None = None
+        self._test_group: int | None = None
         self.has_recovered = False
-        """Whether the probe came back without problems."""
+        """Whether the test group came back without problems."""
 
     def leave_out(self, numbers: Iterable[int]) -> None:
         """Ignore these groups: an earlier trainer may have counted them, and their failures may be outdated."""
@@ -80,19 +80,19 @@ class RewardFailures:
         for outcome in _failures(outcomes):
             self._last_failures[outcome.name] = _said(outcome)
         self._judged.append(judged)
-        if number == self._probe:
-            self._probe = None
+        if number == self._test_group:
+            self._test_group = None
             self.has_recovered = is_scorable and not self._is_too_often(_worst([judged])[1])
 
-    def expect_probe(self, number: int) -> None:
+    def expect_test_group(self, number: int) -> None:
         """Use this group, when it arrives, to decide whether the reward functions work again."""
-        self._probe = number
+        self._test_group = number
 
     def begin_anew(self) -> None:
         """Forget all groups: the run resumes, and earlier failures are outdated."""
         self._judged.clear()
         self._last_failures.clear()
-        self._probe, self.has_recovered = None, False
+        self._test_group, self.has_recovered = None, False
 
     def last_failure(self) -> str:
         """Return the last failure of the function that fails most often; empty if no function failed."""

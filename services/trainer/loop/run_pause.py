@@ -2,15 +2,16 @@
 
                   asked for                       too many failures (reward_failures.py)
     running ----------------------> paused by user       running ---------> paused by rewards
-    running <--- asked to resume --- paused by user      running <--------- asked to resume, or a probe succeeded
+    running <--- asked to resume --- paused by user      running <--------- asked to resume, or a test group succeeded
 
     paused by     admits                    begins batches           begins evaluations
     user          nothing                   no                       no
     rewards       one group now and then    complete ones            no
 
 Requests take precedence over automatic changes. If a user asks to pause a run that its rewards have paused, it becomes
-paused by the user, and a probe does not end the pause. Groups that are under way are still sampled and scored, and wait
-on the scored stream. The pause is stored in the run's record (shared/pause.py), where a restarted trainer finds it.
+paused by the user, and a test group does not end the pause. Groups that are under way are still sampled and scored, and
+wait on the scored stream. The pause is stored in the run's record (shared/pause.py), where a restarted
+trainer finds it.
 """
 
 import dataclasses
@@ -68,7 +69,7 @@ class RunPause:
             found = dataclasses.asdict(verdict)
             await self._begin(Pause("rewards", since_s=time.time(), num_resumes=wishes.num_resumes, **found))
 
-    def waiting_for(self, batch_waits_for: str, *, probe_every_s: float) -> str:
+    def waiting_for(self, batch_waits_for: str, *, test_group_every_s: float) -> str:
         """Return what the run waits for, including what ends its pause."""
         if self._pause is None:
             return batch_waits_for
@@ -79,7 +80,7 @@ class RunPause:
         last_failure = f" (last failure: {said})" if said and said not in batch_waits_for else ""
         return (
             f"{f'reward function {name}' if name else 'a reward function'} to work again; one group every "
-            f"{probe_every_s:.0f} s tests it{last_failure}. {how_to_mend(name)} Or resume or stop the run. "
+            f"{test_group_every_s:.0f} s tests it{last_failure}. {how_to_mend(name)} Or resume or stop the run. "
             f"Meanwhile {batch_waits_for}"
         )
 

@@ -1,8 +1,12 @@
 """The trainer's loop: scored groups in, optimizer steps, weights and prompts out.
 
-    [admit] --> prompts ... scored --> [choose a batch] --> its steps --> [push] --> generators
-       ^                                      |                              |
-       +--------- places given back ----------+-------- checkpoint, then ack
+    [admit] --> prompts ... scored --> [choose a batch] --> advantages --> its steps --> [push] --> generators
+       ^                                      |                                             |
+       +--------- places given back ----------+--------------- checkpoint, then ack --------+
+
+    intake     groups: admission, arrivals, choice of batches, ledger         (intake.py)
+    outflow    weights: pushes and checkpoints                                (outflow.py)
+    reporting  progress, steps and evaluations, for users                     (reporting.py)
 
 Blocking: a batch waits for its groups and for stragglers (staleness.py). A push waits for the generators, bounded by
 push_timeout_s. Nothing waits for watchers or evaluations. Generation goes on meanwhile, within the admission bound,

@@ -1,4 +1,4 @@
-"""Admission goes on as far as staleness allows. While the run is paused, it stops or admits single probes."""
+"""Admission goes on as far as staleness allows. While the run is paused, it stops or admits single test groups."""
 
 from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.admission_pace import AdmissionPace
@@ -6,9 +6,9 @@ from shared.pause import PausedBy
 from shared.run_options.run_config import RunConfig
 
 
-def pace(config: RunConfig, *, in_flight: int = 0, probe_every_s: float = 3600.0) -> AdmissionPace:
+def pace(config: RunConfig, *, in_flight: int = 0, test_group_every_s: float = 3600.0) -> AdmissionPace:
     config = config.model_copy(update={"max_staleness": 1, "groups_per_step": 4})
-    return AdmissionPace(config, ledger=Ledger(admitted=in_flight), probe_every_s=probe_every_s)
+    return AdmissionPace(config, ledger=Ledger(admitted=in_flight), test_group_every_s=test_group_every_s)
 
 
 def admit(paced: AdmissionPace, paused_by: PausedBy | None, *, waiting: int = 0, unadmitted: int = 0) -> int:
@@ -21,7 +21,7 @@ def test_the_window_is_filled_while_the_run_goes_on(run_config: RunConfig) -> No
 
 
 def test_nothing_is_admitted_while_a_user_has_paused_the_run(run_config: RunConfig) -> None:
-    assert admit(pace(run_config, probe_every_s=0.0), "user") == 0
+    assert admit(pace(run_config, test_group_every_s=0.0), "user") == 0
     assert admit(pace(run_config, in_flight=80), "user", unadmitted=80) == 0
 
 
@@ -32,15 +32,15 @@ def test_failing_rewards_slow_admission_to_one_group_at_a_time(run_config: RunCo
     assert admit(failing, None) == 8, "and the full pace is back with the rewards"
 
 
-def test_no_second_probe_starts_while_one_is_in_flight(run_config: RunConfig) -> None:
-    failing = pace(run_config, in_flight=1, probe_every_s=0.0)
+def test_no_second_test_group_starts_while_one_is_in_flight(run_config: RunConfig) -> None:
+    failing = pace(run_config, in_flight=1, test_group_every_s=0.0)
     assert admit(failing, "rewards") == 0
 
 
-def test_scored_groups_that_wait_for_a_full_step_do_not_stop_the_probes(run_config: RunConfig) -> None:
-    failing = pace(run_config, in_flight=3, probe_every_s=0.0)
+def test_scored_groups_that_wait_for_a_full_step_do_not_stop_the_test_groups(run_config: RunConfig) -> None:
+    failing = pace(run_config, in_flight=3, test_group_every_s=0.0)
     assert admit(failing, "rewards", waiting=3) == 1
-    assert admit(failing, "rewards", waiting=2) == 0, "one of the three is the last probe, still under way"
+    assert admit(failing, "rewards", waiting=2) == 0, "one of the three is the last test group, still under way"
 
 
 def test_groups_to_be_admitted_again_take_no_place_until_they_are(run_config: RunConfig) -> None:

@@ -123,13 +123,13 @@ def test_groups_that_a_trainer_before_has_judged_are_left_out(run_config: RunCon
         (("not_applicable", "not_applicable", "not_applicable", "scored"), False, False),
     ],
 )
-def test_a_probe_is_judged_by_what_pauses_a_run_and_no_other_group_is_a_probe(
+def test_a_test_group_is_judged_by_what_pauses_a_run_and_no_other_group_is_a_test_group(
     outcomes: tuple[Outcome, ...], is_scorable: bool, has_recovered: bool, run_config: RunConfig
 ) -> None:
     found = failures(run_config)
     for number in range(2):
         found.note(number, said("error", "error"), is_scorable=False)
-    found.expect_probe(7)
+    found.expect_test_group(7)
     found.note(6, said("scored", "scored"), is_scorable=True)
     assert not found.has_recovered
     found.note(7, said(*outcomes), is_scorable=is_scorable)
@@ -138,13 +138,13 @@ def test_a_probe_is_judged_by_what_pauses_a_run_and_no_other_group_is_a_probe(
 
 def test_a_run_that_goes_on_begins_with_an_empty_window(run_config: RunConfig) -> None:
     found = failures(run_config, reward_failure_window=1)
-    found.expect_probe(0)
+    found.expect_test_group(0)
     found.note(0, said("error", "error", detail="no"), is_scorable=False)
     assert found.last_failure() == "error no"
     found.begin_anew()
     assert found.verdict() is None
     assert found.last_failure() == ""
-    found.expect_probe(1)
+    found.expect_test_group(1)
     found.note(1, said("scored", "scored"), is_scorable=True)
     found.begin_anew()
     assert not found.has_recovered
