@@ -15,7 +15,7 @@ from benchmarks.bench_simulated.load import Load
 from services.generator.simulated.decode_clock import DecodeClock, DecodedSequence
 from services.generator.simulated.draws import Draws
 from services.generator.simulated.model_facts import ModelFacts
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulation_settings import SimulationSettings
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import num_admissible, stragglers
 

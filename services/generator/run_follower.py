@@ -19,7 +19,7 @@ from services.generator.engine.engine_spec import EngineSpec, spec_for
 from services.generator.engine.engine_watch import EngineWatch
 from services.generator.engine.output_gate import GatedClient, OutputGate
 from services.generator.engine.receiving_engine import ReceivingEngine
-from services.generator.engine.vllm_receiving import VllmReceivingEngine
+from services.generator.engine.vllm_receiving_engine import VllmReceivingEngine
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
 from services.generator.policy_api.openai_routes import OpenAiRoutes

@@ -8,10 +8,10 @@ from pydantic import SecretStr
 
 from services.generator.engine.engine_check import EngineChecker
 from services.generator.receive.weight_receiver import WeightReceiver
-from services.generator.simulated.engine import SimulatedEngine
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.receiving import SimulatedReceivingEngine
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulated_engine import SimulatedEngine
+from services.generator.simulated.simulation_settings import SimulationSettings
 from services.trainer.settings import TrainerSettings
 from shared.control import JoinRequest
 from shared.errors import PushError, UserError

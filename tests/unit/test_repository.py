@@ -90,7 +90,7 @@ def test_shared_imports_neither_torch_nor_vllm_nor_transformers() -> None:
 
 
 def test_a_simulated_generator_loads_neither_torch_nor_vllm_nor_transformers() -> None:
-    assert heavy_modules_after("import services.generator.simulated.process") == []
+    assert heavy_modules_after("import services.generator.simulated.simulated_process") == []
 
 
 @pytest.mark.parametrize("door", ["headrace.__main__", "services.trainer.run_api.api"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulation_settings import SimulationSettings
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
 from shared.settings import ServiceSettings, from_environment

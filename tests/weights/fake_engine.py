@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from services.generator.engine.adapter import AdapterSpec
-from services.generator.staging.disk_reader import DiskReader
-from services.generator.staging.staged_weights import StagedWeights
-from services.generator.staging.staging_fill import fill
-from services.generator.staging.weight_wires import Wire, open_wire
-from services.generator.staging.worker_reports import Progress
+from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.staged_weights import StagedWeights
+from services.generator.worker.staging_fill import fill
+from services.generator.worker.weight_wires import Wire, open_wire
+from services.generator.worker.worker_reports import Progress
 from shared.control import Transport
 
 PROBE_LOGPROBS = [-1.0, -2.0, -3.0]

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.generator.staging import checked_reload
-from services.generator.staging.staging_worker import StagingWorker
+from services.generator.worker import model_load
+from services.generator.worker.staging_worker import StagingWorker
 
 FAULTY_WORKER = "tests.weights.faulty_worker.FaultyWorker"
-_prepack = checked_reload.prepack_tied_head
+_prepack = model_load.prepack_tied_head
 
 
 def _leave_as_it_is(model: Any) -> None:
@@ -18,4 +18,4 @@ class FaultyWorker(StagingWorker):
 
     def set_fault(self, fault: str) -> None:
         """Keep the old head of a model with tied embeddings (``old head``), or load correctly again (empty)."""
-        checked_reload.prepack_tied_head = _leave_as_it_is if fault == "old head" else _prepack
+        model_load.prepack_tied_head = _leave_as_it_is if fault == "old head" else _prepack

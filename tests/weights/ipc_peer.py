@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from services.generator.staging.disk_reader import DiskReader
-from services.generator.staging.weight_wires import open_wire
+from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.weight_wires import open_wire
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch
 
 
 def main() -> None:
-    from services.generator.staging.nccl_wire import NcclWire
+    from services.generator.worker.nccl_wire import NcclWire
 
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     torch.cuda.set_device(1)

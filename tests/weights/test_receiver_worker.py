@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.generator.staging.staged_weights import Spec, StagedWeights
+from services.generator.worker.staged_weights import Spec, StagedWeights
 
 if TYPE_CHECKING:
-    from services.generator.staging.worker_transfer import WorkerTransfer
+    from services.generator.worker.worker_transfer import WorkerTransfer
 
 NAMED = {"embed": torch.arange(10, dtype=torch.float32).view(2, 5), "norm": torch.ones(3)}
 
@@ -88,7 +88,7 @@ def vllm_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> NamedWire:
     """Return the wire that every worker gets."""
-    from services.generator.staging import worker_transfer
+    from services.generator.worker import worker_transfer
 
     wire = NamedWire()
     monkeypatch.setattr(worker_transfer, "open_wire", giving(wire))
@@ -99,7 +99,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> NamedWire:
 
 
 def a_worker(device: str = "cpu") -> "WorkerTransfer":
-    from services.generator.staging.worker_transfer import WorkerTransfer
+    from services.generator.worker.worker_transfer import WorkerTransfer
 
     config: Any = SimpleNamespace(model_config=None)
     return WorkerTransfer(model=None, vllm_config=config, device=torch.device(device), rank=0)
@@ -145,7 +145,7 @@ def test_what_is_received_straight_into_the_model_has_the_checksum_of_its_bytes(
 
 
 def test_every_job_of_a_worker_runs_on_one_stream(wire: NamedWire, monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.generator.staging import worker_transfer
+    from services.generator.worker import worker_transfer
 
     del wire
     cuda = CountedCuda()
@@ -158,7 +158,7 @@ def test_every_job_of_a_worker_runs_on_one_stream(wire: NamedWire, monkeypatch: 
 
 
 def test_leaving_nccl_does_not_wait_for_the_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.generator.staging import nccl_wire
+    from services.generator.worker import nccl_wire
 
     may_end, has_ended = threading.Event(), threading.Event()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from services.generator.engine.adapter import AdapterSpec, check_can_serve
-from services.generator.staging.staging_worker import WORKER_EXTENSION
+from services.generator.worker.staging_worker import WORKER_EXTENSION
 from shared.errors import UserError
 from shared.run_options.engine_args import why_not_at_all
 from shared.run_options.run_config import RunConfig

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from services.generator.engine.engine_failure import root_cause
 from services.generator.engine.receiving_engine import ReceivingEngine, Sleeper
-from services.generator.staging.worker_reports import Progress
+from services.generator.worker.worker_reports import Progress
 from shared.control import BeginRequest, JoinRequest, Transport
 from shared.errors import PushError, UnavailableError
 from shared.lineage import LineageVersion

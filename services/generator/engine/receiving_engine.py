@@ -1,4 +1,4 @@
-"""The engine as a weight push uses it. vllm_receiving.py implements it with vLLM.
+"""The engine as a weight push uses it. vllm_receiving_engine.py implements it with vLLM.
 
     decoding:  enter --> receive --> submit_probe     or: leave
     held:      pause --> load, read back --> resume   or: abort_and_pause
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from services.generator.engine.adapter import AdapterSpec
-from services.generator.staging.worker_reports import Progress
+from services.generator.worker.worker_reports import Progress
 from shared.control import Transport
 
 
 class ReceivingEngine(Protocol):
-    """The engine as a weight push uses it. vllm_receiving.py implements it with vLLM.
+    """The engine as a weight push uses it. vllm_receiving_engine.py implements it with vLLM.
 
     Methods may raise any exception; guarded_engine.py turns it into a readable error.
     """

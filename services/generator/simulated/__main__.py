@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     import os
 
     from services.generator.settings import read_settings
-    from services.generator.simulated.settings import SimulationSettings, read_simulation_settings
+    from services.generator.simulated.simulation_settings import SimulationSettings, read_simulation_settings
     from shared.errors import UserError
     from shared.service.child_secrets import hide_secrets
     from shared.service.logs import configure_first_logging, configure_logging, log_lines
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         simulation = read_simulation_settings()
         configure_logging(settings.log_level, log_format=settings.log_format)
 
-        from services.generator.simulated.process import run_process
+        from services.generator.simulated.simulated_process import run_process
 
         return run_process(settings, simulation, num_replicas=arguments.replicas)
     except UserError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.generator.simulated.model_facts import ModelFacts
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulation_settings import SimulationSettings
 
 _WORDS = "simulated token "
 _CHARACTERS_PER_TOKEN = 4

@@ -23,11 +23,11 @@ from services.generator.receive.weight_routes import make_router
 from services.generator.registration import in_fleet, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from services.generator.simulated.engine import SimulatedEngine
 from services.generator.simulated.model_facts import ModelFacts, read_model_facts
 from services.generator.simulated.openai_answers import make_simulated_handlers
 from services.generator.simulated.receiving import SimulatedReceivingEngine, import_transfer
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulated_engine import SimulatedEngine
+from services.generator.simulated.simulation_settings import SimulationSettings
 from shared import refusals
 from shared.access.keyring import Keyring
 from shared.errors import StateLostError, UserError

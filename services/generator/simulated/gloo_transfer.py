@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from services.generator.simulated.transfer import IDLE, RECEIVING
-from services.generator.staging.gloo_wire import TrainerGroup
-from services.generator.staging.staged_weights import Spec, StagedWeights
-from services.generator.staging.worker_reports import Progress
+from services.generator.worker.gloo_wire import TrainerGroup
+from services.generator.worker.staged_weights import Spec, StagedWeights
+from services.generator.worker.worker_reports import Progress
 
 
 class GlooTransfer:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.generator.policy_api.generate_route import GENERATE_PATH, make_generate_app
 from services.generator.policy_api.openai_routes import MODELS_PATH, POLICY_NAME
 from services.generator.simulated.draws import prompt_ids_of, text_of
-from services.generator.simulated.engine import SimulatedEngine, SimulatedRequest
+from services.generator.simulated.simulated_engine import SimulatedEngine, SimulatedRequest
 from shared.errors import MessageError, UnavailableError
 
 OWNER = "headrace-simulated"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from services.generator.engine.adapter import AdapterSpec
-from services.generator.simulated.engine import SimulatedEngine
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulated_engine import SimulatedEngine
+from services.generator.simulated.simulation_settings import SimulationSettings
 from services.generator.simulated.transfer import IDLE, RECEIVING, Transfer
-from services.generator.staging.worker_reports import Progress
+from services.generator.worker.worker_reports import Progress
 from shared.control import Transport
 from shared.lineage import LineageVersion
 

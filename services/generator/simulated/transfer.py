@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from services.generator.staging.worker_reports import Progress
+from services.generator.worker.worker_reports import Progress
 
 IDLE, RECEIVING = "idle", "receiving"
 

@@ -11,7 +11,7 @@ import pytest
 from services.generator.engine import guarded_engine
 from services.generator.engine.guarded_engine import GuardedEngine
 from services.generator.engine.receiving_engine import ReceivingEngine
-from services.generator.staging.worker_reports import Progress
+from services.generator.worker.worker_reports import Progress
 from shared.control import BeginRequest
 from shared.errors import PushError, UnavailableError
 

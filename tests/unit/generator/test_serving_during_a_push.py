@@ -15,11 +15,11 @@ from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.receive.weight_routes import make_router
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from services.generator.simulated.engine import SimulatedEngine
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.openai_answers import make_simulated_handlers
 from services.generator.simulated.receiving import SimulatedReceivingEngine
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulated_engine import SimulatedEngine
+from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.lineage import LineageVersion, epoch_of
 
 EPOCH = epoch_of(1, 1)

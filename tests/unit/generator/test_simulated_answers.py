@@ -6,10 +6,10 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from services.generator.simulated.engine import SimulatedEngine
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.openai_answers import make_simulated_handlers
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulated_engine import SimulatedEngine
+from services.generator.simulated.simulation_settings import SimulationSettings
 from tests.eventually import eventually
 
 ASKED = {"prompt": [4, 5, 6], "max_tokens": 50, "ignore_eos": True}

@@ -9,7 +9,7 @@ import pytest
 
 from services.generator.simulated.draws import Draws, prompt_ids_of, text_of
 from services.generator.simulated.model_facts import ModelFacts, read_model_facts
-from services.generator.simulated.settings import SimulationSettings, read_simulation_settings
+from services.generator.simulated.simulation_settings import SimulationSettings, read_simulation_settings
 from shared.errors import UserError
 
 FACTS = ModelFacts(vocab_size=50, eos_token_id=7, max_positions=64)

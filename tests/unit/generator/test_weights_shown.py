@@ -24,7 +24,7 @@ from services.generator.settings import GeneratorSettings
 from services.generator.simulated import fleet
 from services.generator.simulated.fleet import SimulatedFleet, SimulatedReplica
 from services.generator.simulated.model_facts import ModelFacts
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.generator.staging.worker_reports import Progress, ReportTo, WorkerReports
+from services.generator.worker.worker_reports import Progress, ReportTo, WorkerReports
 
 
 @pytest.fixture

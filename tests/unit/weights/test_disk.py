@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.staging.disk_reader import DiskReader
-from services.generator.staging.staged_weights import StagedWeights
+from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.staged_weights import StagedWeights
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Announcement, Parcel, announce
 from services.trainer.push.sent_weights import SentWeights

@@ -19,9 +19,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.staging import ipc_wire
-from services.generator.staging.gloo_wire import TrainerGroup
-from services.generator.staging.ipc_wire import IpcGroup, map_buffer
+from services.generator.worker import ipc_wire
+from services.generator.worker.gloo_wire import TrainerGroup
+from services.generator.worker.ipc_wire import IpcGroup, map_buffer
 from services.trainer.push import ipc_communicator
 from services.trainer.push.ipc_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack

@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.staging.staged_weights import StagedWeights
-from services.generator.staging.staged_weights import digest as digest_of_receiver
-from services.generator.staging.staged_weights import digest_on_device as digest_on_receivers_device
+from services.generator.worker.staged_weights import StagedWeights
+from services.generator.worker.staged_weights import digest as digest_of_receiver
+from services.generator.worker.staged_weights import digest_on_device as digest_on_receivers_device
 from services.trainer.push.packing import SentDigests
 from services.trainer.push.packing import digest as digest_of_sender
 from services.trainer.push.packing import digest_on_device as digest_on_senders_device

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from vllm.distributed.weight_transfer import nccl_common
 
-from services.generator.staging.gloo_wire import cut, num_bytes, unpack
-from services.generator.staging.staged_weights import Spec
+from services.generator.worker.gloo_wire import cut, num_bytes, unpack
+from services.generator.worker.staged_weights import Spec
 
 cuda: Any = torch.cuda  # partly untyped
 rendezvous: Any = nccl_common

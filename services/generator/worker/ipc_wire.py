@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from services.generator.staging.gloo_wire import TrainerGroup, cut, num_bytes, unpack
-from services.generator.staging.staged_weights import Spec
+from services.generator.worker.gloo_wire import TrainerGroup, cut, num_bytes, unpack
+from services.generator.worker.staged_weights import Spec
 from shared.weights.weight_places import IpcBuffer
 
 cuda: Any = torch.cuda  # partly untyped

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
 
-from services.generator.staging.full_set import is_tied, lacks, missing_parameters
+from services.generator.worker.model_check import is_tied, lacks, missing_parameters
 
 
 class CheckedReload:

@@ -2,7 +2,7 @@
 
     stream, full    chunks of parameters     --> overwrite the staged parameters
     stream, delta   chunks of deltas, uint8  --> applied to the staged parameters, which must be the delta's base
-    disk            files (disk_reader.py)   --> either
+    disk            files (disk_wire.py)     --> either
 
 After an error the staged parameters are unusable, because some of them may be new.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from services.generator.staging.delta_decoding import apply_delta
-from services.generator.staging.disk_reader import DiskReader
-from services.generator.staging.staged_weights import Spec, StagedWeights
-from services.generator.staging.weight_wires import Wire
+from services.generator.worker.delta_decoding import apply_delta
+from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.staged_weights import Spec, StagedWeights
+from services.generator.worker.weight_wires import Wire
 from shared.weights.weight_places import DiskPlace
 
 

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from vllm.lora.utils import parse_fine_tuned_lora_name
 
-from services.generator.staging.staged_weights import Spec
+from services.generator.worker.staged_weights import Spec
 
 
 class AdapterFiles:

@@ -15,8 +15,8 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 
-from services.generator.staging.delta_decoding import apply_delta
-from services.generator.staging.staged_weights import StagedWeights
+from services.generator.worker.delta_decoding import apply_delta
+from services.generator.worker.staged_weights import StagedWeights
 from shared.errors import PushError
 from shared.weights.weight_manifest import Manifest, read_file, read_manifest
 from shared.weights.weight_places import DiskPlace

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from services.generator.staging.staged_weights import Spec
+from services.generator.worker.staged_weights import Spec
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 

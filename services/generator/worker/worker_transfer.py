@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from vllm.config import set_current_vllm_config
 
-from services.generator.staging.adapter_files import AdapterFiles
-from services.generator.staging.checked_reload import CheckedReload
-from services.generator.staging.disk_reader import DiskReader
-from services.generator.staging.full_set import FullSet
-from services.generator.staging.staged_weights import Spec, StagedWeights, digest, staging_device
-from services.generator.staging.staging_fill import fill
-from services.generator.staging.weight_wires import Wire, open_wire
-from services.generator.staging.worker_reports import Progress, ReportTo
+from services.generator.worker.adapter_files import AdapterFiles
+from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.model_check import FullSet
+from services.generator.worker.model_load import CheckedReload
+from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_device
+from services.generator.worker.staging_fill import fill
+from services.generator.worker.weight_wires import Wire, open_wire
+from services.generator.worker.worker_reports import Progress, ReportTo
 from shared.weights import weight_checksum
 
 cuda: Any = torch.cuda  # partly untyped

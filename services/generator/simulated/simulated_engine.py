@@ -17,7 +17,7 @@ from services.generator.rollouts import Completion
 from services.generator.simulated.decode_clock import DecodeClock, DecodedSequence, Span
 from services.generator.simulated.draws import DrawnCompletion, Draws, prompt_ids_of, text_of
 from services.generator.simulated.model_facts import ModelFacts
-from services.generator.simulated.settings import SimulationSettings
+from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.errors import MessageError, UnavailableError
 from shared.lineage import LineageVersion
 from shared.run_options.run_config import RunConfig

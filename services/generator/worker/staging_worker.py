@@ -6,12 +6,12 @@ vLLM adds this class to the bases of its own worker, without calling any constru
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from services.generator.staging.worker_reports import ReportTo
+from services.generator.worker.worker_reports import ReportTo
 
 if TYPE_CHECKING:
-    from services.generator.staging.worker_transfer import WorkerTransfer
+    from services.generator.worker.worker_transfer import WorkerTransfer
 
-WORKER_EXTENSION = "services.generator.staging.staging_worker.StagingWorker"
+WORKER_EXTENSION = "services.generator.worker.staging_worker.StagingWorker"
 _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load"})
 
 
@@ -47,7 +47,7 @@ class StagingWorker:
 def _transfer_of(worker: Any) -> "WorkerTransfer":
     transfer: Any = getattr(worker, "_headrace_transfer", None)
     if transfer is None:
-        from services.generator.staging import worker_transfer
+        from services.generator.worker import worker_transfer
 
         parallel = worker.parallel_config
         transfer = worker_transfer.WorkerTransfer(

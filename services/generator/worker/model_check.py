@@ -22,7 +22,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize, utils
 
-from services.generator.staging.staged_weights import Spec
+from services.generator.worker.staged_weights import Spec
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from services.generator.staging.disk_reader import DiskReader
-from services.generator.staging.gloo_wire import TrainerGroup
-from services.generator.staging.ipc_wire import IpcGroup, map_buffer
-from services.generator.staging.staged_weights import Spec
+from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.gloo_wire import TrainerGroup
+from services.generator.worker.ipc_wire import IpcGroup, map_buffer
+from services.generator.worker.staged_weights import Spec
 from shared.weights.weight_places import IpcBuffer
 
 
@@ -48,7 +48,7 @@ def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire
         RuntimeError: Not all ranks came in time, or the trainer gave up.
     """
     if where["transport"] == "nccl":
-        from services.generator.staging.nccl_wire import NcclWire
+        from services.generator.worker.nccl_wire import NcclWire
 
         return NcclWire(
             unique_id=str(where["nccl_unique_id"]),

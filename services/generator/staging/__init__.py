@@ -1,1 +1,0 @@
-"""Weights in the worker process: the wires they come by, and where they are staged."""
