@@ -13,7 +13,7 @@ NaN payloads and dtypes that numpy does not know are kept exactly.
                 raw      every changed element, as it is
                 steps    new minus old as integers, one byte each; -128 means "see the elements that follow, as is"
 
-Integers are little-endian. Encoder: sent_weights.py of the trainer. Decoder: delta_decoding.py of the generator.
+Integers are little-endian. Encoder: sent_weights.py of the trainer. Decoder: staged_weights.py of the generator.
 """
 
 import struct

@@ -15,7 +15,6 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 
-from services.generator.worker.delta_decoding import apply_delta
 from services.generator.worker.staged_weights import StagedWeights
 from shared.errors import PushError
 from shared.weights.weight_manifest import Manifest, read_file, read_manifest
@@ -101,8 +100,7 @@ class DiskReader:
                     if manifest.encoding == "full":
                         staging.put(name, tensor)
                     else:
-                        apply_delta(staging.tensors[name], tensor.numpy().tobytes())
-                        staging.changed(name)
+                        staging.put_delta(name, tensor.numpy().tobytes())
                 except ValueError as error:
                     raise PushError(f"{name} of {directory} cannot be used: {error}") from error
         if missing:

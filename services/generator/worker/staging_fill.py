@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from services.generator.worker.delta_decoding import apply_delta
 from services.generator.worker.disk_wire import DiskReader
 from services.generator.worker.staged_weights import Spec, StagedWeights
 from services.generator.worker.weight_wires import Wire
@@ -58,5 +57,4 @@ def fill(
             if sizes is None:
                 staged.put(name, tensor)
             else:
-                apply_delta(staged.tensors[name], tensor.cpu().numpy().tobytes())
-                staged.changed(name)
+                staged.put_delta(name, tensor.cpu().numpy().tobytes())

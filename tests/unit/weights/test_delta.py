@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.worker.delta_decoding import apply_delta
+from services.generator.worker.staged_weights import apply_delta
 from services.trainer.push.sent_weights import encode_delta
 from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 

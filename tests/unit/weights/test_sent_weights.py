@@ -8,8 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.worker.delta_decoding import apply_delta
-from services.generator.worker.staged_weights import StagedWeights
+from services.generator.worker.staged_weights import StagedWeights, apply_delta
 from services.trainer.push.packing import announce
 from services.trainer.push.sent_weights import SentWeights
 from shared.errors import PushError
