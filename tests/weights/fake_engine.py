@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from services.generator.engine.adapter import AdapterSpec
-from services.generator.worker.disk_wire import DiskReader
 from services.generator.worker.staged_weights import StagedWeights
-from services.generator.worker.staging_fill import fill
-from services.generator.worker.weight_wires import Wire, open_wire
+from services.generator.worker.weight_wires import Wire, open_wire, receive_version
 from services.generator.worker.worker_reports import Progress
 from shared.control import Transport
 
@@ -43,7 +41,7 @@ class FakeEngine:
 
     def __init__(self, adapter: AdapterSpec | None = None) -> None:
         self.adapter = adapter
-        self._wire: Wire | DiskReader | None = None
+        self._wire: Wire | None = None
         self._buffer_bytes = 0
         self._work: asyncio.Task[None] | None = None
         self._failure: str | None = None
@@ -181,7 +179,9 @@ class FakeEngine:
             staged = self._staged = StagedWeights(specs)
             held = None
         assert self._wire is not None
-        await asyncio.to_thread(fill, staged, self._wire, specs, what, held=held, buffer_bytes=self._buffer_bytes)
+        await asyncio.to_thread(
+            receive_version, staged, self._wire, specs, what, held=held, buffer_bytes=self._buffer_bytes
+        )
         if self.damage_staged:
             name = what["names"][-1]
             staged.tensors[name].view(torch.uint8)[-1] ^= 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.weight_wires import open_wire
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     wire = open_wire(order["where"], rank=0, device=device)
-    assert not isinstance(wire, DiskReader)
+    assert not isinstance(wire, DiskWire)
     specs = [(name, torch.float32, shape) for name, shape in order["shapes"].items()]
     sums: dict[str, float] = {}
     for chunk in wire.receive_chunks(specs, buffer_bytes=order["where"]["buffer_bytes"], timeout_s=60.0):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from services.generator.simulated.transfer import IDLE, RECEIVING
-from services.generator.worker.gloo_wire import TrainerGroup
+from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.staged_weights import Spec, StagedWeights
 from services.generator.worker.worker_reports import Progress
 
@@ -16,7 +16,7 @@ class GlooTransfer:
     """See transfer.Transfer. Blocking calls run in a thread."""
 
     def __init__(self) -> None:
-        self._group: TrainerGroup | None = None
+        self._group: GlooWire | None = None
         self._buffer_bytes = 0
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -27,7 +27,7 @@ class GlooTransfer:
         """Begin to enter the trainer's communicator."""
 
         def job() -> None:
-            group = TrainerGroup(
+            group = GlooWire(
                 master_address=str(where["master_address"]),
                 master_port=int(where["master_port"]),
                 rank=int(where["rank_offset"]),

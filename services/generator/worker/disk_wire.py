@@ -25,7 +25,7 @@ _MAX_CHAIN = 1024
 """Trainers write much shorter chains. This ends a circle of manifests that name each other as base."""
 
 
-class DiskReader:
+class DiskWire:
     """This worker's view of one run's directory.
 
     Args:

@@ -1,4 +1,4 @@
-"""The receiving end of the gloo wire, which needs only torch: enters a group and takes chunks apart.
+"""The receiving end of the gloo wire, which needs only torch: enters the group and takes chunks apart.
 
     rank 0, the trainer --- packed uint8 chunks, broadcast ---> ranks rank_offset .. of this replica's workers
                         --- lifeline, a silent connection --->  closed when the trainer gives up, or dies
@@ -34,7 +34,7 @@ _abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline. Destroying such a group would wait for it."""
 
 
-class TrainerGroup:
+class GlooWire:
     """This worker's place in one communicator epoch.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from services.generator.worker.gloo_wire import TrainerGroup, cut, num_bytes, unpack
+from services.generator.worker.gloo_wire import GlooWire, cut, num_bytes, unpack
 from services.generator.worker.staged_weights import Spec
 from shared.weights.weight_places import IpcBuffer
 
@@ -22,16 +22,16 @@ _REF_COUNTER = re.compile(rb"/torch_[0-9a-zA-Z_]{1,100}")
 _MIN_HANDLE_BYTES, _EVENT_HANDLE_BYTES = 64, 64
 
 
-class IpcGroup:
+class IpcWire:
     """This worker's place in one communicator epoch, with the trainer's buffer mapped.
 
     Args:
-        group: The gloo group that signals when bytes are ready; ``leave`` leaves it too.
+        gloo: The wire that signals when bytes are ready; ``leave`` leaves it too.
         buffer: The trainer's buffer, as returned by ``map_buffer``.
     """
 
-    def __init__(self, group: TrainerGroup, buffer: torch.Tensor) -> None:
-        self._group = group
+    def __init__(self, gloo: GlooWire, buffer: torch.Tensor) -> None:
+        self._gloo = gloo
         self._buffer: torch.Tensor | None = buffer
 
     def receive_chunks(
@@ -52,14 +52,14 @@ class IpcGroup:
 
     def leave(self) -> None:
         """Close this worker's connections and release the mapping."""
-        self._group.leave()
+        self._gloo.leave()
         self._buffer = None
 
     def _receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
         start = 0
         while start < chunk.numel():
             message = torch.zeros(8, dtype=torch.uint8)
-            self._group.receive(message, timeout_s=max(deadline - time.monotonic(), 0.001))
+            self._gloo.receive(message, timeout_s=max(deadline - time.monotonic(), 0.001))
             size = int(message.view(torch.int64))
             buffer = self._mapped()
             if not 0 < size <= min(buffer.numel(), chunk.numel() - start):
@@ -70,7 +70,7 @@ class IpcGroup:
             if buffer.device.type == "cuda":
                 # Another process writes the next piece to the same place, and does not wait for our streams.
                 cuda.current_stream(buffer.device).synchronize()
-            self._group.confirm(timeout_s=max(deadline - time.monotonic(), 0.001))
+            self._gloo.confirm(timeout_s=max(deadline - time.monotonic(), 0.001))
             start += size
 
     def _mapped(self) -> torch.Tensor:

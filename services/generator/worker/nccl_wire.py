@@ -23,7 +23,7 @@ _POLL_S = 0.0005
 
 
 class NcclWire:
-    """This worker's place in one communicator epoch. See weight_wires.Wire.
+    """This worker's place in one communicator epoch. See weight_wires.ChunkWire.
 
     Args:
         unique_id: NCCL's unique id of the rendezvous, in base64.
@@ -42,7 +42,7 @@ class NcclWire:
     def receive_chunks(
         self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
     ) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """See Wire."""
+        """See ChunkWire."""
         deadline = time.monotonic() + timeout_s
         for chunk_of in cut(specs, buffer_bytes):
             group = self._group
@@ -56,7 +56,7 @@ class NcclWire:
             self._wait(deadline)
 
     def leave(self) -> None:
-        """See Wire."""
+        """See ChunkWire."""
         group, self._group = self._group, None
         if group is not None:
             # It may wait seconds for the abort, and the calling loop also decodes.

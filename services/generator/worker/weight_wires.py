@@ -1,25 +1,29 @@
 """The wires over which a worker receives weights from the trainer. Each communicator epoch is one wire.
 
-    open_wire (blocks until every rank is there) --> receive_chunks, receive_chunks, ... --> leave
+    open_wire (blocks until every rank is there) --> receive_version, receive_version, ... --> leave
+
+    gloo, nccl, ipc   chunks of parameters     --> overwrite the staged parameters (a full version)
+                      chunks of deltas, uint8  --> applied to the staged parameters, which must be the delta's base
+    disk              files (disk_wire.py)     --> either
 
 All of this runs in a thread of the worker (worker_transfer.py), except ``leave``, which other threads may call.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from services.generator.worker.disk_wire import DiskReader
-from services.generator.worker.gloo_wire import TrainerGroup
-from services.generator.worker.ipc_wire import IpcGroup, map_buffer
-from services.generator.worker.staged_weights import Spec
-from shared.weights.weight_places import IpcBuffer
+from services.generator.worker.disk_wire import DiskWire
+from services.generator.worker.gloo_wire import GlooWire
+from services.generator.worker.ipc_wire import IpcWire, map_buffer
+from services.generator.worker.staged_weights import Spec, StagedWeights
+from shared.weights.weight_places import DiskPlace, IpcBuffer
 
 
-class Wire(Protocol):
-    """This worker's place in one communicator epoch."""
+class ChunkWire(Protocol):
+    """This worker's place in one communicator epoch, over which weights arrive in chunks."""
 
     def receive_chunks(
         self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
@@ -36,7 +40,10 @@ class Wire(Protocol):
         ...
 
 
-def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire | DiskReader:
+Wire = ChunkWire | DiskWire
+
+
+def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire:
     """Enter the trainer's communicator; blocks until every rank is there.
 
     Args:
@@ -57,8 +64,8 @@ def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire
             device=device,
         )
     if where["transport"] == "disk":
-        return DiskReader(str(where["weight_dir"]))
-    group = TrainerGroup(
+        return DiskWire(str(where["weight_dir"]))
+    gloo = GlooWire(
         master_address=str(where["master_address"]),
         master_port=int(where["master_port"]),
         rank=int(where["rank_offset"]) + rank,
@@ -66,9 +73,51 @@ def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire
         timeout_s=float(where["timeout_s"]),
     )
     if where["transport"] != "ipc":
-        return group
+        return gloo
     try:
-        return IpcGroup(group, map_buffer(IpcBuffer.model_validate(where["ipc_buffer"]), device))
+        return IpcWire(gloo, map_buffer(IpcBuffer.model_validate(where["ipc_buffer"]), device))
     except (RuntimeError, ValueError):
-        group.leave()
+        gloo.leave()
         raise
+
+
+def receive_version(
+    staged: StagedWeights,
+    wire: Wire,
+    specs: Sequence[Spec],
+    what: dict[str, Any],
+    *,
+    held: str | None,
+    buffer_bytes: int,
+) -> None:
+    """Bring staging memory to the version that a begin body announces.
+
+    Args:
+        staged: Staging memory for ``specs``. After an error its content is unusable, because some of it may be new.
+        wire: The wire to receive from.
+        specs: The parameters, in the order of the begin body.
+        what: Fields of the begin body: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` if it has them.
+        held: Checksum of the staged parameters; None if they are not complete.
+        buffer_bytes: Size in bytes after which a chunk ends.
+
+    Raises:
+        PushError: A file is missing or damaged.
+        RuntimeError: The time is up, the trainer gave up, or the base of its delta is not what is staged.
+        ValueError: A parameter or a delta differs from the announcement.
+    """
+    timeout_s = float(what["timeout_s"])
+    if isinstance(wire, DiskWire):
+        wire.receive_into(staged, DiskPlace.model_validate(what["place"]), held=held, timeout_s=timeout_s)
+        return
+    sizes: Sequence[int] | None = what.get("sizes")
+    if sizes is not None and (held is None or what.get("base_checksum") != held):
+        raise RuntimeError("the trainer's delta starts from other weights than this worker has staged")
+    travelling = (
+        specs if sizes is None else [(spec[0], torch.uint8, [size]) for spec, size in zip(specs, sizes, strict=True)]
+    )
+    for chunk in wire.receive_chunks(travelling, buffer_bytes=buffer_bytes, timeout_s=timeout_s):
+        for name, tensor in chunk:
+            if sizes is None:
+                staged.put(name, tensor)
+            else:
+                staged.put_delta(name, tensor.cpu().numpy().tobytes())

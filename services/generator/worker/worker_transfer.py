@@ -20,12 +20,11 @@ import torch
 from vllm.config import set_current_vllm_config
 
 from services.generator.worker.adapter_files import AdapterFiles
-from services.generator.worker.disk_wire import DiskReader
+from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.model_check import FullSet
 from services.generator.worker.model_load import CheckedReload
 from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_device
-from services.generator.worker.staging_fill import fill
-from services.generator.worker.weight_wires import Wire, open_wire
+from services.generator.worker.weight_wires import Wire, open_wire, receive_version
 from services.generator.worker.worker_reports import Progress, ReportTo
 from shared.weights import weight_checksum
 
@@ -52,7 +51,7 @@ class WorkerTransfer:
         self._device = device
         self._rank = rank
         self.report_to: ReportTo | None = None
-        self._wire: Wire | DiskReader | None = None
+        self._wire: Wire | None = None
         self._buffer_bytes = 0
         self._is_given_up = False
         self._phase = IDLE
@@ -145,12 +144,12 @@ class WorkerTransfer:
             self._staged = held = None  # free the old copy before allocating another
             staged = StagedWeights(specs, device=staging_device(specs, self._device))
             self._staged = staged
-        fill(staged, self._entered(), specs, what, held=held, buffer_bytes=self._buffer_bytes)
+        receive_version(staged, self._entered(), specs, what, held=held, buffer_bytes=self._buffer_bytes)
         self._checksum = staged.checksum()
 
     def _receive_directly(self, specs: list[Spec], *, timeout_s: float) -> None:
         wire = self._entered()
-        if isinstance(wire, DiskReader):
+        if isinstance(wire, DiskWire):
             raise RuntimeError("weights on disk are read into staging memory, but this run has none")  # noqa: TRY004
         self._staged = None
         reload = CheckedReload(self._model, self._vllm_config.model_config)
@@ -169,11 +168,11 @@ class WorkerTransfer:
         adapters.check(specs)
         self._enter_phase(RECEIVING)
         staged = StagedWeights(specs)
-        fill(staged, self._entered(), specs, what, held=None, buffer_bytes=self._buffer_bytes)
+        receive_version(staged, self._entered(), specs, what, held=None, buffer_bytes=self._buffer_bytes)
         adapters.write(staged.tensors)
         self._checksum = staged.checksum()
 
-    def _entered(self) -> Wire | DiskReader:
+    def _entered(self) -> Wire:
         if self._wire is None:
             raise RuntimeError("weights were announced before this worker entered a communicator")
         return self._wire

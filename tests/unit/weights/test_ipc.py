@@ -20,8 +20,8 @@ pytest.importorskip("torch")
 import torch
 
 from services.generator.worker import ipc_wire
-from services.generator.worker.gloo_wire import TrainerGroup
-from services.generator.worker.ipc_wire import IpcGroup, map_buffer
+from services.generator.worker.gloo_wire import GlooWire
+from services.generator.worker.ipc_wire import IpcWire, map_buffer
 from services.trainer.push import ipc_communicator
 from services.trainer.push.ipc_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
@@ -82,11 +82,11 @@ def communicator(gpu: torch.Tensor) -> Iterator[IpcCommunicator]:
     communicator.close()
 
 
-def enter(communicator: IpcCommunicator) -> IpcGroup:
+def enter(communicator: IpcCommunicator) -> IpcWire:
     """Enter as a worker that was sent the join body."""
     place = IpcBuffer.model_validate_json(communicator.export().model_dump_json())
-    group = TrainerGroup(master_address="127.0.0.1", master_port=communicator.port, rank=1, world_size=2, timeout_s=20)
-    return IpcGroup(group, map_buffer(place, DEVICE))
+    group = GlooWire(master_address="127.0.0.1", master_port=communicator.port, rank=1, world_size=2, timeout_s=20)
+    return IpcWire(group, map_buffer(place, DEVICE))
 
 
 def test_what_goes_through_the_buffer_comes_out_in_whatever_pieces(communicator: IpcCommunicator) -> None:
