@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from services.generator.engine.adapter import AdapterSpec, check_can_serve
-from services.generator.worker.staging_worker import WORKER_EXTENSION
 from shared.errors import UserError
 from shared.run_options.engine_args import why_not_at_all
 from shared.run_options.run_config import RunConfig
 
+_WORKER_EXTENSION = "services.generator.worker.worker_transfer.WorkerExtension"
 _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
@@ -49,10 +49,10 @@ class EngineSpec:
             # defaults.
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
-            # No weights are transferred this way (see staging_worker.py). The setting tells vLLM that weights will
+            # No weights are transferred this way (see worker_transfer.py). The setting tells vLLM that weights will
             # change while the engine runs, so that it leaves out kernels that do not support this.
             "weight_transfer_config": {"backend": "ipc"},
-            "worker_extension_cls": WORKER_EXTENSION,
+            "worker_extension_cls": _WORKER_EXTENSION,
             # All requests have the same priority, except the probe after a push, which must not wait.
             "scheduling_policy": "priority",
             "disable_log_stats": True,

@@ -1,4 +1,4 @@
-"""Checks, before anything is transferred, that the announced parameters make up this worker's model exactly.
+"""Checks, before anything is transferred, that the announced parameters fit this worker's model exactly.
 
     model --shadow: the same modules, tensors without content--> load_weights(announced, without content) --> missing
 
@@ -7,6 +7,9 @@ over a shadow of the model, in the thread that will receive, while the model its
 of a fused layer (``k_proj`` of ``qkv_proj``) shows up as a layer that was not filled.
 
 Quantised models are not checked, because their loaders look at the content.
+
+Adapters are checked too: vLLM silently skips an adapter for a layer that it does not have, and accepts one half of a
+pair as a pair.
 """
 
 import inspect
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize, utils
@@ -118,6 +122,32 @@ def lacks(missing: list[str]) -> str:
 def is_tied(model_config: Any) -> bool:
     """Return whether embeddings and head share one parameter."""
     return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
+
+
+def check_adapters(model: Any, specs: Iterable[Spec], *, rank: int) -> None:
+    """Return if the announced adapters are complete, and match this model and the run's rank.
+
+    Raises:
+        ValueError: They do not.
+    """
+    manager = model.lora_manager
+    known = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    mapper = None if mapper is None else mapper.get_rename_mapper()
+    pairs: dict[str, set[bool]] = {}
+    for name, _, shape in specs:
+        layer, is_a = parse_fine_tuned_lora_name(name, mapper)
+        pairs.setdefault(layer, set()).add(is_a)
+        pushed_rank = shape[0 if is_a else 1]
+        if pushed_rank != rank:
+            raise ValueError(f"the pushed adapter {name} has rank {pushed_rank}, the run has {rank}")
+    if unknown := sorted(pairs.keys() - known):
+        raise ValueError(
+            f"vLLM's model has no layer for {len(unknown)} of the pushed adapters, among them {unknown[:3]}; leave "
+            "these layers out of lora_target_modules"
+        )
+    if halves := sorted(layer for layer, found in pairs.items() if len(found) < 2):
+        raise ValueError(f"the push lacks one half of {len(halves)} adapters, among them {halves[:3]}")
 
 
 class _Shadow:

@@ -6,11 +6,17 @@ vLLM's layerwise reload does the loading. It leaves three problems to its caller
 was interrupted leaves half-filled layers, which the next reload would complete with a mixture. A parameter, or a shard
 of a fused parameter, that never arrives is not an error. On CPU, the prepacked head of a model with tied embeddings
 keeps the old weights.
+
+Adapters are written to files, from which receiving_engine.py has vLLM load them.
 """
 
-from collections.abc import Iterable
-from typing import Any
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
 
+import safetensors.torch
 import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -79,3 +85,20 @@ def prepack_tied_head(model: Any) -> None:
     if len(heads) == 1 and len(embeddings) == 1:
         heads[0].weight = embeddings[0].weight
         heads[0].quant_method.process_weights_after_loading(heads[0])
+
+
+def write_adapters(tensors: Mapping[str, torch.Tensor], *, directory: Path, config: dict[str, Any]) -> None:
+    """Write received adapters as files for vLLM.
+
+    Args:
+        tensors: The adapters by name. Every worker of an engine has the same ones, and writes the same files.
+        directory: Directory from which vLLM will load them; the same for all workers, and created if missing.
+        config: PEFT's adapter_config.json.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    # Workers on one machine write the same bytes to the same place, so each file is replaced atomically.
+    aside = directory / f".{os.getpid()}"
+    cast(Any, safetensors.torch).save_file(dict(tensors), aside)
+    aside.replace(directory / "adapter_model.safetensors")
+    aside.write_text(json.dumps(config))
+    aside.replace(directory / "adapter_config.json")

@@ -9,20 +9,23 @@
 Meanwhile the main loop answers ``progress`` and continues to decode. A blocking rendezvous, or a trainer that stops
 sending, does not stop the engine. Without staging, the thread loads arriving weights into the model at once, and the
 caller must hold decoding first.
+
+The moves come from receiving_engine.py in the generator's process: vLLM's ``collective_rpc`` calls WorkerExtension.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import get_pp_group
 
-from services.generator.worker.adapter_files import AdapterFiles
 from services.generator.worker.disk_wire import DiskWire
-from services.generator.worker.model_check import FullSet
-from services.generator.worker.model_load import CheckedReload
+from services.generator.worker.model_check import FullSet, check_adapters
+from services.generator.worker.model_load import CheckedReload, write_adapters
 from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_device
 from services.generator.worker.weight_wires import Wire, open_wire, receive_version
 from services.generator.worker.worker_reports import Progress, ReportTo
@@ -30,6 +33,35 @@ from shared.weights import weight_checksum
 
 cuda: Any = torch.cuda  # partly untyped
 ENTERING, CHECKING, RECEIVING, IDLE = "entering", "checking", "receiving", "idle"
+_MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load"})
+
+
+class WorkerExtension:
+    """Extends vLLM's worker by the methods that a push needs: ``worker_extension_cls`` of the engine's arguments.
+
+    vLLM adds this class to the bases of its own worker, without calling any constructor.
+    """
+
+    def headrace_push(self, move: str, arguments: dict[str, Any], report_to: Sequence[Any] | None = None) -> Any:
+        """Make one move of WorkerTransfer. If ``report_to`` is given, report the progress of the move there."""
+        if move not in _MOVES:
+            raise ValueError(f"a push has no move {move}")
+        transfer = _transfer_of(self)
+        if report_to is not None:
+            transfer.report_to = ReportTo(*report_to)
+        return getattr(transfer, move)(**arguments)
+
+    def headrace_make_ready(self) -> None:
+        """Make the buffers that vLLM 0.32 makes only in a warm-up; without a GPU it warms up only a few kinds of
+        engines.
+
+        All workers of a pipeline but the first receive the previous worker's activations into these buffers.
+        """
+        runner: Any = getattr(self, "model_runner")  # noqa: B009  an attribute of vLLM's worker
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
 
 
 class WorkerTransfer:
@@ -164,12 +196,12 @@ class WorkerTransfer:
         self._direct, self._checksum = reload, weight_checksum.checksum(digests)
 
     def _receive_adapters(self, specs: list[Spec], what: dict[str, Any]) -> None:
-        adapters = AdapterFiles(self._model, **what["adapter"])
-        adapters.check(specs)
+        config: dict[str, Any] = what["adapter"]["config"]
+        check_adapters(self._model, specs, rank=config["r"])
         self._enter_phase(RECEIVING)
         staged = StagedWeights(specs)
         receive_version(staged, self._entered(), specs, what, held=None, buffer_bytes=self._buffer_bytes)
-        adapters.write(staged.tensors)
+        write_adapters(staged.tensors, directory=Path(what["adapter"]["directory"]), config=config)
         self._checksum = staged.checksum()
 
     def _entered(self) -> Wire:
@@ -217,3 +249,17 @@ class WorkerTransfer:
         with cuda.stream(self._stream):
             yield
         self._stream.synchronize()
+
+
+def _transfer_of(worker: Any) -> WorkerTransfer:
+    transfer: WorkerTransfer | None = getattr(worker, "_headrace_transfer", None)
+    if transfer is None:
+        parallel = worker.parallel_config
+        transfer = WorkerTransfer(
+            model=worker.get_model(),
+            vllm_config=worker.vllm_config,
+            device=worker.device,
+            rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
+        )
+        worker._headrace_transfer = transfer  # noqa: SLF001  vLLM's object, our attribute
+    return transfer
