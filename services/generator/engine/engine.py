@@ -18,13 +18,13 @@ from services.generator.engine.adapter import serving_request
 from services.generator.engine.engine_config import (
     known_engine_args,
     make_vllm_config,
+    num_places,
     sampling_arguments,
     what_it_says,
 )
 from services.generator.engine.engine_failure import how_ended, root_cause
 from services.generator.engine.engine_spec import EngineSpec, check_engine_args
 from services.generator.engine.lone_worker import cores_of_worker
-from services.generator.engine.probe_place import num_places
 from services.generator.inflight_window import EngineLoad, first_size
 from services.generator.rollouts import Completion
 from shared.errors import HeadraceError, MessageError, UnavailableError

@@ -14,11 +14,17 @@ from pydantic import ValidationError
 
 from services.generator.engine.engine_spec import EngineSpec, refuse_auto_map, unknown_args
 from services.generator.engine.lone_worker import keep_in_core
-from services.generator.engine.probe_place import reserve_place
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
+
+PROBE_PRIORITY = -1
+"""Before all requests, which have priority 0."""
+_SCHEDULERS = {
+    True: "services.generator.engine.probe_scheduler.AsyncProbeScheduler",
+    False: "services.generator.engine.probe_scheduler.ProbeScheduler",
+}
 
 _REFUSALS = (ValueError, TypeError, OSError, RuntimeError, AssertionError, LookupError, ImportError, AttributeError)
 """vLLM has no common exception for refused arguments: any of these may mean a refusal."""
@@ -63,6 +69,28 @@ def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cud
     if not has_cuda:
         keep_in_core(config)
     return config
+
+
+def reserve_place(scheduler_config: Any) -> None:
+    """Add the probe's place (probe_scheduler.py) to vLLM's SchedulerConfig, unless an operator has set another
+    scheduler.
+    """
+    if scheduler_config.scheduler_cls is not None:
+        return
+    requests = num_places(scheduler_config)
+    scheduler_config.max_num_active_seqs = requests
+    scheduler_config.max_num_seqs = max(scheduler_config.max_num_seqs, requests + 1)
+    # A step needs at least one token for each.
+    scheduler_config.max_num_batched_tokens = max(
+        scheduler_config.max_num_batched_tokens, scheduler_config.max_num_seqs
+    )
+    scheduler_config.scheduler_cls = _SCHEDULERS[bool(scheduler_config.async_scheduling)]
+
+
+def num_places(scheduler_config: Any) -> int:
+    """Return how many requests are decoded at once, not counting the probe."""
+    active: int | None = scheduler_config.max_num_active_seqs
+    return int(scheduler_config.max_num_seqs if active is None else active)
 
 
 def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, Any]:

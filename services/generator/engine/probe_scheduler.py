@@ -1,13 +1,20 @@
-"""vLLM's schedulers with a place and a step for the probe after a push; probe_place.py gives the reasons.
+"""vLLM's schedulers with a place in the batch, and a step of its own, for the probe after a push.
 
-They run in the engine core's process.
+    max_num_active_seqs   places of requests: what max_num_seqs is without this
+    max_num_seqs          those, and the probe's
+
+If a push keeps the KV cache, requests keep their places, and an engine whose places all hold long completions would not
+score the probe in time. If a push discards the cache, all requests are read again in as few steps as possible, and such
+steps are long. The probe comes first, but would be answered only when the requests in the same step are.
+
+engine_config.py reserves the place. The schedulers run in the engine core's process.
 """
 
 from typing import Any
 
 from vllm.v1.core.sched import async_scheduler, scheduler
 
-from services.generator.engine.probe_place import PROBE_PRIORITY
+from services.generator.engine.engine_config import PROBE_PRIORITY
 
 asynchronous: Any = async_scheduler  # partly untyped
 synchronous: Any = scheduler

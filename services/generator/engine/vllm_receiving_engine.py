@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.generator.engine.adapter import AdapterSpec, loading_request, serving_request
-from services.generator.engine.probe_place import PROBE_PRIORITY
+from services.generator.engine.engine_config import PROBE_PRIORITY
 from services.generator.worker.worker_reports import Progress, WorkerReports
 from shared.control import Transport
 from shared.errors import PushError

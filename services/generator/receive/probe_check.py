@@ -3,7 +3,7 @@
 import math
 from collections.abc import Awaitable
 
-from services.generator.engine.guarded_engine import GuardedEngine
+from services.generator.engine.receiving_engine import GuardedEngine
 from shared.control import Probe
 from shared.errors import PushError
 

@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
-from services.generator.engine.guarded_engine import GuardedEngine
 from services.generator.engine.output_gate import OutputGate
-from services.generator.engine.receiving_engine import ReceivingEngine
+from services.generator.engine.receiving_engine import GuardedEngine, ReceivingEngine
 from services.generator.receive.own_versions import incompatibility, nccl_version, torch_version
 from services.generator.receive.weight_swap import WeightSwap
 from shared.control import (

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.generator.engine.adapter import adapter_directory
-from services.generator.engine.guarded_engine import GuardedEngine
 from services.generator.engine.output_gate import OutputGate
+from services.generator.engine.receiving_engine import GuardedEngine
 from services.generator.receive.probe_check import compare
 from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest
 from shared.errors import HeadraceError, PushError

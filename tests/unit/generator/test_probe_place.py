@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.generator.engine.probe_place import num_places, reserve_place
+from services.generator.engine.engine_config import num_places, reserve_place
 
 
 def a_scheduler_config(**changes: Any) -> Any:
