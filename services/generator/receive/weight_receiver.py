@@ -24,12 +24,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 from services.generator.engine.output_gate import OutputGate
 from services.generator.engine.receiving_engine import GuardedEngine, ReceivingEngine
-from services.generator.receive.own_versions import incompatibility, nccl_version, torch_version
 from services.generator.receive.weight_swap import WeightSwap
 from shared.control import (
     AbortRequest,
@@ -187,8 +187,8 @@ class WeightReceiver:
             run_id=serving.run_id,
             model=serving.model,
             transports=engine.transports,
-            torch_version=torch_version() if has_wire else "",
-            nccl_version=nccl_version() if has_wire else None,
+            torch_version=_torch_version() if has_wire else "",
+            nccl_version=_nccl_version() if has_wire else None,
             num_workers=engine.num_workers,
             dtype=serving.dtype,
             epoch=swap.epoch,
@@ -215,7 +215,7 @@ class WeightReceiver:
                 await asyncio.to_thread(self._weight_roots.require, body.weight_dir, field="weight_dir")
             except UserError as error:
                 raise PushError(str(error)) from error
-        if reason := incompatibility(self.info(), body):
+        if reason := _incompatibility(self.info(), body):
             raise ConflictError(reason)
 
         async def move(serving: _Serving) -> ReplicaInfo:
@@ -353,3 +353,37 @@ class WeightReceiver:
         if body.run_id != self._serving.run_id:
             raise ConflictError(f"this replica serves run {self._serving.run_id}, not {body.run_id}")
         return self._serving
+
+
+def _incompatibility(mine: ReplicaInfo, body: JoinRequest) -> str | None:
+    """Return why this replica cannot enter the communicator, or None."""
+    if body.transport not in mine.transports:
+        return f"this replica receives over {', '.join(mine.transports)}, not over {body.transport}"
+    if body.transport not in ("disk", "simulated") and _release(body.torch_version) != _release(mine.torch_version):
+        return f"this replica runs torch {mine.torch_version}, the trainer {body.torch_version}"
+    if body.transport == "nccl" and body.nccl_version != mine.nccl_version:
+        return f"this replica runs NCCL {mine.nccl_version}, the trainer {body.nccl_version}"
+    return None
+
+
+def _release(version: str) -> str:
+    return version.partition("+")[0]
+
+
+@cache
+def _torch_version() -> str:
+    """Return torch's version, with its build. Imports torch only when called."""
+    import torch
+
+    return str(torch.__version__)
+
+
+@cache
+def _nccl_version() -> str | None:
+    """Return the version of torch's NCCL; None in a build without CUDA. Imports torch only when called."""
+    import torch
+
+    if torch.version.cuda is None:
+        return None
+    cuda: Any = torch.cuda  # partly untyped
+    return ".".join(str(part) for part in cuda.nccl.version())

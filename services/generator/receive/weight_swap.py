@@ -14,6 +14,7 @@ class ends with its run. Calls in progress are then cancelled, and their results
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,8 +24,7 @@ from pathlib import Path
 from services.generator.engine.adapter import adapter_directory
 from services.generator.engine.output_gate import OutputGate
 from services.generator.engine.receiving_engine import GuardedEngine
-from services.generator.receive.probe_check import compare
-from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest
+from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, Probe
 from shared.errors import HeadraceError, PushError
 from shared.lineage import NO_WEIGHTS, LineageVersion, incarnation_of
 
@@ -222,12 +222,34 @@ class WeightSwap:
         """Open the output gate if the loaded version's probe agrees with the trainer's; otherwise refuse it."""
         difference, failure = None, None
         if body.probe is not None and answer is not None:
-            difference, failure = await compare(self.engine, body.probe, answer)
+            difference, failure = await self._compare(body.probe, answer)
         if failure is None:
             self._outputs.open()
         else:
             await self._refuse(f"policy version {body.policy_version} failed its probe: {failure}")
         return difference, failure
+
+    async def _compare(
+        self, probe: Probe, answer: "asyncio.Task[list[list[float]]]"
+    ) -> tuple[float | None, str | None]:
+        """Compare the engine's logprobs of a probe with the trainer's; the trainer holds the same weights.
+
+        Returns the largest difference in nats, and a sentence if the weights must not be served.
+        """
+        try:
+            answers = await self.engine.probed(answer, timeout_s=probe.timeout_s)
+        except PushError as error:
+            return None, str(error)
+        pairs = [(mine, theirs) for logprobs in answers for mine, theirs in zip(logprobs, probe.logprobs, strict=True)]
+        if not all(math.isfinite(mine) for mine, _ in pairs):
+            return None, "its logprobs of the probe are not all finite numbers"
+        worst = max(abs(mine - theirs) for mine, theirs in pairs)
+        if worst <= probe.tolerance:
+            return worst, None
+        return worst, (
+            f"its logprobs of the probe are off by up to {worst:.3g} nats, and {probe.tolerance:.3g} are tolerated "
+            "(push_probe_tolerance)"
+        )
 
     async def _refuse(self, reason: str) -> None:
         """Take the version out of service, and refuse everything that it has sampled."""
