@@ -61,12 +61,12 @@ class WeightGate(Protocol):
     """The weight receiver as this loop uses it."""
 
     @property
-    def held(self) -> LineageVersion:
-        """The version that is held."""
+    def held_version(self) -> LineageVersion:
+        """The version of the weights that the engine holds."""
         ...
 
     async def wait_open(self, required: LineageVersion) -> None:
-        """Return once the held version satisfies ``required`` and decoding is not held."""
+        """Return once the held version satisfies ``required`` and decoding is not paused."""
         ...
 
 
@@ -188,7 +188,7 @@ class GenerationLoop:
         require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
         claimed_at_s = time.time()
         await self._gate.wait_open(NO_WEIGHTS)  # the weights may have been taken out of service since the claim
-        version = self._gate.held
+        version = self._gate.held_version
         await patiently(
             lambda: self._redis.hset(self._keys.started, prompt.group_id, str(version)),
             what="noting the start of a group",

@@ -44,7 +44,9 @@ class GeneratorMetrics:
         self.policy_version = Gauge(
             "headrace_generator_policy_version", "Policy version held; -1 if none is", registry=self.registry
         )
-        self.held = Gauge("headrace_generator_held", "1 while decoding is held for a push", registry=self.registry)
+        self.decoding_is_paused = Gauge(
+            "headrace_generator_held", "1 while decoding is held for a push", registry=self.registry
+        )
 
     def name_replica(self, replica_id: str) -> None:
         """Set the replica id in the metrics, because people do not recognise a replica by its address."""

@@ -48,8 +48,8 @@ class Receiver(WeightGate, Protocol):
         ...
 
     @property
-    def is_held(self) -> bool:
-        """Whether decoding is held for a push."""
+    def decoding_is_paused(self) -> bool:
+        """Whether decoding is paused for a push."""
         ...
 
     @property
@@ -191,8 +191,8 @@ class RunFollower:
                 try:
                     await seat.leave()  # first, so that the trainer can tell leaving from failing
                 finally:
-                    # If the run ended during a push, the engine is held, and some of its weights are new.
-                    self._is_engine_spoiled = self._receiver.is_held
+                    # If the run ended during a push, decoding is paused, and some of its weights are new.
+                    self._is_engine_spoiled = self._receiver.decoding_is_paused
                     self._receiver.detach()
                     self._show_weights()
 
@@ -261,9 +261,11 @@ class RunFollower:
         if self._engine is not None and self._engine.is_dead:
             why = self._engine.why_dead(otherwise="see its log lines above")
             raise EngineDiedError(f"vLLM's engine died: {why}")
-        if self._engine is not None and (what := self._watch.look(self._engine, is_held=self._receiver.is_held)):
+        if self._engine is not None and (
+            what := self._watch.look(self._engine, decoding_is_paused=self._receiver.decoding_is_paused)
+        ):
             raise EngineDiedError(what)
 
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.policy_version)
-        self._metrics.held.set(self._receiver.is_held)
+        self._metrics.decoding_is_paused.set(self._receiver.decoding_is_paused)

@@ -15,7 +15,7 @@ class VersionHolder(Protocol):
     """The part of the weight receiver that readiness needs."""
 
     @property
-    def held(self) -> LineageVersion:
+    def held_version(self) -> LineageVersion:
         """The version that the replica holds."""
         ...
 
@@ -54,18 +54,18 @@ class ServiceState:
         self._phase, self._detail = None, ""
 
     def why_not_ready(self) -> str | None:
-        """Return the phase, or None if the replica takes prompts. Decoding that is held for a push counts as ready."""
+        """Return the phase, or None if the replica takes prompts. A replica paused for a push counts as ready."""
         if self._phase is not None:
             return self._phase
         if self._weights.is_asleep:
             return "asleep until the next weights"
-        return None if self._weights.held.satisfies(self.required_version) else "waiting for weights"
+        return None if self._weights.held_version.satisfies(self.required_version) else "waiting for weights"
 
     def why_policy_closed(self) -> str | None:
         """Return why the policy cannot answer requests, with details, or None. An outdated policy can answer."""
         if self._phase is not None:
             return f"{self._phase}: {self._detail}" if self._detail else self._phase
-        if self._weights.held.policy_version < 0:
+        if self._weights.held_version.policy_version < 0:
             required = max(0, self.required_version.policy_version)
             return f"waiting for weights: none received yet, policy version {required} is required"
         if self._weights.is_asleep:

@@ -20,7 +20,7 @@ async def test_a_core_that_stands_in_a_step_is_seen_to_hang_and_one_that_goes_on
 ) -> None:
     watch = EngineWatch(every_s=1.0, hang_timeout_s=5.0)
     assert engine.num_unfinished == 0
-    assert {watch.look(engine, is_held=False) for _ in range(10)} == {None}, "it has nothing to do"
+    assert {watch.look(engine, decoding_is_paused=False) for _ in range(10)} == {None}, "it has nothing to do"
     num_steps = engine.num_steps
     for pid in engine.pids:
         os.kill(pid, signal.SIGSTOP)
@@ -30,7 +30,7 @@ async def test_a_core_that_stands_in_a_step_is_seen_to_hang_and_one_that_goes_on
             engine.complete([5, 6, 7], num_completions=4, config=config, request_id="hang"), name="asked"
         )
         await eventually(lambda: engine.num_unfinished > 0)
-        *before, last = [watch.look(engine, is_held=False) for _ in range(7)]
+        *before, last = [watch.look(engine, decoding_is_paused=False) for _ in range(7)]
         assert set(before[:5]) == {None}
         assert last is not None
         assert "no step has ended for 5 s" in last
@@ -39,4 +39,4 @@ async def test_a_core_that_stands_in_a_step_is_seen_to_hang_and_one_that_goes_on
             os.kill(pid, signal.SIGCONT)
     assert len(await asked) == 4
     assert engine.num_steps > num_steps
-    assert watch.look(engine, is_held=False) is None
+    assert watch.look(engine, decoding_is_paused=False) is None

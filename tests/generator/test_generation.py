@@ -33,17 +33,17 @@ class OpenGate:
     """A weight gate that a test opens and closes."""
 
     def __init__(self, policy_version: int = 0) -> None:
-        self.held = LineageVersion(1, policy_version)
+        self.held_version = LineageVersion(1, policy_version)
         self._opened = asyncio.Event()
         self._opened.set()
 
     async def wait_open(self, required: LineageVersion) -> None:
-        while not self.held.satisfies(required):
+        while not self.held_version.satisfies(required):
             self._opened.clear()
             await self._opened.wait()
 
     def receive(self, policy_version: int) -> None:
-        self.held = LineageVersion(1, policy_version)
+        self.held_version = LineageVersion(1, policy_version)
         self._opened.set()
 
 

@@ -43,7 +43,7 @@ class Holds:
     is_asleep = False
 
     @property
-    def held(self) -> LineageVersion:
+    def held_version(self) -> LineageVersion:
         return LineageVersion(1, self.policy_version)
 
 

@@ -180,7 +180,7 @@ class FakeEngine:
             held = None
         assert self._wire is not None
         await asyncio.to_thread(
-            receive_version, staged, self._wire, specs, what, held=held, buffer_bytes=self._buffer_bytes
+            receive_version, staged, self._wire, specs, what, staged_checksum=held, buffer_bytes=self._buffer_bytes
         )
         if self.damage_staged:
             name = what["names"][-1]

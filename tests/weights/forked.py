@@ -173,7 +173,9 @@ async def _receive(pipe: Connection, replica_id: str, model_dir: str) -> None:
             elif command == "is at probe":
                 pipe.send(engine.is_at_probe)
             elif command == "info":
-                pipe.send((served.receiver.held, served.receiver.is_held, served.receiver.fatal.is_set()))
+                pipe.send(
+                    (served.receiver.held_version, served.receiver.decoding_is_paused, served.receiver.fatal.is_set())
+                )
             else:
                 pipe.send(vitals())
 

@@ -30,8 +30,10 @@ async def test_a_higher_version_of_an_older_incarnation_does_not_pass_the_gate_o
         raw: Any = await redis.get(run_keys.required_version)
         required = LineageVersion.parse(raw.decode())
         assert required == (incarnation + 1, 5)
-        assert (one.receiver.held, one.receiver.is_open(required)) == (required, True)
-        assert (two.receiver.held, two.receiver.is_held) == ((incarnation, 7), False), "it serves on what it has"
+        assert (one.receiver.held_version, one.receiver.is_open(required)) == (required, True)
+        assert (two.receiver.held_version, two.receiver.decoding_is_paused) == ((incarnation, 7), False), (
+            "it serves on what it has"
+        )
         assert not two.receiver.is_open(required)
         assert two.receiver.is_open(LineageVersion(incarnation, 6))
 

@@ -68,7 +68,7 @@ async def test_a_replica_whose_probe_fails_is_taken_out_and_nothing_it_sampled_g
     with pytest.raises(UnverifiedError):
         await anext(under_way)
     assert two.engine.num_aborted == 1
-    assert (two.receiver.policy_version, two.receiver.is_held, two.engine.is_paused) == (-1, True, True)
+    assert (two.receiver.policy_version, two.receiver.decoding_is_paused, two.engine.is_paused) == (-1, True, True)
     assert not two.receiver.fatal.is_set()
     assert holds(one, 1.0)
     two.engine.spoilt = False

@@ -30,7 +30,7 @@ async def test_a_push_reaches_every_replica_and_then_the_version_is_required(
     for served in (one, two):
         assert holds(served, 0.5)
         assert served.receiver.policy_version == 7
-        assert not served.receiver.is_held
+        assert not served.receiver.decoding_is_paused
         assert not served.engine.is_paused
     assert await required(redis, run_keys) == 7
     assert not await quick_sender.needs_push()
@@ -97,7 +97,7 @@ async def test_decoding_goes_on_until_everything_is_there(quick_sender: WeightSe
 
     def watched() -> Iterator[tuple[str, torch.Tensor]]:
         for named in weights(1.0)():
-            seen.append(one.engine.is_paused or one.receiver.is_held)
+            seen.append(one.engine.is_paused or one.receiver.decoding_is_paused)
             yield named
 
     result = await quick_sender.push(watched, policy_version=1)
@@ -126,7 +126,7 @@ async def test_an_engine_whose_run_ended_in_the_middle_of_a_push_serves_the_next
 ) -> None:
     async with attempt_on(one) as attempt:
         await begin(attempt, weights(0.5))
-        assert not one.receiver.is_held
+        assert not one.receiver.decoding_is_paused
         one.receiver.detach()
         one.receiver.attach(one.engine, run_id=RUN_ID, model="tiny", dtype="float32")
         assert (await quick_sender.push(weights(2.0), policy_version=0)).is_confirmed

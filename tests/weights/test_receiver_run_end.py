@@ -79,12 +79,12 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
         await attempt.broadcast(parcel)
         loading = asyncio.create_task(commit(one, attempt.communicator_epoch, timeout_s=1.0), name="commit")
         await eventually(lambda: "load" in one.engine.calls)
-        assert one.receiver.is_held, "so that run_follower.py takes the engine for spoiled"
+        assert one.receiver.decoding_is_paused, "so that run_follower.py takes the engine for spoiled"
         one.receiver.detach()
         assert_was_told(await loading)
         one.engine.hanging = set()
         begin_next_run(one)
-        assert not one.receiver.is_held
+        assert not one.receiver.decoding_is_paused
         async with asyncio.timeout(120):
             assert (await sender.push(weights(2.0), policy_version=0)).is_confirmed
         # Past the deadline of the abandoned load, which was 1 s plus half a second of grace.
@@ -155,7 +155,7 @@ async def test_what_nobody_has_verified_when_the_run_ends_goes_out_to_nobody(
     with pytest.raises(UnverifiedError):
         await waiting
     assert not one.receiver.outputs.is_shut
-    assert one.receiver.held == NO_WEIGHTS
+    assert one.receiver.held_version == NO_WEIGHTS
     begin_next_run(one)
     one.engine.answers_probes.set()
     assert [output async for output in one.receiver.outputs.passing(_outputs("of the next run"))] == ["of the next run"]
@@ -174,10 +174,14 @@ async def test_bytes_that_arrive_otherwise_than_they_were_sent_are_not_served_wi
         result = await sender.push(weights(1.0), policy_version=1)
         assert "is not what the trainer sent: the checksum is" in result.failed["generator-1"]
         assert one.engine.calls.count("resume") == 1
-        assert (one.receiver.held, one.receiver.is_held, one.engine.is_paused) == (NO_WEIGHTS, True, True)
+        assert (one.receiver.held_version, one.receiver.decoding_is_paused, one.engine.is_paused) == (
+            NO_WEIGHTS,
+            True,
+            True,
+        )
         one.engine.damage_staged = False
         assert (await sender.push(weights(1.0), policy_version=1)).is_confirmed
-        assert not one.receiver.is_held
+        assert not one.receiver.decoding_is_paused
 
 
 async def _outputs(*outputs: str) -> AsyncGenerator[str]:

@@ -90,7 +90,7 @@ async def test_memory_is_taken_back_for_the_next_push_in_the_order_in_which_it_i
         "pause", "wake weights", "receive", "load", "name_version", "read_version", "wake kv_cache", "resume",
     ]  # fmt: skip
     assert state(one.receiver.info()) == (False, False, 1)
-    assert one.receiver.is_open(one.receiver.held)
+    assert one.receiver.is_open(one.receiver.held_version)
 
 
 async def test_a_push_that_fails_half_awake_is_healed_by_the_next(one: ServedReceiver, sender: WeightSender) -> None:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _VARIABLE = "VLLM_CACHE_ROOT"
 _MAX_REPLICAS = 64
-held: list[int] = []
+open_locks: list[int] = []
 """Descriptors that hold the claims; open as long as this process lives."""
 
 
@@ -39,7 +39,7 @@ def claim_compile_cache(environment: MutableMapping[str, str]) -> Path | None:
         except BlockingIOError:
             os.close(file)
             continue
-        held.append(file)
+        open_locks.append(file)
         _remove_broken(directory)
         environment[_VARIABLE] = str(directory)
         return directory

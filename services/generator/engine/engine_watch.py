@@ -1,6 +1,6 @@
 """Detects an engine that no longer works although its processes live: it was stopped, or it hangs in a step.
 
-An engine hangs if it holds requests, decoding is not held for a push, and no step ends for ``hang_timeout_s``. Both
+An engine hangs if it holds requests, decoding is not paused for a push, and no step ends for ``hang_timeout_s``. Both
 times are counted in polls, so time during which the machine was suspended does not count.
 """
 
@@ -44,11 +44,11 @@ class EngineWatch:
         self._num_steps = 0
         self._silent_s = 0.0
 
-    def look(self, engine: WatchedEngine, *, is_held: bool) -> str | None:
+    def look(self, engine: WatchedEngine, *, decoding_is_paused: bool) -> str | None:
         """Return why the engine must be replaced, or None if it works or has nothing to do."""
         if self._stops.look(engine.pids):
             return "vLLM's engine was stopped for a minute, for example by SIGSTOP, and generates nothing"
-        has_work = engine.num_unfinished > 0 and not is_held
+        has_work = engine.num_unfinished > 0 and not decoding_is_paused
         is_silent = has_work and engine.num_steps == self._num_steps
         self._num_steps = engine.num_steps
         self._silent_s = self._silent_s + self._every_s if is_silent else 0.0

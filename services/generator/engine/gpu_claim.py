@@ -17,7 +17,7 @@ from shared.errors import UserError
 log = logging.getLogger(__name__)
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-held: list[int] = []
+open_locks: list[int] = []
 """Descriptors that hold the locks; open as long as this process lives."""
 
 
@@ -57,7 +57,7 @@ def claim_gpus(
             f"this generator needs {num_gpus} of the {len(visible)} GPUs it sees, and other generators have claimed "
             f"{num_taken}; start fewer, or give them more GPUs"
         )
-    held.extend(file for _, file in claims)
+    open_locks.extend(file for _, file in claims)
     indices = [index for index, _ in claims]
     environment[_VISIBLE] = ",".join(indices)
     log.info("claimed GPU %s", ", ".join(indices))

@@ -2,7 +2,7 @@
 
     engine --outputs--> [gate] --> prompt groups, OpenAI routes
                           |
-                          shut from the hold of a push until its probe was compared; then open, or refused
+                          shut from the pause for a push until its probe was compared; then open, or refused
 
 Tokens of a version whose probe failed are never released: the engine's requests are aborted, and requests that wait at
 the gate fail with UnverifiedError. A stream that began before the push fails too. Its output from the old weights is

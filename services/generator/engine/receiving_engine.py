@@ -3,7 +3,7 @@
     weight_swap.py --> GuardedEngine --> ReceivingEngine, implemented with vLLM by vllm_receiving_engine.py
 
     decoding:  enter --> receive --> submit_probe     or: leave
-    held:      pause --> load, read back --> resume   or: abort_and_pause
+    paused:    pause --> load, read back --> resume   or: abort_and_pause
 
 Some calls leave the engine neither in an update nor out of it when they fail, and a worker that is stuck in a call
 cannot be recalled. Both are fatal: only a new process helps, and ``on_fatal`` is called. After ``close`` it is not
@@ -65,11 +65,11 @@ class ReceivingEngine(Protocol):
         ...
 
     async def pause(self, *, keep_cache: bool) -> None:
-        """Hold decoding between two steps. Requests stay; if the cache is kept, they need not be read again."""
+        """Pause decoding between two steps. Requests stay; if the cache is kept, they need not be read again."""
         ...
 
     async def abort_and_pause(self) -> None:
-        """Abort every request, discard the cache, and hold decoding."""
+        """Abort every request, discard the cache, and pause decoding."""
         ...
 
     async def resume(self) -> None:
@@ -111,7 +111,7 @@ class Sleeper(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Hold decoding and release the memory of weights and cache."""
+        """Pause decoding and release the memory of weights and cache."""
         ...
 
     async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
@@ -183,7 +183,7 @@ class GuardedEngine:
         Args:
             body: The trainer's announcement.
             is_staged: Whether to receive into staging memory. If not, weights go into the model itself, and decoding
-                must be held.
+                must be paused.
             directory: Directory for adapters; None if whole models arrive.
         """
         what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
@@ -206,12 +206,12 @@ class GuardedEngine:
         """Have every worker discard what it has received."""
         await self._workers("discarding the received weights", "forget")
 
-    async def hold(self) -> None:
-        """Hold decoding; requests stay in flight."""
+    async def pause(self) -> None:
+        """Pause decoding; requests stay in flight."""
         await self._call("holding decoding", self._engine.pause(keep_cache=self._keep_cache))
 
     async def load(self, version: LineageVersion, *, directory: Path | None, timeout_s: float) -> None:
-        """Load the received weights under this version. Decoding must be held."""
+        """Load the received weights under this version. Decoding must be paused."""
         if directory is None:
             await self._call("loading the weights", self._engine.call_workers("load"), timeout_s=timeout_s)
         else:
@@ -254,8 +254,8 @@ class GuardedEngine:
         except Exception as error:  # as in _call
             raise PushError(f"scoring the probe failed: {_why(error)}") from error
 
-    async def abort_and_hold(self) -> None:
-        """Abort every request, and hold decoding."""
+    async def abort_and_pause(self) -> None:
+        """Abort every request, and pause decoding."""
         await self._call("aborting all requests", self._engine.abort_and_pause(), is_fatal=True)
 
     async def leave(self) -> None:

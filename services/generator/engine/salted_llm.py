@@ -2,7 +2,7 @@
 
     request --> salted --> engine        blocks of the KV cache are reused only under the same salt
                   ^
-                  changes with every hold, once nothing is decoded any more and before anything can change the weights
+                  changes with every pause, once nothing is decoded any more and before anything can change the weights
 
 A prompt's keys and values depend on the weights that read it. Whatever a push does to the cache, requests that enter
 the engine afterwards reuse nothing from before it. Completions of one prompt share the cache, because they have the
@@ -20,7 +20,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from services.generator.inflight_window import EngineLoad
 
-_REMEMBERED_HOLDS = 16
+_REMEMBERED_PAUSES = 16
 """A request that waits in the engine may report long afterwards that a push took its place in the cache."""
 
 
@@ -29,7 +29,7 @@ class SaltedLLM(AsyncLLM):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_holds = 0
+        self._num_pauses = 0
         self._label = ""
         self._num_entering = 0
         recorders = [] if self.logger_manager is None else self.logger_manager.stat_loggers
@@ -47,7 +47,7 @@ class SaltedLLM(AsyncLLM):
 
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         """Add a request whose prompt is a dictionary, as in all calls in this code base."""
-        salt = f"{self._num_holds}:{prompt.get('cache_salt', '')}"
+        salt = f"{self._num_pauses}:{prompt.get('cache_salt', '')}"
         salted: Any = {**prompt, "cache_salt": salt}
         self._num_entering += 1
         try:
@@ -65,19 +65,19 @@ class SaltedLLM(AsyncLLM):
         return self._num_entering + num_registered
 
     async def pause_generation(self, *, mode: Any = "keep", clear_cache: bool = True) -> None:
-        """Hold decoding; returns once no step is in progress.
+        """Pause decoding; returns once no step is in progress.
 
         AsyncLLM waits 20 ms longer for the last outputs, but these already have their version.
         """
-        self._recorder.hold_begins(time.monotonic())
+        self._recorder.pause_begins(time.monotonic())
         await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
         # Not earlier: the old weights could still read a request with the new salt.
-        self._num_holds += 1
+        self._num_pauses += 1
 
     async def resume_generation(self) -> None:
         """Resume decoding."""
         await super().resume_generation()
-        self._recorder.hold_ends(time.monotonic())
+        self._recorder.pause_ends(time.monotonic())
 
     async def update_weight_version(self, new_version: str) -> None:
         """Set the version label of the weights."""
@@ -110,17 +110,17 @@ class LoadRecorder(PrometheusStatLogger):
         self._waiting: dict[int, int] = {}
         self._num_preempted = 0
         self._num_recomputed = 0
-        self._holds: deque[list[float]] = deque(maxlen=_REMEMBERED_HOLDS)
+        self._pauses: deque[list[float]] = deque(maxlen=_REMEMBERED_PAUSES)
 
-    def hold_begins(self, at_s: float) -> None:
-        """Note that decoding is held from now on. A hold within a hold belongs to the outer one."""
-        if not self._holds or self._holds[-1][1] < math.inf:
-            self._holds.append([at_s, math.inf])
+    def pause_begins(self, at_s: float) -> None:
+        """Note that decoding is paused from now on. A pause within a pause belongs to the outer one."""
+        if not self._pauses or self._pauses[-1][1] < math.inf:
+            self._pauses.append([at_s, math.inf])
 
-    def hold_ends(self, at_s: float) -> None:
+    def pause_ends(self, at_s: float) -> None:
         """Note that decoding has resumed."""
-        if self._holds:
-            self._holds[-1][1] = at_s
+        if self._pauses:
+            self._pauses[-1][1] = at_s
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -140,7 +140,7 @@ class LoadRecorder(PrometheusStatLogger):
             if event.type != EngineCoreEventType.PREEMPTED:
                 continue
             # The engine core is on this machine, so it uses the same monotonic clock.
-            if any(begin <= event.timestamp <= end for begin, end in self._holds):
+            if any(begin <= event.timestamp <= end for begin, end in self._pauses):
                 self._num_recomputed += 1
             else:
                 self._num_preempted += 1

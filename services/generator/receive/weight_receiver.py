@@ -1,17 +1,17 @@
 """The receiving end of the weight push; weight_sender.py in the trainer has the diagram.
 
-    serving v --begin--> serving v, receiving --commit--> held, loading --> serving v+1, unverified --> serving v+1
-        ^                      |                              |                     |
-        +----------------------+ fails, or abort              | fails               | probe fails
-                                                              v                     v
-                                     spoiled: held, in no communicator, until a later epoch's commit
+    serving v --begin--> serving v, receiving --commit--> paused, loading --> serving v+1, unverified --> serving v+1
+        ^                      |                               |                      |
+        +----------------------+ fails, or abort               | fails                | probe fails
+                                                               v                      v
+                                     spoiled: paused, in no communicator, until a later epoch's commit
 
 Received weights are staged, so a push that fails before loading has changed nothing: the old weights continue to be
 served under their old version, even if the trainer died in the middle. Weights that were loaded only partly, or whose
 probe failed, are never served. Only a later complete push resumes decoding then. Until the probe has been compared,
 output_gate.py holds back what the new weights sample. Bodies of an older epoch or of another run are refused.
 
-Without staging (``push_staging: none``) decoding is held from begin on, and every failure spoils the weights.
+Without staging (``push_staging: none``) decoding is paused from begin on, and every failure spoils the weights.
 
 This module decides which request is allowed at which time; weight_swap.py carries out each move on the weights. The
 moves of a run are made one after the other and end with the run. A request that waits for its turn then fails.
@@ -96,17 +96,17 @@ class WeightReceiver:
     @property
     def policy_version(self) -> int:
         """Version that was read back from the engine; -1 if it holds no weights of this run."""
-        return self.held.policy_version
+        return self.held_version.policy_version
 
     @property
-    def held(self) -> LineageVersion:
+    def held_version(self) -> LineageVersion:
         """That version with its incarnation. It changes when the new version was read back and decoding resumes."""
-        return NO_WEIGHTS if self._serving is None else self._serving.swap.held
+        return NO_WEIGHTS if self._serving is None else self._serving.swap.held_version
 
     @property
-    def is_held(self) -> bool:
-        """Whether decoding is held."""
-        return self._serving is not None and self._serving.swap.is_held
+    def decoding_is_paused(self) -> bool:
+        """Whether decoding is paused."""
+        return self._serving is not None and self._serving.swap.decoding_is_paused
 
     @property
     def is_asleep(self) -> bool:
@@ -156,7 +156,7 @@ class WeightReceiver:
 
         Weights of an earlier incarnation of the trainer are older than all weights of its successor.
         """
-        return not self.is_held and self.held.satisfies(required)
+        return not self.decoding_is_paused and self.held_version.satisfies(required)
 
     async def wait_open(self, required: LineageVersion) -> None:
         """Wait until ``is_open(required)``. The caller sets the deadline, because the next push may be far off."""
@@ -192,9 +192,9 @@ class WeightReceiver:
             num_workers=engine.num_workers,
             dtype=serving.dtype,
             epoch=swap.epoch,
-            policy_version=swap.held.policy_version,
-            incarnation=swap.held.incarnation,
-            is_held=swap.is_held,
+            policy_version=swap.held_version.policy_version,
+            incarnation=swap.held_version.incarnation,
+            is_held=swap.decoding_is_paused,
             staged_checksum=swap.staged_checksum,
             engine_id=serving.engine_id,
             device_uuid=engine.device_uuid,
@@ -228,12 +228,12 @@ class WeightReceiver:
         return await self._in_turn(body, move)
 
     async def begin(self, body: BeginRequest) -> ReplicaInfo:
-        """Start to receive. Returns once the parameters are known to be the model's. Without staging, hold decoding
+        """Start to receive. Returns once the parameters are known to be the model's. Without staging, pause decoding
         first.
 
         Raises:
             ConflictError: Another run or epoch, or a push is in progress.
-            PushError: The engine could not be held, or the announced parameters do not match the model's.
+            PushError: Decoding could not be paused, or the announced parameters do not match the model's.
             UnavailableError: The engine is missing or stuck, or the run ended.
         """
 
@@ -285,7 +285,7 @@ class WeightReceiver:
         return await self._in_turn(body, move)
 
     async def sleep(self, body: SleepRequest) -> ReplicaInfo:
-        """Hold decoding, and release the engine's GPU memory until the next push.
+        """Pause decoding, and release the engine's GPU memory until the next push.
 
         Raises:
             ConflictError: Another run or epoch, or a push is in progress.

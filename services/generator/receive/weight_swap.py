@@ -1,14 +1,15 @@
 """The weights of one run's engine, and how an update replaces them; weight_receiver.py decides which step is allowed.
 
-    begin --> receiving --> commit: hold --> load, read back --> resume --> probe compared --> outputs are released
-                  |                  |             |                             |
-                  | fails, or leave  | fails       | fails                       | fails
-                  v                  v             v                             v
-        the old weights are        spoiled: held, without weights, until a later update is complete
+    begin --> receiving --> commit: pause --> load, read back --> resume --> probe compared --> outputs are released
+                  |                   |             |                             |
+                  | fails, or leave   | fails       | fails                       | fails
+                  v                   v             v                             v
+        the old weights are         spoiled: paused, without weights, until a later update is complete
         served on
 
-``held`` is the old version until the new one was read back; during the push only ``is_held`` changes. An object of this
-class ends with its run. Calls in progress are then cancelled, and their results cannot affect the next run.
+``held_version`` is the old version until the new one was read back; during the push only ``decoding_is_paused``
+changes. An object of this class ends with its run. Calls in progress are then cancelled, and their results cannot
+affect the next run.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Update:
     receiving: "asyncio.Task[str | None] | None" = None
     failure: str = ""
     received_at: float = 0.0
-    held_at: float | None = None
+    paused_at: float | None = None
 
 
 class WeightSwap:
@@ -54,14 +55,14 @@ class WeightSwap:
         replica_id: This replica's stable name.
         engine: Receives and loads weights.
         outputs: The gate that everything the engine samples must pass.
-        is_staged: Whether arriving weights are staged. If not, decoding is held while they arrive.
+        is_staged: Whether arriving weights are staged. If not, decoding is paused while they arrive.
         has_adapters: Whether adapters arrive, instead of whole models.
-        on_change: Called when ``held`` or ``is_held`` has changed.
+        on_change: Called when ``held_version`` or ``decoding_is_paused`` has changed.
 
     Attributes:
         epoch: Current communicator epoch; 0 means none.
-        held: Version of this run's weights, as read back from the engine.
-        is_held: Whether decoding is held.
+        held_version: Version of this run's weights, as read back from the engine.
+        decoding_is_paused: Whether decoding is paused.
         staged_checksum: Checksum of the staged weights; None if they are not complete.
         update: The update in progress, or None.
     """
@@ -78,8 +79,8 @@ class WeightSwap:
     ) -> None:
         self.engine = engine
         self.epoch = 0
-        self.held = NO_WEIGHTS
-        self.is_held = False
+        self.held_version = NO_WEIGHTS
+        self.decoding_is_paused = False
         self.staged_checksum: str | None = None
         self.update: Update | None = None
         self._replica_id = replica_id
@@ -106,10 +107,10 @@ class WeightSwap:
         self.epoch = body.epoch
 
     async def begin(self, body: BeginRequest) -> None:
-        """Begin to receive. Without staging, hold decoding first.
+        """Begin to receive. Without staging, pause decoding first.
 
         Raises:
-            PushError: The engine could not be held, or the announced parameters do not match the model's.
+            PushError: Decoding could not be paused, or the announced parameters do not match the model's.
         """
         closing = ExitStack()
         directory = closing.enter_context(adapter_directory()) if self._has_adapters else None
@@ -117,7 +118,7 @@ class WeightSwap:
         self.staged_checksum = None
         try:
             if not self._is_staged:
-                await self._hold(update)
+                await self._pause(update)
             await self.engine.wake_weights()
             await self.engine.begin(body, is_staged=self._is_staged, directory=directory)
         except PushError as error:
@@ -139,7 +140,7 @@ class WeightSwap:
             raise PushError(update.failure)
         try:
             await self._check_checksum(checksum, body)
-            held_at = await self._hold(update)
+            paused_at = await self._pause(update)
             loading_at = time.monotonic()
             version = LineageVersion(incarnation_of(body.epoch), body.policy_version)
             left_s = max(deadline - loading_at, 0.0)
@@ -152,7 +153,7 @@ class WeightSwap:
                 await self.engine.resume()
                 resumed_at = time.monotonic()
                 self._forget(update)
-                self.held, self.is_held = version, False
+                self.held_version, self.decoding_is_paused = version, False
                 self._on_change()
                 difference, failure = await self._verify(body, answer)
             finally:
@@ -166,36 +167,36 @@ class WeightSwap:
             policy_version=body.policy_version,
             receive_s=update.received_at - update.begun_at,
             load_s=load_s,
-            standstill_s=resumed_at - held_at,
+            standstill_s=resumed_at - paused_at,
             probe_s=time.monotonic() - resumed_at,
             probe_max_diff=difference,
             probe_failure=failure,
         )
 
     async def sleep(self) -> None:
-        """Hold decoding, and release the engine's GPU memory.
+        """Pause decoding, and release the engine's GPU memory.
 
         Raises:
             PushError: This engine cannot sleep.
         """
         if self.engine.is_asleep:
             return
-        was_held, self.is_held = self.is_held, True
+        was_paused, self.decoding_is_paused = self.decoding_is_paused, True
         self._on_change()
         try:
             await self.engine.sleep()
         except PushError:
-            self.is_held = was_held
+            self.decoding_is_paused = was_paused
             self._on_change()
             raise
 
     async def leave(self, reason: str) -> None:
-        """Leave the communicator and give up the update. If decoding is held for it, the weights are spoiled."""
+        """Leave the communicator and give up the update. If decoding is paused for it, the weights are spoiled."""
         update = self.update
         if update is not None:
             log.warning("giving up policy version %d: %s", update.body.policy_version, reason)
-            if update.held_at is not None:
-                self.held = NO_WEIGHTS
+            if update.paused_at is not None:
+                self.held_version = NO_WEIGHTS
                 self._on_change()
         if self.epoch:
             self.epoch = 0
@@ -206,15 +207,15 @@ class WeightSwap:
                 await asyncio.wait({update.receiving})
             self._forget(update)
 
-    async def _hold(self, update: Update) -> float:
-        """Hold decoding unless it is held already, and return the time at which the hold began."""
-        if update.held_at is None:
-            update.held_at = time.monotonic()
-            self.is_held = True
+    async def _pause(self, update: Update) -> float:
+        """Pause decoding unless it is paused already, and return the time at which the pause began."""
+        if update.paused_at is None:
+            update.paused_at = time.monotonic()
+            self.decoding_is_paused = True
             self._outputs.shut()
             self._on_change()
-            await self.engine.hold()
-        return update.held_at
+            await self.engine.pause()
+        return update.paused_at
 
     async def _verify(
         self, body: CommitRequest, answer: "asyncio.Task[list[list[float]]] | None"
@@ -254,9 +255,9 @@ class WeightSwap:
     async def _refuse(self, reason: str) -> None:
         """Take the version out of service, and refuse everything that it has sampled."""
         log.error("%s; decoding is held until a later push is complete", reason)
-        self.held, self.is_held = NO_WEIGHTS, True
+        self.held_version, self.decoding_is_paused = NO_WEIGHTS, True
         self._on_change()
-        await self.engine.abort_and_hold()
+        await self.engine.abort_and_pause()
         self._outputs.refuse()
         await self.engine.forget()
         self.staged_checksum = None
@@ -276,7 +277,7 @@ class WeightSwap:
         try:
             checksum = await self.engine.received(update.body)
         except HeadraceError as error:
-            log.warning("%s; the old weights continue to be served" if update.held_at is None else "%s", error)
+            log.warning("%s; the old weights continue to be served" if update.paused_at is None else "%s", error)
             update.failure = str(error)
             if not self.engine.is_stuck:
                 # Otherwise the trainer would wait for us to take the next chunk, and hold up all replicas until its

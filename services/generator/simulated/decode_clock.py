@@ -3,7 +3,7 @@
     submitted --> [waiting: more than max_num_seqs] --> first token after first_token_s --> decoding --> finished
 
 While c sequences decode, a step gives each of them one token and takes ``step_s(c)``. Between two events c is constant,
-so the number of steps is the elapsed time divided by ``step_s(c)``, and the next sequence to finish is known. A hold
+so the number of steps is the elapsed time divided by ``step_s(c)``, and the next sequence to finish is known. A pause
 stops all of this. Pure: the caller passes the time.
 """
 
@@ -53,7 +53,7 @@ class DecodeClock:
         self._now_s = 0.0
         self._active_s = 0.0
         self._num_steps = 0.0
-        self._is_held = False
+        self._is_paused = False
         self._version = NO_WEIGHTS
         self._changes: list[tuple[float, LineageVersion]] = []
         self._order = itertools.count()
@@ -91,13 +91,13 @@ class DecodeClock:
             self._num_decoding -= 1
         self._admit()
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Stop decoding; call ``advance`` first."""
-        self._is_held = True
+        self._is_paused = True
 
     def resume(self) -> None:
         """Resume decoding; call ``advance`` first."""
-        self._is_held = False
+        self._is_paused = False
 
     def set_version(self, version: LineageVersion) -> None:
         """Sample with another policy version from the next token on; call ``advance`` first."""
@@ -108,7 +108,7 @@ class DecodeClock:
         """Move on to ``now_s``, and return the sequences that finished meanwhile, in order."""
         left_s, self._now_s = max(0.0, now_s - self._now_s), max(now_s, self._now_s)
         finished: list[DecodedSequence] = []
-        if self._is_held:
+        if self._is_paused:
             return finished
         while (until_s := self._until_next_event()) is not None and until_s <= left_s:
             left_s -= until_s
@@ -119,7 +119,7 @@ class DecodeClock:
 
     def next_event_s(self) -> float | None:
         """Return the time of the next event for ``advance``; None if nothing will happen."""
-        until_s = None if self._is_held else self._until_next_event()
+        until_s = None if self._is_paused else self._until_next_event()
         return None if until_s is None else self._now_s + until_s
 
     def num_tokens(self, sequence: DecodedSequence) -> int:

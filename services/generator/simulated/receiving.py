@@ -66,7 +66,7 @@ class SimulatedReceivingEngine:
     """ReceivingEngine of receiving_engine.py for a simulated engine.
 
     Args:
-        engine: The engine that is held and gets the version.
+        engine: The engine that is paused and gets the version.
         settings: Settings of the simulation, with transport and speed.
     """
 
@@ -111,13 +111,13 @@ class SimulatedReceivingEngine:
         """Does nothing."""
 
     async def pause(self, *, keep_cache: bool) -> None:
-        """Hold decoding. ``keep_cache`` has no effect, because it has no KV cache."""
+        """Pause decoding. ``keep_cache`` has no effect, because it has no KV cache."""
         del keep_cache
-        self._engine.hold()
+        self._engine.pause()
 
     async def abort_and_pause(self) -> None:
-        """Abort every request, and hold decoding."""
-        self._engine.hold()
+        """Abort every request, and pause decoding."""
+        self._engine.pause()
         self._engine.abort_all()
 
     async def resume(self) -> None:

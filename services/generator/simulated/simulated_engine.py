@@ -1,7 +1,7 @@
 """An engine without a model: decode_clock.py computes the time of a request, and draws.py its tokens.
 
     complete, sample --> [DecodeClock] --timer at its next event--> futures
-    hold, resume, take_on(version)  ------^                          of weight pushes
+    pause, resume, take_on(version)  ------^                          of weight pushes
 
 The generation loop, /v1/generate and the weight push use it like the real engine.
 """
@@ -145,10 +145,10 @@ class SimulatedEngine:
         self._set_timer()
         return self._clock.num_tokens(request.sequence)
 
-    def hold(self) -> None:
-        """Hold decoding."""
+    def pause(self) -> None:
+        """Pause decoding."""
         self._advance()
-        self._clock.hold()
+        self._clock.pause()
         self._set_timer()
 
     def resume(self) -> None:
@@ -180,7 +180,7 @@ class SimulatedEngine:
     def close(self) -> None:
         """Finish nothing more, and fail all requests in progress."""
         self._advance()
-        self._clock.hold()
+        self._clock.pause()
         self._fail_all(UnavailableError("the run of this request is over"))
         self._set_timer()
 

@@ -39,13 +39,15 @@ class DiskWire:
         self._store: WeightStore = open_store(weight_dir)
         self._is_over = threading.Event()
 
-    def receive_into(self, staging: StagedWeights, place: DiskPlace, *, held: str | None, timeout_s: float) -> str:
+    def receive_into(
+        self, staging: StagedWeights, place: DiskPlace, *, staged_checksum: str | None, timeout_s: float
+    ) -> str:
         """Bring ``staging`` to the version at ``place``, and return its checksum as the trainer stated it.
 
         Args:
             staging: Staging memory to write. After an error its content is unusable.
             place: The version to read.
-            held: Checksum of the staged parameters; None if they are not complete.
+            staged_checksum: Checksum of the staged parameters; None if they are not complete.
             timeout_s: Deadline for everything, in seconds.
 
         Raises:
@@ -60,7 +62,7 @@ class DiskWire:
             if time.monotonic() > deadline:
                 raise PushError(f"reading the weights from {place.name} took longer than {timeout_s:.0f} s")
 
-        chain = self._chain(place, held=held, check=check)
+        chain = self._chain(place, staged_checksum=staged_checksum, check=check)
         for name, manifest in chain:
             self._apply(staging, name, manifest, check=check)
         wanted = chain[-1][1].checksum
@@ -72,11 +74,13 @@ class DiskWire:
         """Make a reader stop after the current read, which is 16 MiB of a file or one parameter."""
         self._is_over.set()
 
-    def _chain(self, place: DiskPlace, *, held: str | None, check: Callable[[], None]) -> list[tuple[str, Manifest]]:
+    def _chain(
+        self, place: DiskPlace, *, staged_checksum: str | None, check: Callable[[], None]
+    ) -> list[tuple[str, Manifest]]:
         """Return the versions to read, in reading order."""
         newest = read_manifest(self._store, place.name, sha256=place.manifest_sha256)
         found = [(place.name, newest)]
-        while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != held:
+        while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != staged_checksum:
             check()
             if len(found) == _MAX_CHAIN:
                 raise PushError(f"the chain of deltas of {place.name} does not end at a full version")

@@ -49,7 +49,7 @@ class StagedWeights:
             (name, dtype, tuple(shape)) for name, dtype, shape in specs
         )
         where = torch.device("cpu") if device is None else device
-        # Pinned, because it is copied to the GPU while decoding is held.
+        # Pinned, because it is copied to the GPU while decoding is paused.
         is_pinned = where.type == "cpu" and torch.cuda.is_available()
         self.tensors: dict[str, Tensor] = {
             name: torch.empty(shape, dtype=dtype, device=where, pin_memory=is_pinned)

@@ -87,7 +87,7 @@ def receive_version(
     specs: Sequence[Spec],
     what: dict[str, Any],
     *,
-    held: str | None,
+    staged_checksum: str | None,
     buffer_bytes: int,
 ) -> None:
     """Bring staging memory to the version that a begin body announces.
@@ -97,7 +97,7 @@ def receive_version(
         wire: The wire to receive from.
         specs: The parameters, in the order of the begin body.
         what: Fields of the begin body: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` if it has them.
-        held: Checksum of the staged parameters; None if they are not complete.
+        staged_checksum: Checksum of the staged parameters; None if they are not complete.
         buffer_bytes: Size in bytes after which a chunk ends.
 
     Raises:
@@ -107,10 +107,12 @@ def receive_version(
     """
     timeout_s = float(what["timeout_s"])
     if isinstance(wire, DiskWire):
-        wire.receive_into(staged, DiskPlace.model_validate(what["place"]), held=held, timeout_s=timeout_s)
+        wire.receive_into(
+            staged, DiskPlace.model_validate(what["place"]), staged_checksum=staged_checksum, timeout_s=timeout_s
+        )
         return
     sizes: Sequence[int] | None = what.get("sizes")
-    if sizes is not None and (held is None or what.get("base_checksum") != held):
+    if sizes is not None and (staged_checksum is None or what.get("base_checksum") != staged_checksum):
         raise RuntimeError("the trainer's delta starts from other weights than this worker has staged")
     travelling = (
         specs if sizes is None else [(spec[0], torch.uint8, [size]) for spec, size in zip(specs, sizes, strict=True)]

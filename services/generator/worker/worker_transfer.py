@@ -8,7 +8,7 @@
 
 Meanwhile the main loop answers ``progress`` and continues to decode. A blocking rendezvous, or a trainer that stops
 sending, does not stop the engine. Without staging, the thread loads arriving weights into the model at once, and the
-caller must hold decoding first.
+caller must pause decoding first.
 
 The moves come from receiving_engine.py in the generator's process: vLLM's ``collective_rpc`` calls WorkerExtension.
 """
@@ -126,11 +126,11 @@ class WorkerTransfer:
                 self._full_set.check(specs)
                 self._enter_phase(RECEIVING)
                 if what["staging"]:
-                    self._receive_aside(specs, what, held=held)
+                    self._receive_aside(specs, what, staged_checksum=staged_checksum)
                 else:
                     self._receive_directly(specs, timeout_s=what["timeout_s"])
 
-        held, self._checksum = self._checksum, None
+        staged_checksum, self._checksum = self._checksum, None
         self._start(CHECKING, job)
 
     def progress(self) -> Progress:
@@ -147,7 +147,7 @@ class WorkerTransfer:
         self._staged = self._checksum = self._direct = None
 
     def load(self) -> None:
-        """Load all received weights into the model. Decoding must be held.
+        """Load all received weights into the model. Decoding must be paused.
 
         Raises:
             RuntimeError: The received weights are not complete.
@@ -170,13 +170,15 @@ class WorkerTransfer:
         if self._device.type == "cuda":
             cuda.synchronize(self._device)
 
-    def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, held: str | None) -> None:
+    def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, staged_checksum: str | None) -> None:
         staged = self._staged
         if staged is None or not staged.is_for(specs):
-            self._staged = held = None  # free the old copy before allocating another
+            self._staged = staged_checksum = None  # free the old copy before allocating another
             staged = StagedWeights(specs, device=staging_device(specs, self._device))
             self._staged = staged
-        receive_version(staged, self._entered(), specs, what, held=held, buffer_bytes=self._buffer_bytes)
+        receive_version(
+            staged, self._entered(), specs, what, staged_checksum=staged_checksum, buffer_bytes=self._buffer_bytes
+        )
         self._checksum = staged.checksum()
 
     def _receive_directly(self, specs: list[Spec], *, timeout_s: float) -> None:
@@ -200,7 +202,7 @@ class WorkerTransfer:
         check_adapters(self._model, specs, rank=config["r"])
         self._enter_phase(RECEIVING)
         staged = StagedWeights(specs)
-        receive_version(staged, self._entered(), specs, what, held=None, buffer_bytes=self._buffer_bytes)
+        receive_version(staged, self._entered(), specs, what, staged_checksum=None, buffer_bytes=self._buffer_bytes)
         write_adapters(staged.tensors, directory=Path(what["adapter"]["directory"]), config=config)
         self._checksum = staged.checksum()
 

@@ -18,21 +18,21 @@ class Gate:
     """A gate that a test opens and closes."""
 
     def __init__(self) -> None:
-        self.held = LineageVersion(1, 3)
+        self.held_version = LineageVersion(1, 3)
         self.opened = asyncio.Event()
         self.opened.set()
 
     def close(self) -> None:
-        self.held = NO_WEIGHTS
+        self.held_version = NO_WEIGHTS
         self.opened.clear()
 
     def open(self, version: LineageVersion) -> None:
-        self.held = version
+        self.held_version = version
         self.opened.set()
 
     async def wait_open(self, required: LineageVersion) -> None:
         await self.opened.wait()
-        assert self.held.satisfies(required)
+        assert self.held_version.satisfies(required)
 
 
 async def test_no_group_is_noted_as_begun_without_weights(

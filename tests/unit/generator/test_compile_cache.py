@@ -23,8 +23,8 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:  # a process keeps its claims until it ends; a test must not
     yield
-    while compile_cache.held:
-        os.close(compile_cache.held.pop())
+    while compile_cache.open_locks:
+        os.close(compile_cache.open_locks.pop())
 
 
 def test_each_replica_has_a_directory_and_one_that_ended_leaves_its_own_to_the_next(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_hold_takes_its_own_time_and_nobody_elses() -> None:
     clock, one = a_clock(), a_sequence(4)
     clock.submit(one)
     clock.advance(3.5)
-    clock.hold()
+    clock.pause()
     assert clock.next_event_s() is None
     assert clock.advance(50.0) == []
     assert clock.num_tokens(one) == 2

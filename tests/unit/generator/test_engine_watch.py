@@ -15,12 +15,14 @@ class ShownEngine:
         self.num_steps = 7
 
 
-def looks(watch: EngineWatch, engine: ShownEngine, *, is_held: bool = False, steps: int = 0) -> list[str | None]:
+def looks(
+    watch: EngineWatch, engine: ShownEngine, *, decoding_is_paused: bool = False, steps: int = 0
+) -> list[str | None]:
     """Look as often as a step may take seconds, and once more."""
     found: list[str | None] = []
     for _ in range(LOOKS + 1):
         engine.num_steps += steps
-        found.append(watch.look(engine, is_held=is_held))
+        found.append(watch.look(engine, decoding_is_paused=decoding_is_paused))
     return found
 
 
@@ -40,7 +42,7 @@ def test_an_engine_that_steps_or_is_idle_or_is_held_does_not_hang() -> None:
     assert set(looks(watch, engine)) == {None}, "idle"
     engine.num_unfinished = 3
     assert set(looks(watch, engine, steps=1)) == {None}
-    assert set(looks(watch, engine, is_held=True)) == {None}, "for a push"
+    assert set(looks(watch, engine, decoding_is_paused=True)) == {None}, "for a push"
 
 
 def test_one_step_begins_the_time_anew() -> None:
@@ -50,4 +52,4 @@ def test_one_step_begins_the_time_anew() -> None:
     for _ in range(3):
         assert set(looks(watch, engine)[:-1]) == {None}
         engine.num_steps += 1
-        assert watch.look(engine, is_held=False) is None
+        assert watch.look(engine, decoding_is_paused=False) is None

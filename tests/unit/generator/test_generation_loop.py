@@ -64,10 +64,10 @@ class CommandedEngine:
 
 
 class OpenGate:
-    held = LineageVersion(1, 0)
+    held_version = LineageVersion(1, 0)
 
     async def wait_open(self, required: LineageVersion) -> None:
-        assert self.held.satisfies(required)
+        assert self.held_version.satisfies(required)
 
 
 @pytest.fixture

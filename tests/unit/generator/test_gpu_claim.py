@@ -18,8 +18,8 @@ from shared.errors import UserError
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:  # a process keeps its claims until it ends; a test must not
     yield
-    while gpu_claim.held:
-        os.close(gpu_claim.held.pop())
+    while gpu_claim.open_locks:
+        os.close(gpu_claim.open_locks.pop())
 
 
 @pytest.fixture

@@ -69,5 +69,5 @@ async def test_a_call_that_fails_because_the_engine_died_says_what_that_died_of(
     engine, fatal = guarded(Dead())
     reason = "aborting all requests failed: RuntimeError: Unsupported CPU attention configuration"
     with pytest.raises(UnavailableError, match=reason):
-        await engine.abort_and_hold()
+        await engine.abort_and_pause()
     assert fatal == [reason]

@@ -5,7 +5,7 @@ from shared.lineage import NO_WEIGHTS, LineageVersion
 
 
 class Holds:
-    held = NO_WEIGHTS
+    held_version = NO_WEIGHTS
     is_asleep = False
 
 
@@ -16,13 +16,13 @@ def test_readiness_is_an_engine_and_the_required_version() -> None:
     assert state.why_not_ready() == "no run to serve"
     state.serve()
     assert state.why_not_ready() == "waiting for weights"
-    weights.held = LineageVersion(1, 3)
+    weights.held_version = LineageVersion(1, 3)
     assert state.why_not_ready() is None
     state.required_version = LineageVersion(1, 5)
     assert state.why_not_ready() == "waiting for weights"
-    weights.held = LineageVersion(2, 4)
+    weights.held_version = LineageVersion(2, 4)
     assert state.why_not_ready() is None, "a newer lineage is newer, whatever the number"
-    weights.held, state.required_version = LineageVersion(1, 9), LineageVersion(2, 4)
+    weights.held_version, state.required_version = LineageVersion(1, 9), LineageVersion(2, 4)
     assert state.why_not_ready() == "waiting for weights"
 
 
@@ -31,7 +31,7 @@ def test_a_policy_that_lags_behind_still_answers_and_one_without_weights_does_no
     state = ServiceState(weights)
     state.serve()
     assert state.why_policy_closed() == "waiting for weights: none received yet, policy version 0 is required"
-    weights.held, state.required_version = LineageVersion(1, 3), LineageVersion(1, 5)
+    weights.held_version, state.required_version = LineageVersion(1, 3), LineageVersion(1, 5)
     assert state.why_policy_closed() is None
     state.wait_for("loading the model")
     assert state.why_policy_closed() == "loading the model"
@@ -39,7 +39,7 @@ def test_a_policy_that_lags_behind_still_answers_and_one_without_weights_does_no
 
 def test_an_engine_that_sleeps_is_not_ready_and_keeps_nobody_waiting() -> None:
     weights = Holds()
-    weights.held, weights.is_asleep = LineageVersion(1, 3), True
+    weights.held_version, weights.is_asleep = LineageVersion(1, 3), True
     state = ServiceState(weights)
     state.serve()
     assert state.why_not_ready() == "asleep until the next weights"

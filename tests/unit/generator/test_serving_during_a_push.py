@@ -101,7 +101,7 @@ async def test_while_weights_are_loaded_the_old_version_is_the_one_that_is_there
     pushing = asyncio.create_task(replica.push(4), name="push")
     await asyncio.wait_for(replica.receiving.is_loading.wait(), timeout=120)
 
-    assert replica.receiver.is_held
+    assert replica.receiver.decoding_is_paused
     assert not replica.receiver.is_open(LineageVersion(1, 3)), "no prompt group begins under a hold"
     assert (await replica.client.get("/readyz")).status_code == 200
     assert (await replica.client.get("/health")).status_code == 200
@@ -118,14 +118,14 @@ async def test_while_weights_are_loaded_the_old_version_is_the_one_that_is_there
     assert reply["policy_version"] == 4
     answer = (await asyncio.wait_for(asking, timeout=120)).raise_for_status()
     assert answer.json()["usage"]["completion_tokens"] == 2
-    assert replica.receiver.held == LineageVersion(1, 4)
-    assert not replica.receiver.is_held
+    assert replica.receiver.held_version == LineageVersion(1, 4)
+    assert not replica.receiver.decoding_is_paused
 
 
 async def test_weights_that_could_not_be_loaded_are_no_weights(replica: Replica) -> None:
     replica.state.required_version = LineageVersion(1, 3)
     replica.receiving.fails = True
     assert (await replica.push(4)).status_code == 503
-    assert (replica.receiver.policy_version, replica.receiver.is_held) == (-1, True)
+    assert (replica.receiver.policy_version, replica.receiver.decoding_is_paused) == (-1, True)
     assert (await replica.client.get("/readyz")).status_code == 503
     assert (await replica.client.post("/v1/completions", json=ASK)).status_code == 503

@@ -18,7 +18,7 @@ ASKED = {"prompt": [4, 5, 6], "max_tokens": 50, "ignore_eos": True}
 @pytest.fixture
 async def engine() -> SimulatedEngine:
     engine = SimulatedEngine(SimulationSettings(), ModelFacts(100, None, None), index=0, max_model_len=None)
-    engine.hold()
+    engine.pause()
     return engine
 
 

@@ -50,21 +50,21 @@ class HoldingReceiver:
     is_asleep = False
 
     def __init__(self) -> None:
-        self.held = NO_WEIGHTS
+        self.held_version = NO_WEIGHTS
 
     @property
-    def is_held(self) -> bool:
-        return self.held != NO_WEIGHTS
+    def decoding_is_paused(self) -> bool:
+        return self.held_version != NO_WEIGHTS
 
     @property
     def policy_version(self) -> int:
-        return self.held.policy_version
+        return self.held_version.policy_version
 
     def attach(self, *_: object, **__: object) -> None:
-        self.held = LineageVersion(1, 3)
+        self.held_version = LineageVersion(1, 3)
 
     def detach(self) -> None:
-        self.held = NO_WEIGHTS
+        self.held_version = NO_WEIGHTS
 
     async def wait_open(self, required: LineageVersion) -> None:
         await asyncio.Event().wait()
@@ -208,16 +208,16 @@ async def test_an_engine_that_fails_while_no_run_is_served_ends_the_generator(
 async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
     redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def is_held(receiver: WeightReceiver) -> bool:
+    def decoding_is_paused(receiver: WeightReceiver) -> bool:
         return receiver.info().run_id is not None
 
     def policy_version(receiver: WeightReceiver) -> int:
-        return 3 if is_held(receiver) else -1
+        return 3 if decoding_is_paused(receiver) else -1
 
     def read_model_facts(*_: object, **__: object) -> ModelFacts:
         return ModelFacts(100, None, 512)
 
-    monkeypatch.setattr(WeightReceiver, "is_held", property(is_held))
+    monkeypatch.setattr(WeightReceiver, "decoding_is_paused", property(decoding_is_paused))
     monkeypatch.setattr(WeightReceiver, "policy_version", property(policy_version))
     monkeypatch.setattr(fleet, "read_model_facts", read_model_facts)
     simulation, metrics = SimulationSettings(), GeneratorMetrics()

@@ -75,11 +75,11 @@ def test_a_replica_that_follows_reads_deltas_and_a_late_one_all_of_the_chain(roo
         parcel = trainer.parcel(version)
         encodings.append(parcel.encoding)
         place = trainer.writer.publish(parcel)
-        held = DiskWire(root).receive_into(follower, place, held=held, timeout_s=30)
+        held = DiskWire(root).receive_into(follower, place, staged_checksum=held, timeout_s=30)
         assert trainer.holds(follower)
         assert held == follower.checksum() == parcel.checksum
         late = trainer.staging()
-        DiskWire(root).receive_into(late, place, held=None, timeout_s=30)
+        DiskWire(root).receive_into(late, place, staged_checksum=None, timeout_s=30)
         assert trainer.holds(late)
     assert encodings == ["full", "delta", "delta", "delta"]
 
@@ -118,7 +118,7 @@ def test_what_the_two_newest_versions_do_not_need_is_removed(root: str) -> None:
     # full 0, delta 1, full 2, delta 3, full 4: version 3 needs 2
     assert trainer.store.names() == [place.name for place in places[2:]]
     staged = trainer.staging()
-    DiskWire(root).receive_into(staged, places[4], held=None, timeout_s=30)
+    DiskWire(root).receive_into(staged, places[4], staged_checksum=None, timeout_s=30)
     assert trainer.holds(staged)
 
 
@@ -160,7 +160,7 @@ def test_a_trainer_that_dies_while_it_writes_leaves_nothing_that_is_read(
     # The published versions are still there, so the same delta can be tried again.
     place = trainer.writer.publish(parcel)
     staged = trainer.staging()
-    DiskWire(str(tmp_path)).receive_into(staged, place, held=None, timeout_s=30)
+    DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=None, timeout_s=30)
     assert trainer.holds(staged)
 
 
@@ -210,18 +210,18 @@ def test_damaged_or_missing_files_are_refused_and_a_full_version_heals(
     trainer = Trainer(str(tmp_path))
     staged = trainer.staging()
     held = DiskWire(str(tmp_path)).receive_into(
-        staged, trainer.writer.publish(trainer.parcel(0)), held=None, timeout_s=30
+        staged, trainer.writer.publish(trainer.parcel(0)), staged_checksum=None, timeout_s=30
     )
     place = trainer.writer.publish(trainer.parcel(1))
     damage(tmp_path / place.name)
     with pytest.raises(PushError, match=complaint):
-        DiskWire(str(tmp_path)).receive_into(staged, place, held=held, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=held, timeout_s=30)
     trainer.writer.distrust()
     assert trainer.writer.place_of(1) is None
     parcel = trainer.parcel(2)
     assert parcel.encoding == "full"
     place = trainer.writer.publish(parcel)
-    DiskWire(str(tmp_path)).receive_into(staged, place, held=None, timeout_s=30)
+    DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=None, timeout_s=30)
     assert trainer.holds(staged)
 
 
@@ -229,13 +229,13 @@ def test_a_delta_to_weights_that_are_not_staged_after_all_is_found_by_the_checks
     trainer = Trainer(str(tmp_path))
     staged = trainer.staging()
     held = DiskWire(str(tmp_path)).receive_into(
-        staged, trainer.writer.publish(trainer.parcel(0)), held=None, timeout_s=30
+        staged, trainer.writer.publish(trainer.parcel(0)), staged_checksum=None, timeout_s=30
     )
     staged.tensors["layer.0"].view(torch.int16)[0, 0] += 1
     staged.changed("layer.0")
     place = trainer.writer.publish(trainer.parcel(1))
     with pytest.raises(PushError, match="differ from the trainer's"):
-        DiskWire(str(tmp_path)).receive_into(staged, place, held=held, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=held, timeout_s=30)
 
 
 def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: Path) -> None:
@@ -243,10 +243,10 @@ def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: 
     place = trainer.writer.publish(trainer.parcel(0))
     reader = DiskWire(str(tmp_path))
     with pytest.raises(PushError, match="took longer than 0 s"):
-        reader.receive_into(trainer.staging(), place, held=None, timeout_s=0)
+        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=0)
     reader.leave()
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(trainer.staging(), place, held=None, timeout_s=30)
+        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
 
 
 def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
     place = trainer.writer.publish(trainer.parcel(0))
     monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
     staged = trainer.staging()
-    DiskWire(root).receive_into(staged, place, held=None, timeout_s=30)
+    DiskWire(root).receive_into(staged, place, staged_checksum=None, timeout_s=30)
     assert trainer.holds(staged)
     reader = DiskWire(root)
     store = type(trainer.store)
@@ -269,7 +269,7 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
 
     monkeypatch.setattr(store, "read_range", give_up_at_the_third)
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(trainer.staging(), place, held=None, timeout_s=30)
+        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
     assert num_read == 3
 
 
@@ -285,7 +285,7 @@ def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(staged, "put", give_up)
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(staged, place, held=None, timeout_s=30)
+        reader.receive_into(staged, place, staged_checksum=None, timeout_s=30)
     assert len(put) == 1
 
 
@@ -300,7 +300,7 @@ def test_a_file_that_is_not_as_long_as_it_should_be_is_refused_however_it_is_rea
     monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
     path.write_bytes(data[:num_more] if num_more < 0 else data + bytes(num_more))
     with pytest.raises(PushError, match=rf"should have {len(data)}"):
-        DiskWire(str(tmp_path)).receive_into(trainer.staging(), place, held=None, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
 
 
 def test_a_store_whose_package_is_missing_says_which_setting_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
