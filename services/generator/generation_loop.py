@@ -24,7 +24,7 @@ from services.generator.engine.output_gate import UnverifiedError
 from services.generator.fair_share import READ_BLOCK_S, Demand, FairShare, look
 from services.generator.inflight_window import EngineLoad, InflightWindow
 from services.generator.metrics import GeneratorMetrics
-from services.generator.rollouts import Completion, completed_group
+from services.generator.rollouts import SampledCompletion, completed_group
 from shared.arrays import unpack_ids
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.messages import PromptGroup, decode_prompt_group, encode, require_place
@@ -37,12 +37,12 @@ from shared.service.logs import about
 log = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
+class SamplingEngine(Protocol):
     """The engine as this loop uses it; engine.py implements it with vLLM."""
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
-    ) -> Sequence[Completion]:
+    ) -> Sequence[SampledCompletion]:
         """Sample completions; cancelling the call aborts the request. Raises MessageError if the model cannot take the
         prompt.
         """
@@ -90,7 +90,7 @@ class GenerationLoop:
         *,
         keys: RunKeys,
         config: RunConfig,
-        engine: Engine,
+        engine: SamplingEngine,
         gate: WeightGate,
         replica_id: str,
         metrics: GeneratorMetrics,
@@ -204,7 +204,7 @@ class GenerationLoop:
         else:
             self._metrics.duplicates.inc()
 
-    async def _complete(self, prompt: PromptGroup) -> Sequence[Completion]:
+    async def _complete(self, prompt: PromptGroup) -> Sequence[SampledCompletion]:
         """Sample the group; sample it again if weights that had a part in it are refused. Its entry stays pending."""
         attempts = itertools.count(1)
         request_id = f"{prompt.run_id}-{prompt.group_id}"

@@ -19,7 +19,7 @@ from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp, Turn, V
 
 
 @dataclass(frozen=True)
-class Completion:
+class SampledCompletion:
     """One sampled sequence, as the engine returned it.
 
     ``spans`` are (version label, start, end) over ``token_ids``. A logprob is NaN if the engine did not provide it.
@@ -33,7 +33,12 @@ class Completion:
 
 
 def completed_group(
-    prompt: PromptGroup, completions: Sequence[Completion], *, claimed_at_s: float, generated_at_s: float, by: str
+    prompt: PromptGroup,
+    completions: Sequence[SampledCompletion],
+    *,
+    claimed_at_s: float,
+    generated_at_s: float,
+    by: str,
 ) -> CompletedGroup:
     """Return the whole group.
 
@@ -54,7 +59,7 @@ def completed_group(
 
 
 def _rollout(
-    group_id: str, branch: int, prompt_ids: Ids, completion: Completion, started_at_s: float, ended_at_s: float
+    group_id: str, branch: int, prompt_ids: Ids, completion: SampledCompletion, started_at_s: float, ended_at_s: float
 ) -> Rollout:
     rollout_id = f"{group_id}-{branch}"
     num_prompt, num_sampled = len(prompt_ids), len(completion.token_ids)
@@ -81,7 +86,7 @@ def _rollout(
     )
 
 
-def _version_spans(rollout_id: str, completion: Completion) -> tuple[VersionSpan, ...]:
+def _version_spans(rollout_id: str, completion: SampledCompletion) -> tuple[VersionSpan, ...]:
     """Return the spans with policy versions in place of labels; every token must have a version."""
     spans: list[VersionSpan] = []
     end = 0

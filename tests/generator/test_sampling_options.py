@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.generator.engine.engine import Engine
-from services.generator.rollouts import Completion
+from services.generator.rollouts import SampledCompletion
 from shared.errors import MessageError
 from shared.run_options.run_config import RunConfig
 from tests.generator.reference import Reference, of_sampled, only
@@ -28,7 +28,7 @@ def reference(tiny_model: Path) -> Reference:
     return Reference(tiny_model)
 
 
-async def sample(engine: Engine, config: RunConfig, *, n: int = 8) -> list[Completion]:
+async def sample(engine: Engine, config: RunConfig, *, n: int = 8) -> list[SampledCompletion]:
     return await engine.complete(PROMPT, num_completions=n, config=config, request_id="of-a-test")
 
 

@@ -26,7 +26,7 @@ from services.generator.engine.engine_failure import how_ended, root_cause
 from services.generator.engine.engine_spec import EngineSpec, check_engine_args
 from services.generator.engine.lone_worker import cores_of_worker
 from services.generator.inflight_window import EngineLoad, first_size
-from services.generator.rollouts import Completion
+from services.generator.rollouts import SampledCompletion
 from shared.errors import HeadraceError, MessageError, UnavailableError
 from shared.run_options.run_config import RunConfig
 
@@ -102,7 +102,7 @@ class Engine:
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
-    ) -> list[Completion]:
+    ) -> list[SampledCompletion]:
         """Sample ``num_completions`` sequences. Cancelling the call aborts the request.
 
         A push that keeps the KV cache may come while a request is still queued. Older weights may then have read the
@@ -113,7 +113,7 @@ class Engine:
                 completion to the structure that the run asks for.
             EngineDiedError: The engine failed.
         """
-        completions: list[Completion] = []
+        completions: list[SampledCompletion] = []
         while len(completions) < num_completions:
             label = self.client.weights_label
             sampled = await self._sample(
@@ -127,7 +127,7 @@ class Engine:
 
     async def _sample(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
-    ) -> list[Completion]:
+    ) -> list[SampledCompletion]:
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -227,13 +227,13 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
         raise EngineDiedError(f"vLLM could not start with {spec.model}{options}: {why}") from error
 
 
-def _read_before(label: str, completion: Completion, config: RunConfig) -> bool:
+def _read_before(label: str, completion: SampledCompletion, config: RunConfig) -> bool:
     """Return whether the prompt may have been read by older weights than the first token was sampled with."""
     return config.kv_after_push == "keep" and bool(completion.spans) and completion.spans[0][0] != label
 
 
-def _completion(output: Any) -> Completion:
-    return Completion(
+def _completion(output: Any) -> SampledCompletion:
+    return SampledCompletion(
         text=output.text,
         token_ids=list(output.token_ids),
         logprobs=_sampled_logprobs(output),

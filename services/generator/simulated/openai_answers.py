@@ -99,7 +99,7 @@ def make_simulated_handlers(engine: SimulatedEngine, *, model: str, max_model_le
     return by_path
 
 
-class _Answer:
+class _SampledAnswer:
     """One request in progress, with its choices, prompt by prompt."""
 
     kind, piece_kind = "", ""
@@ -184,7 +184,7 @@ class _Answer:
         return [text_of(at + 1, start=at) for at in range(len(request.drawn.token_ids))]
 
 
-class _CompletionAnswer(_Answer):
+class _CompletionAnswer(_SampledAnswer):
     kind, piece_kind = "text_completion", "text_completion"
 
     def __init__(self, engine: SimulatedEngine, body: _Completion, model: str) -> None:
@@ -207,7 +207,7 @@ class _CompletionAnswer(_Answer):
         return {"text": text, "logprobs": None}
 
 
-class _ChatAnswer(_Answer):
+class _ChatAnswer(_SampledAnswer):
     kind, piece_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, engine: SimulatedEngine, body: _Chat, model: str) -> None:
@@ -243,7 +243,7 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]], engine: Simu
     ]
 
 
-def _streaming(answer: _Answer) -> StreamingResponse:
+def _streaming(answer: _SampledAnswer) -> StreamingResponse:
     return StreamingResponse(answer.pieces(), media_type="text/event-stream")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from services.generator.engine.output_gate import UnverifiedError
 from services.generator.inflight_window import EngineLoad
 from services.generator.policy_api.generate_route import GenerateRequest, Sampled, SampledPrompt
-from services.generator.rollouts import Completion
+from services.generator.rollouts import SampledCompletion
 from services.generator.simulated.decode_clock import DecodeClock, DecodedSequence, Span
 from services.generator.simulated.draws import DrawnCompletion, Draws, prompt_ids_of, text_of
 from services.generator.simulated.model_facts import ModelFacts
@@ -57,13 +57,13 @@ class SimulatedEngine:
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
-    ) -> list[Completion]:
-        """See generation_loop.Engine."""
+    ) -> list[SampledCompletion]:
+        """See generation_loop.SamplingEngine."""
         self._check_prompt(prompt_ids)
         requests = self.start(len(prompt_ids), n=num_completions, max_tokens=config.max_completion_length)
         spans = await self.wait(requests)
         return [
-            Completion(
+            SampledCompletion(
                 text=text_of(len(request.drawn.token_ids)),
                 token_ids=request.drawn.token_ids,
                 logprobs=request.drawn.logprobs,

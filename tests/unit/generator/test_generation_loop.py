@@ -12,7 +12,7 @@ from services.generator.generation_loop import GenerationLoop
 from services.generator.inflight_window import EngineLoad
 from services.generator.metrics import GeneratorMetrics
 from services.generator.registration import in_fleet, registered
-from services.generator.rollouts import Completion
+from services.generator.rollouts import SampledCompletion
 from shared.errors import StateLostError
 from shared.lineage import LineageVersion
 from shared.messages import decode_completed_group, encode
@@ -41,7 +41,7 @@ class CommandedEngine:
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
-    ) -> list[Completion]:
+    ) -> list[SampledCompletion]:
         self.started.append(request_id)
         try:
             await self.may_answer.wait()
@@ -54,7 +54,7 @@ class CommandedEngine:
             self.num_refusals -= 1
             self.may_answer.clear()
             raise UnverifiedError("sampled under weights that failed their probe")
-        return [Completion("x", [9], [-0.5], [("0", 0, 1)], "stop")] * num_completions
+        return [SampledCompletion("x", [9], [-0.5], [("0", 0, 1)], "stop")] * num_completions
 
     def first_window(self, config: RunConfig) -> int:
         return self.first

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from services.generator.rollouts import Completion, completed_group
+from services.generator.rollouts import SampledCompletion, completed_group
 from shared.arrays import unpack_ids, unpack_mask
 from shared.errors import MessageError
 from shared.messages import CompletedGroup, Turn, VersionSpan, decode_completed_group, encode
@@ -17,11 +17,11 @@ def a_completion(
     token_ids: tuple[int, ...] = (8, 9, 2),
     logprobs: tuple[float, ...] = (-0.5, -1.5, -0.25),
     spans: Spans | None = None,
-) -> Completion:
-    return Completion("xy", token_ids, logprobs, spans or [("3", 0, len(token_ids))], "stop")
+) -> SampledCompletion:
+    return SampledCompletion("xy", token_ids, logprobs, spans or [("3", 0, len(token_ids))], "stop")
 
 
-def make(*completions: Completion) -> CompletedGroup:
+def make(*completions: SampledCompletion) -> CompletedGroup:
     return completed_group(
         prompt_group(num_generations=len(completions)), completions, claimed_at_s=10.0, generated_at_s=12.0, by="g-0"
     )
