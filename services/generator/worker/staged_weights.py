@@ -7,7 +7,7 @@
 Uses only torch, and does not know which engine loads the weights. Only one thread writes at a time. On a CPU, a second
 thread computes the digests, so that a transfer waits only for copies.
 
-Decodes the deltas that delta_encoding.py of the trainer encodes; shared/weights/weight_delta.py defines the format. All
+Decodes the deltas that sent_weights.py of the trainer encodes; shared/weights/weight_delta.py defines the format. All
 of a delta is checked before the first element is written, so a refused delta changes nothing.
 """
 
