@@ -26,6 +26,10 @@ from tests.kept_ports import kept_port
 # busy machine. torch reads this when it is loaded, which is later; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# torch looks up the name of every address that a store connects to, 127.0.0.1 included. Where the name service loses
+# packets, each lost one costs 5 s by default, which is longer than some deadlines here.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # How long an example takes says something of the machine, and nothing of the code.
 hypothesis.settings.register_profile(
     "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

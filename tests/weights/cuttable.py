@@ -4,8 +4,9 @@
     trainer <-- store, lifeline, gloo pairs --[doors]-- replica
 
 The HTTP door replaces the port in a join body by that of a door to the trainer's store. The store's traffic contains
-the addresses (sockaddr_in) at which gloo's pairs listen, which are replaced by doors too. gloo lets the end with the
-smaller port listen, so a door's port is as close to the original one as possible.
+the addresses (sockaddr_in) at which gloo's pairs listen, which are replaced by doors too. Of two ends, gloo lets the
+one with the smaller port listen, and compares ports in network byte order as if they were numbers: the low byte counts
+first. So that both ends agree, a door has its port's low byte and a high byte as close as possible.
 """
 
 import asyncio
@@ -138,14 +139,14 @@ def _as_it_is(data: bytes) -> bytes:
 
 
 def _listener_near(port: int) -> socket.socket:
-    for distance in range(1, 200):
-        for candidate in (port + distance, port - distance):
-            listener = socket.socket()
-            try:
-                listener.bind((_LOOPBACK, candidate))
-            except OSError:
-                listener.close()
-                continue
-            listener.listen(64)
-            return listener
-    raise AssertionError(f"no port near {port} is free")
+    candidates = sorted(range(port % 256 + 1024, 1 << 16, 256), key=lambda candidate: abs(candidate - port))
+    for candidate in candidates:
+        listener = socket.socket()
+        try:
+            listener.bind((_LOOPBACK, candidate))
+        except OSError:
+            listener.close()
+            continue
+        listener.listen(64)
+        return listener
+    raise AssertionError(f"no port with the low byte of {port} is free")
