@@ -1,6 +1,7 @@
 """`headrace export`: a checkpoint as a model directory, with real models."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,24 @@ def test_an_export_that_fails_leaves_the_model_that_was_there(tiny_model: Path, 
         export_checkpoint(checkpoint, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run-1"]
+
+
+def test_a_model_is_on_the_disk_before_it_takes_its_place_and_before_the_old_one_is_removed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    out = export_checkpoint(checkpoint, tmp_path / "out")
+    events: list[str] = []
+    sync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        sync(descriptor)
+        there = sorted(path.name for path in tmp_path.iterdir() if path != tmp_path / "run-1")
+        events.append(f"{Path(os.readlink(f'/proc/self/fd/{descriptor}')).name} while {there}")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    export_checkpoint(checkpoint, out)
+    names = [path.name for path in out.iterdir()]
+    before = "['.out.writing', 'out']"
+    assert sorted(events[:-1]) == sorted(f"{name} while {before}" for name in [*names, ".out.writing"])
+    assert events[-1] == f"{tmp_path.name} while ['.out.replaced', 'out']"

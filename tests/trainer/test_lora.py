@@ -244,6 +244,9 @@ def test_what_cannot_be_merged_is_refused_with_the_reason(
     config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"load_in_4bit": True}))
     assert main(["export", str(checkpoint), "--to", str(tmp_path / "merged"), "--merge"]) != 0
     assert "a base in 4 bits" in capsys.readouterr().err
+    config_file.write_text('{"load_in_4b')
+    assert main(["export", str(checkpoint), "--to", str(tmp_path / "merged"), "--merge"]) != 0
+    assert "config.json is damaged" in capsys.readouterr().err
     plain = save_checkpoint(tmp_path / "whole", make_core(tiny_model), {}, step=1, keep=1)
     assert main(["export", str(plain), "--to", str(tmp_path / "merged"), "--merge"]) != 0
     assert "no adapters to merge" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync_directory, write_manifest
+from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync, write_manifest
 from shared.errors import FencedError, HeadraceError
 from shared.message_invariants import Incarnation, Version
 
@@ -162,7 +162,7 @@ class CheckpointWriter:
             if target.exists():
                 self._set_aside(target, replaced)
             pending.directory.rename(target)
-            sync_directory(self._root)
+            sync(self._root)
         except FencedError:
             self.discard(pending)
             raise

@@ -66,7 +66,7 @@ def write_manifest(directory: Path) -> None:
     records |= _records(directory, rest)
     _write(directory / MANIFEST_FILE, dict(sorted(records.items())))
     for folder in {directory, *(path for path in directory.rglob("*") if path.is_dir())}:
-        sync_directory(folder)
+        sync(folder)
 
 
 def find_damage(directory: Path) -> str | None:
@@ -105,13 +105,19 @@ def has_all_files(directory: Path) -> bool:
         return False
 
 
-def sync_directory(directory: Path) -> None:
-    """Sync a directory's entries to the disk. Without this a new file may vanish in a power loss."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Sync a file, or a directory's entries, to the disk. Without this it may be empty or absent after a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(directory: Path) -> None:
+    """Sync a directory, its folders and all of their files to the disk."""
+    for path in (*directory.rglob("*"), directory):
+        sync(path)
 
 
 def _records(directory: Path, files: Sequence[Path]) -> dict[str, FileRecord]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.checkpoints.checkpoint import STATE_FILE
-from services.trainer.checkpoints.manifest import find_damage
+from services.trainer.checkpoints.manifest import find_damage, sync, sync_tree
 from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
 from services.trainer.export.adapter_export import export_adapters, export_merged, holds_adapters
 from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
@@ -101,7 +101,7 @@ def run_facts(checkpoint: Path) -> RunFacts:
         config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the model is exported without its options
         log.warning("the model card has no options: %s is damaged: %s", config_file, error)
-        return RunFacts(step=step)
+        return RunFacts(step=step, is_config_damaged=True)
     # Metrics that are logged once per batch are in the line of the batch's first step.
     steps = int(config.get("num_iterations", 1)) * int(config.get("steps_per_generation", 1))
     lines, _ = read_metrics(run_dir, after_step=step - steps, limit=steps)
@@ -129,12 +129,14 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
 
 
 def _put_in_place(directory: Path, to: Path) -> None:
-    """Rename a complete directory to ``to``, and replace what exists there."""
+    """Rename a complete directory to ``to``. What exists there is removed once a power loss would spare the new one."""
+    sync_tree(directory)
     replaced = to.with_name(f".{to.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if to.exists():
         to.rename(replaced)
     directory.rename(to)
+    sync(to.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -149,6 +151,11 @@ def _copy_the_rest(source: Path, directory: Path) -> None:
 def _check_mergeable(facts: RunFacts, *, is_adapter: bool) -> None:
     if not is_adapter:
         raise UserError("the run of this checkpoint trained all weights, so it has no adapters to merge")
+    if facts.is_config_damaged:
+        raise UserError(
+            "the run's config.json is damaged, so it is not known whether the adapters were trained with a base in 4 "
+            "bits; export them without --merge"
+        )
     if facts.config.get("load_in_4bit"):
         raise UserError(
             "the adapters were trained with a base in 4 bits, and cannot be merged into another; export them without "

@@ -61,7 +61,9 @@ async def leave_model(
 
     async def export(title: str) -> None:
         await room.write(
-            lambda: export_checkpoint(checkpoint, files.model, title=title), what="the final model", where=files.model
+            lambda: export_checkpoint(checkpoint, files.model, dtype=config.dtype, title=title),
+            what="the final model",
+            where=files.model,
         )
 
     if not config.push_to_hub:

@@ -43,6 +43,8 @@ class RunFacts:
     """Metrics of the last step in the weights; empty if unknown."""
     run_id: str | None = None
     step: int | None = None
+    is_config_damaged: bool = False
+    """Whether the config is unknown because its file cannot be read."""
 
 
 def model_card(facts: RunFacts, *, title: str, is_adapter: bool = False) -> str:

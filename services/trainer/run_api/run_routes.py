@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from services.trainer.checkpoints.manifest import MANIFEST_FILE, sync_directory
+from services.trainer.checkpoints.manifest import MANIFEST_FILE, sync
 from services.trainer.problems import Problem, documented, no_such_run
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.run_listing import Position, find_runs
@@ -321,7 +321,7 @@ def _write_config(run_dir: Path, config: RunConfig) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, run_dir / "config.json")
-    sync_directory(run_dir)
+    sync(run_dir)
 
 
 def _remove_config(run_dir: Path) -> None:
