@@ -129,11 +129,26 @@ def _cut(damage: Damage) -> str:
     shorter = live / ".shorter"
     shutil.copy(damage.file, shorter)
     os.truncate(shorter, damage.num_good_bytes)
-    shorter.replace(damage.file)
+    _put_in_place(shorter, damage.file)
     manifest = live / _MANIFEST
     lines = manifest.read_text(encoding="utf-8").splitlines(keepends=True)
     shorter.write_text("".join(line for line in lines if line.split()[1] not in damage.later), encoding="utf-8")
-    shorter.replace(manifest)
+    _put_in_place(shorter, manifest)
     for name in damage.later:
         (live / name).unlink(missing_ok=True)
     return f"{said}, and was cut there; the original files are kept in {aside}"
+
+
+def _put_in_place(file: Path, to: Path) -> None:
+    """Rename a file so that a power loss leaves the old one or the new one, whole."""
+    _sync(file)
+    file.replace(to)
+    _sync(to.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
