@@ -18,7 +18,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from services.rewarder.built_ins.gold_answers import GSM8K_MARK, gold_answers
-from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
+from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
 from services.rewarder.reward_call import Completion, Verdict, text_of
 
 STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
@@ -26,7 +26,7 @@ STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
 _NEVER_S = 24 * 3600
 """For math-verify's own limits, which count time on the clock. It warns if there are none."""
 NUM_PATIENT_TIMEOUTS = 4
-"""After this many timeouts in one call the short limit applies: 16 answers like 100000000! then take 20 s, not 32 s."""
+"""After this many timeouts in one call the short limit applies. time_limit.Patience bounds the whole call."""
 
 _BOXED = "\\boxed"
 NO_GOLD = Verdict("not_applicable", None, "the gold answer is not a mathematical expression")
@@ -48,12 +48,13 @@ def accuracy_reward(
     golds = gold_answers(solution, answer)
     judged: dict[tuple[str, str], Verdict] = {}
     num_timeouts = 0
+    patience = Patience()
     verdicts: list[Verdict] = []
     for completion, gold in zip(completions, golds, strict=True):
         pair = (_as_text(gold), text_of(completion))
         if pair not in judged:
             timeout_s = STEP_TIMEOUT_S if num_timeouts < NUM_PATIENT_TIMEOUTS else SHORT_STEP_TIMEOUT_S
-            judged[pair] = _judge(*pair, timeout_s=timeout_s)
+            judged[pair] = _judge(*pair, timeout_s=patience.limit(timeout_s))
             num_timeouts += judged[pair].outcome == "timeout"
         verdicts.append(judged[pair])
     return verdicts

@@ -16,7 +16,7 @@ from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
 from services.rewarder.built_ins.fenced_blocks import fenced_blocks
-from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
+from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
 from services.rewarder.reward_call import CallError, Completion, Verdict, printable, text_of
 
 VALIDATION_TIMEOUT_S = 1.0
@@ -28,30 +28,35 @@ def json_schema_reward(
 ) -> list[Verdict]:
     """1.0 if the completion, or its last fenced block, is JSON that meets ``json_schema``, 0.0 if not."""
     schemas = [json_schema] * len(completions) if isinstance(json_schema, dict) else json_schema
-    return [_judge(text_of(completion), schema) for completion, schema in zip(completions, schemas, strict=True)]
+    patience = Patience()
+    return [
+        _judge(text_of(completion), schema, timeout_s=patience.limit(VALIDATION_TIMEOUT_S))
+        for completion, schema in zip(completions, schemas, strict=True)
+    ]
 
 
 def check_schema(kwargs: Mapping[str, Any]) -> str | None:
     """Return the problem with the schema in ``reward_kwargs``, or None."""
     schema = kwargs.get("json_schema")
     try:
-        why_not = None if schema is None else _why_no_schema(json.dumps(schema))
+        with time_limit(VALIDATION_TIMEOUT_S):
+            why_not = None if schema is None else _why_no_schema(json.dumps(schema))
     except TimeIsUpError:
         why_not = f"checking it took longer than {VALIDATION_TIMEOUT_S:g} s of processor time"
     return f"cannot use its json_schema: {why_not}" if why_not else None
 
 
-def _judge(text: str, schema: object) -> Verdict:
+def _judge(text: str, schema: object, *, timeout_s: float) -> Verdict:
     if schema is None:
         return Verdict("not_applicable", None, "the row has no schema")
     written = schema if isinstance(schema, str) else json.dumps(schema)
     try:
-        if why_not := _why_no_schema(written):
-            return _unusable(why_not)
-        with time_limit(VALIDATION_TIMEOUT_S):
+        with time_limit(timeout_s):
+            if why_not := _why_no_schema(written):
+                return _unusable(why_not)
             wrong = _what_is_wrong(text, json.loads(written))
     except TimeIsUpError:
-        return Verdict("timeout", None, f"validating it took longer than {VALIDATION_TIMEOUT_S:g} s of processor time")
+        return Verdict("timeout", None, f"validating it took longer than {timeout_s:g} s of processor time")
     except re.error as error:
         return _unusable(f"{error} in a pattern")
     except (RecursionError, OverflowError) as error:  # an endless schema, or a number too large for a float
@@ -88,8 +93,7 @@ def _why_no_schema(written: str) -> str | None:
         if not isinstance(schema, dict):
             return f"it is not a table but {type(schema).__name__}"
         table = cast("dict[str, Any]", schema)
-        with time_limit(VALIDATION_TIMEOUT_S):
-            validator_for(table).check_schema(table)
+        validator_for(table).check_schema(table)
     except jsonschema.SchemaError as error:
         return f"{error.json_path}: {error.message}"
     except (ValueError, RecursionError, OverflowError) as error:

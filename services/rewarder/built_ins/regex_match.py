@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
+from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
 from services.rewarder.reward_call import Completion, Verdict, printable, text_of
 
 SEARCH_TIMEOUT_S = 1.0
@@ -16,7 +16,11 @@ def regex_reward(
 ) -> list[Verdict]:
     """1.0 if the completion matches ``pattern``, 0.0 if not."""
     patterns = [pattern] * len(completions) if isinstance(pattern, str) else pattern
-    return [_judge(text_of(completion), wanted, mode) for completion, wanted in zip(completions, patterns, strict=True)]
+    patience = Patience()
+    return [
+        _judge(text_of(completion), wanted, mode, timeout_s=patience.limit(SEARCH_TIMEOUT_S))
+        for completion, wanted in zip(completions, patterns, strict=True)
+    ]
 
 
 def check_pattern(kwargs: Mapping[str, Any]) -> str | None:
@@ -28,7 +32,7 @@ def check_pattern(kwargs: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _judge(text: str, pattern: object, mode: str) -> Verdict:
+def _judge(text: str, pattern: object, mode: str, *, timeout_s: float) -> Verdict:
     if pattern is None:
         return Verdict("not_applicable", None, "the row has no pattern")
     if not isinstance(pattern, str):
@@ -43,7 +47,7 @@ def _judge(text: str, pattern: object, mode: str) -> Verdict:
         "fullmatch": compiled.fullmatch,
     }[mode]
     try:
-        with time_limit(SEARCH_TIMEOUT_S):
+        with time_limit(timeout_s):
             return Verdict("scored", 1.0 if match(text) else 0.0)
     except TimeIsUpError:
-        return Verdict("timeout", None, f"the pattern took longer than {SEARCH_TIMEOUT_S:g} s of processor time")
+        return Verdict("timeout", None, f"the pattern took longer than {timeout_s:g} s of processor time")

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -278,6 +279,36 @@ def test_a_time_limit_ends_with_its_block_and_leaves_an_outer_one_in_place() -> 
 def test_a_time_limit_counts_the_time_of_the_processor_and_not_of_the_clock() -> None:
     with time_limit(0.2):
         threading.Event().wait(0.6)
+
+
+def test_a_time_limit_does_not_count_what_other_threads_use() -> None:
+    """A reward function may have left one behind in the worker."""
+    is_over = threading.Event()
+
+    def burn() -> None:
+        while not is_over.is_set():
+            pass
+
+    threads = [threading.Thread(target=burn) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        with time_limit(0.3):
+            threading.Event().wait(1.5)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_the_slow_completions_of_a_call_leave_its_deadline_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with 15 other busy processes, the clock passes 16 times as fast as processor time."""
+    began_at_s = time.process_time()
+    monkeypatch.setattr(time, "monotonic", lambda: 16 * (time.process_time() - began_at_s))
+    slow, plain = "a" * 40 + "!", "b"
+    verdicts = regex_reward(texts(*[slow + str(number) for number in range(15)], plain), pattern="(a+)+$|^b$")
+    assert said(verdicts) == [("timeout", None)] * 15 + [RIGHT]
+    assert time.monotonic() < 45, "in seconds on that machine's clock, instead of 240"
 
 
 def test_a_time_limit_holds_also_where_its_first_signal_is_lost_in_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
