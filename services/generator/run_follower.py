@@ -262,7 +262,11 @@ class RunFollower:
             why = self._engine.why_dead(otherwise="see its log lines above")
             raise EngineDiedError(f"vLLM's engine died: {why}")
         if self._engine is not None and (
-            what := self._watch.look(self._engine, decoding_is_paused=self._receiver.decoding_is_paused)
+            what := self._watch.look(
+                self._engine,
+                # An engine whose run ended in the middle of a push stays paused until another run needs one.
+                decoding_is_paused=self._receiver.decoding_is_paused or self._is_engine_spoiled,
+            )
         ):
             raise EngineDiedError(what)
 

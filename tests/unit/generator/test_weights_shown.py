@@ -205,6 +205,22 @@ async def test_an_engine_that_fails_while_no_run_is_served_ends_the_generator(
             await work
 
 
+async def test_an_engine_that_its_run_left_paused_does_not_hang(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's request is still in it, and takes no step until the engine is replaced for the next run."""
+    settings = settings.model_copy(update={"engine_hang_timeout_s": 2 * settings.poll_every_s})
+    follower, metrics, started = follow(redis, settings, monkeypatch)
+    work = asyncio.create_task(follower.run(has_cuda=False))
+    await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+    started[0].num_unfinished = 1
+    done, _ = await asyncio.wait({work}, timeout=max(1.0, 20 * settings.poll_every_s))
+    assert not done
+    work.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
 async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
     redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
