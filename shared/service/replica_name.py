@@ -1,17 +1,21 @@
 """The default name of a replica: the container's name, or the host's.
 
 In a Docker container the host name is twelve hexadecimal digits, new for each container. Under Docker Compose, the
-engine's DNS also has the name that Compose gave the container, such as ``headrace-generator-2``. People can read that
-name, and a container that replaces this one gets it too. DNS is asked directly, because /etc/hosts answers first and
-has only the digits.
+engine's DNS also has the name that Compose gave the container, such as ``headrace-generator-2``, followed by the
+network's. People can read that name, and a container that replaces this one gets it too. DNS is asked directly, because
+/etc/hosts answers first and has only the digits. Only the engine's DNS is asked: the names that others have for an
+address may be shared by several containers, and two replicas must not have one name.
 """
 
 import functools
 import re
 import socket
 import subprocess
+from pathlib import Path
 
 _CONTAINER_ID = re.compile(r"[0-9a-f]{12}")
+_RESOLVERS = Path("/etc/resolv.conf")
+_ENGINE_DNS = re.compile(r"^nameserver\s+127\.0\.0\.11\s*$", re.MULTILINE)
 _TIMEOUT_S = 5.0
 
 
@@ -22,6 +26,8 @@ def replica_name() -> str:
     if not _CONTAINER_ID.fullmatch(host):
         return host
     try:
+        if not _ENGINE_DNS.search(_RESOLVERS.read_text()):
+            return host
         found = subprocess.run(
             ["getent", "-s", "hosts:dns", "hosts", socket.gethostbyname(host)],
             check=True,
@@ -32,4 +38,4 @@ def replica_name() -> str:
     except (OSError, subprocess.SubprocessError):
         return host
     _, _, name = found.stdout.strip().partition(" ")
-    return name.strip().partition(".")[0] or host
+    return name.strip().rpartition(".")[0] or host

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.service import replica_name as module
 from shared.service.replica_name import replica_name
 
 
@@ -23,6 +24,14 @@ def _host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         return "10.214.0.3"
 
     monkeypatch.setattr(socket, "gethostbyname", address)
+
+
+@pytest.fixture(autouse=True)
+def resolvers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "resolv.conf"
+    path.write_text("search headrace.local\nnameserver 127.0.0.11\noptions ndots:0\n")
+    monkeypatch.setattr(module, "_RESOLVERS", path)
+    return path
 
 
 def _getent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
@@ -46,6 +55,26 @@ def test_a_container_has_the_name_that_dns_has_for_it(monkeypatch: pytest.Monkey
 def test_it_is_its_host_where_dns_has_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
     _host(monkeypatch, "93dce42cb9c8")
     _getent(monkeypatch, tmp_path, script)
+    assert replica_name() == "93dce42cb9c8"
+
+
+def test_only_the_network_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two tasks of a swarm's service differ only after the first dot."""
+    _host(monkeypatch, "93dce42cb9c8")
+    _getent(monkeypatch, tmp_path, "echo 10.214.0.3 headrace_generator.1.k3j2x9.net")
+    assert replica_name() == "headrace_generator.1.k3j2x9"
+
+
+def test_only_the_engine_s_name_service_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resolvers: Path
+) -> None:
+    """Another one may have one name for several containers, or ``localhost``."""
+    _host(monkeypatch, "93dce42cb9c8")
+    _getent(monkeypatch, tmp_path, "echo 10.214.0.3 worker.example.org")
+    resolvers.write_text("nameserver 10.0.0.2\n")
+    assert replica_name() == "93dce42cb9c8"
+    resolvers.unlink()
+    replica_name.cache_clear()
     assert replica_name() == "93dce42cb9c8"
 
 
