@@ -235,8 +235,8 @@ def still_true(
 
 
 def replica_name(kind: Kind, replica_id: str) -> str:
-    """Return a replica's name in messages: ``generator-0``, but ``generator gpu-node-3``."""
-    return replica_id if replica_id.startswith(kind) else f"{kind} {replica_id}"
+    """Return a replica's name in messages: ``headrace-generator-0``, but ``generator gpu-node-3``."""
+    return replica_id if kind in replica_id else f"{kind} {replica_id}"
 
 
 def _pause(pause: Pause) -> PauseView:
