@@ -18,7 +18,8 @@ from services.rewarder.scoring import Scorer
 from shared.errors import StateLostError, UserError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, wait_until_back
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.run_record import RunRecord
+from shared.redis.run_store import RunStore
 from shared.refusals import refuse, take_back
 from shared.run_options.run_config import RunConfig
 from shared.service.logs import about

@@ -34,7 +34,8 @@ from shared.interfaces import let_nccl_use
 from shared.redis.keys import TRAINERS, RunKeys
 from shared.redis.lease import lease
 from shared.redis.redis_connection import Redis, connect, wait_until_back
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.run_record import RunRecord
+from shared.redis.run_store import RunStore
 from shared.run_options.run_places import require_places
 from shared.service.child_secrets import hide_secrets
 from shared.service.logs import about_run, configure_first_logging, configure_logging, log_lines

@@ -1,110 +1,28 @@
-"""The record of each run in Redis: its desired state, its status, and what it waits for.
-
-    POST /v1/runs --create--> queued --> running <-> paused     (desired: pause, or its rewards fail; pause.py)
-                                 |          |------> finished
-                                 |          |------> stopped    (desired: stop)
-                                 +----------+------> failed     (with the reason) --resumed by a user--> queued
+"""Reads and writes the record of each run in Redis (run_record.py).
 
 Only the trainer service writes ``status``; generators and rewarders read it. The run's directory outlives this record:
 the checkpoint is the authority on what was trained.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from redis.exceptions import ResponseError
 
-from shared.errors import NoRoomError, StateLostError, UnavailableError, UserError
+from shared.errors import NoRoomError, StateLostError, UnavailableError
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.pause import Desired, Pause, Wishes
 from shared.redis.keys import CURRENT_RUN, RUNS, RunKeys
 from shared.redis.redis_connection import Redis, call, patiently
 from shared.redis.run_lists import RunLists
-from shared.run_options.run_config import RunConfig, parse_run_config
+from shared.redis.run_record import TERMINAL, Progress, RunRecord, Status, decode_record
+from shared.run_options.run_config import RunConfig
 
-Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
-WaitingKind = Literal[
-    "queue", "user", "rank", "restarting", "silent_rank", "generator", "rewarder", "push_failed", "disk", "work"
-]
-TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
 _PATIENCE_S = 60.0
 _MAX_READ = 100
 """Records read in one round trip."""
-
-
-class Waiting(msgspec.Struct, frozen=True):
-    """What a run waits for."""
-
-    kind: WaitingKind
-    """For programs."""
-    says: str
-    """A sentence for people, to follow "waiting for"; empty if the run waits for nothing. Its wording may change."""
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """The state of a run's training. Its training rank writes it about once a second.
-
-    Counts are of the surviving lineage: ``admitted = trained + dropped + in flight``.
-    """
-
-    step: int = 0
-    max_steps: int = 0
-    policy_version: int = 0
-    waiting_for: str = "the training rank to start"
-    waiting_kind: WaitingKind = "work"
-    """The kind of ``waiting_for``."""
-    groups_admitted: int = 0
-    groups_trained: int = 0
-    groups_dropped: dict[str, int] = {}
-    starting: str = ""
-    """The training rank's work before it trains, to follow "which is"; empty once it trains."""
-    num_generators: int = 0
-    pushes: int = 0
-    pushes_confirmed: int = 0
-    probes_failed: int = 0
-    """Generators that the probe after a push has taken out."""
-    num_left_out: int = 0
-    """Replicas that did not get the last policy version pushed."""
-    left_out: dict[str, str] = {}
-    """Some of these replicas, each with the reason."""
-    paused_s: float = 0.0
-    """Seconds for which the run was paused so far, over all of its trainers."""
-    disk_full: str = ""
-    """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
-    updated_at_s: float = 0.0
-
-
-class RunRecord(msgspec.Struct, frozen=True):
-    """One run as the API shows it."""
-
-    run_id: str
-    config: dict[str, Any]
-    status: Status
-    desired: Desired
-    reason: str
-    created_at_s: float
-    started_at_s: float | None
-    ended_at_s: float | None
-    run_dir: str
-    progress: Progress
-    pause: Pause | None = None
-    """Why it is paused; None unless its status is ``paused``."""
-
-    def parsed_config(self) -> RunConfig:
-        """Return the config as it was validated at submit.
-
-        Raises:
-            UserError: Another release of headrace wrote it, with other settings.
-        """
-        try:
-            return parse_run_config(self.config)
-        except UserError as error:
-            raise UserError(
-                f"run {self.run_id} was submitted to another release of headrace than this one: {error}",
-                field=error.field,
-            ) from error
 
 
 class RunStore:
@@ -169,7 +87,7 @@ class RunStore:
     async def get(self, run_id: str) -> RunRecord | None:
         """Return the record, or None if the run does not exist."""
         fields = await self._patiently(lambda: self._redis.hgetall(RunKeys(run_id).run), "reading the run record")
-        return _record(run_id, fields)
+        return decode_record(run_id, fields)
 
     async def get_all(self, run_ids: Sequence[str]) -> list[RunRecord]:
         """Return the records of the runs that exist, in the same order."""
@@ -177,7 +95,7 @@ class RunStore:
         for start in range(0, len(run_ids), _MAX_READ):
             some = run_ids[start : start + _MAX_READ]
             read = [("HGETALL", RunKeys(run_id).run) for run_id in some]
-            found += map(_record, some, await self._read_each(read))
+            found += map(decode_record, some, await self._read_each(read))
         return [record for record in found if record is not None]
 
     async def list_ids(self) -> list[str]:
@@ -365,28 +283,3 @@ class RunStore:
     async def _asked(self, make: Any, what: str) -> Any:
         """Await ``make`` for a client's request. Without room it fails at once, so that the client gets the error."""
         return await patiently(make, what=what, timeout_s=_PATIENCE_S, waits_for_room=False)
-
-
-def _record(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord | None:
-    if not fields or b"config" not in fields:
-        return None
-    text = {name.decode(): value for name, value in fields.items()}
-    status: Any = text["status"].decode()
-    desired: Any = text["desired"].decode()
-
-    def seconds(name: str) -> float | None:
-        return float(text[name]) if text.get(name) else None
-
-    return RunRecord(
-        run_id=run_id,
-        config=msgspec.json.decode(text["config"]),
-        status=status,
-        desired=desired,
-        reason=text["reason"].decode(),
-        created_at_s=float(text["created_at_s"]),
-        started_at_s=seconds("started_at_s"),
-        ended_at_s=seconds("ended_at_s"),
-        run_dir=text["run_dir"].decode(),
-        progress=msgspec.json.decode(text["progress"], type=Progress),
-        pause=msgspec.json.decode(text["pause"], type=Pause) if status == "paused" else None,
-    )

@@ -17,7 +17,8 @@ from shared.pause import Pause, Wishes
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.lease import renew
 from shared.redis.redis_connection import Redis, connect, wait_until_ready
-from shared.redis.run_store import Progress, RunStore
+from shared.redis.run_record import Progress
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.api.api_rig import supervising, wait_until
 from tests.api.rank_rig import RankPlan

@@ -13,7 +13,8 @@ from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis.keys import QUEUED_RUNS, RUNS, SERVED_RUNS
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunStore, Status
+from shared.redis.run_record import Status
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.api.api_rig import serving, supervising, wait_until
 from tests.api.rank_rig import RankPlan

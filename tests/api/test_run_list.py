@@ -8,7 +8,8 @@ import pytest
 from services.trainer.run_api import run_listing
 from shared.pause import Pause
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunStore, Status
+from shared.redis.run_record import Status
+from shared.redis.run_store import RunStore
 
 Run = dict[str, Any]
 

@@ -20,7 +20,7 @@ from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import UnavailableError, UserError
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import renew
-from shared.redis.run_store import Progress
+from shared.redis.run_record import Progress
 from tests.conftest import RedisServer
 from tests.eventually import eventually
 

@@ -13,7 +13,8 @@ from services.trainer.run_api.trainer_api import TrainerApi
 from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.redis.lease import renew
 from shared.redis.redis_connection import Redis, call
-from shared.redis.run_store import Progress, RunStore
+from shared.redis.run_record import Progress
+from shared.redis.run_store import RunStore
 from shared.refusals import refuse, take_back
 from tests.api.api_rig import KEY
 

@@ -11,7 +11,7 @@ import pytest
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import Progress, RunRecord
+from shared.redis.run_record import Progress, RunRecord
 from shared.run_options.run_config import RunConfig
 from shared.service import stopped_processes
 from tests.api.api_rig import supervising, wait_until

@@ -15,7 +15,8 @@ from shared.errors import NoRoomError
 from shared.redis.keys import REWARDERS, TRAINERS, RunKeys
 from shared.redis.lease import alive, renew
 from shared.redis.redis_connection import Redis, call, connect, patiently, wait_until_ready
-from shared.redis.run_store import Progress, RunStore
+from shared.redis.run_record import Progress
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer, write_until_refused
 from tests.fundamentals.test_accounting import Trainer, consumer, generate, score

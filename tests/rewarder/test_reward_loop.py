@@ -20,7 +20,8 @@ from shared.messages import CompletedGroup, ScoredGroup, decode_scored_group, en
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis, connect
-from shared.redis.run_store import Progress, RunStore
+from shared.redis.run_record import Progress
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.groups import completed_group
 from tests.rewarder.conftest import until, user

@@ -11,7 +11,8 @@ from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.run_record import RunRecord
+from shared.redis.run_store import RunStore
 from tests.eventually import eventually
 from tests.trainer.incarnations import newest_ledger, train, trained_groups
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices

@@ -16,7 +16,8 @@ from services.trainer.ranks.exit_status import FENCED, REFUSED
 from shared.errors import UserError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.run_record import RunRecord
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.tiny_model import make_tiny_model

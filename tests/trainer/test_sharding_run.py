@@ -17,7 +17,8 @@ from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.run_supervisor import RunSupervisor
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.run_record import RunRecord
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.trainer.incarnations import newest_ledger, small_config

@@ -19,7 +19,7 @@ from services.trainer.telemetry.run_log import RunLog
 from shared.control import CommitReply
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import Waiting
+from shared.redis.run_record import Waiting
 from tests.unit.weights.test_blame import INFO
 
 REQUIREMENTS = Requirements("run-test", "gloo", "2.13.0", None, why_transport="there is no GPU")

@@ -34,7 +34,8 @@ from shared.errors import StateLostError, UserError
 from shared.health_check import NO_RUN
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, connect, wait_until_back, wait_until_ready
-from shared.redis.run_store import TERMINAL, RunRecord, RunStore
+from shared.redis.run_record import TERMINAL, RunRecord
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import require_places
 from shared.service.logs import about_run

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.telemetry.run_log import RunLog
-from shared.redis.run_store import Waiting
+from shared.redis.run_record import Waiting
 
 log = logging.getLogger(__name__)
 

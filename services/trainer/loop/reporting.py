@@ -33,7 +33,7 @@ from services.trainer.telemetry.step_memory import memory_metrics
 from services.trainer.telemetry.step_metrics import TrainedGroup, group_metrics, num_seen_tokens, rollout_metrics
 from shared.messages import Stamp
 from shared.redis.redis_connection import patiently
-from shared.redis.run_store import Progress, Waiting
+from shared.redis.run_record import Progress, Waiting
 
 log = logging.getLogger(__name__)
 

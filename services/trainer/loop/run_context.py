@@ -8,7 +8,8 @@ from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.run_record import RunRecord
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 
 

@@ -23,7 +23,8 @@ import msgspec
 from services.trainer.loop.reward_failures import RewardFailures
 from services.trainer.telemetry.run_log import RunLog
 from shared.pause import Pause, PausedBy, Wishes
-from shared.redis.run_store import RunRecord, RunStore
+from shared.redis.run_record import RunRecord
+from shared.redis.run_store import RunStore
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from services.trainer.run_api.run_routes import existing_run
 from services.trainer.run_api.stream_ids import parse_stream_id
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
-from shared.redis.run_store import TERMINAL
+from shared.redis.run_record import TERMINAL
 from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
 from shared.serving.query_number import WHOLE
 

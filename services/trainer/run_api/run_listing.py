@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from shared.redis.run_lists import lists_of
-from shared.redis.run_store import RunRecord, RunStore, Status
+from shared.redis.run_record import RunRecord, Status
+from shared.redis.run_store import RunStore
 
 Position = tuple[float, str]
 """When a run was created in Unix seconds, and its id."""

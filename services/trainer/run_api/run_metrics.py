@@ -30,7 +30,8 @@ from shared.access.keyring import Keyring, keys_file_gauge
 from shared.errors import HeadraceError, UnavailableError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import TERMINAL, RunRecord, RunStore, Status
+from shared.redis.run_record import TERMINAL, RunRecord, Status
+from shared.redis.run_store import RunStore
 
 log = logging.getLogger(__name__)
 

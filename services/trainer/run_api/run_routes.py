@@ -33,7 +33,7 @@ from services.trainer.run_api.waiting import waiting_for
 from services.trainer.run_files import RunFiles
 from services.trainer.submit_checks.run_validation import ValidRun
 from shared.errors import NoRoomError
-from shared.redis.run_store import TERMINAL, RunRecord, Status
+from shared.redis.run_record import TERMINAL, RunRecord, Status
 from shared.run_options.run_config import RunConfig
 from shared.service.current_request import name_subject
 from shared.serving.json_body import decode_json, require_json

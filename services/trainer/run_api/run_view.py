@@ -17,7 +17,7 @@ from shared.pause import Pause, PausedBy
 from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis, patiently
-from shared.redis.run_store import TERMINAL, Progress, RunRecord, WaitingKind
+from shared.redis.run_record import TERMINAL, Progress, RunRecord, WaitingKind
 from shared.refusals import Kind, Refusal, decode_refusals
 from shared.registration import decode_registration
 

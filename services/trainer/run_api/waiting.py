@@ -5,7 +5,7 @@ progress, with its kind. Causes that a person must remove come before causes tha
 """
 
 from services.trainer.run_api.run_view import Surroundings
-from shared.redis.run_store import TERMINAL, RunRecord, Waiting
+from shared.redis.run_record import TERMINAL, RunRecord, Waiting
 
 _MAX_SAID = 3
 """How many refusals of ended replicas to show: the newest. If replicas get new names, each restart adds one."""

@@ -26,7 +26,8 @@ from services.trainer.supervision.rank_command import rank_command
 from services.trainer.supervision.rank_process import RankProcess, last_line
 from services.trainer.supervision.restarts import Restarts
 from shared.errors import NoRoomError, UserError
-from shared.redis.run_store import TERMINAL, RunRecord, RunStore
+from shared.redis.run_record import TERMINAL, RunRecord
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import parse_run_config
 from shared.service.logs import about
 from shared.service.stopped_processes import Stops

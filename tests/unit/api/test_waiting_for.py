@@ -7,7 +7,7 @@ import pytest
 from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true, summary
 from services.trainer.run_api.waiting import waiting_for
 from shared.pause import Pause
-from shared.redis.run_store import Progress, RunRecord, Waiting
+from shared.redis.run_record import Progress, RunRecord, Waiting
 from shared.refusals import Kind, Refusal
 
 NOW_S = 1000.0
