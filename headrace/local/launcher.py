@@ -2,7 +2,7 @@
 
     lock --> end leftovers --> redis --> trainer, rewarder, generators --> (Ctrl-C) --> end in order --> none left
                                                                ^
-                                          SIGUSR1: the number from `headrace scale`
+                                          SIGUSR1: the number from `headrace scale` (generator_scaling.py)
 
 No process outlives the launcher. A child gets SIGTERM when the launcher dies, the launcher adopts every orphan, and a
 new launcher first ends the processes that a killed one left behind. All state is in Redis and in the runs'
@@ -10,20 +10,18 @@ directories, so a crash of any process, the launcher included, costs work but ne
 """
 
 import asyncio
-import functools
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import httpx
 
 from headrace.local import embedded_redis, process_table, redis_repair
-from headrace.local.launch_ports import hold_generators, hold_ports
-from headrace.local.rearrangement import rearrange
+from headrace.local.generator_scaling import GeneratorScaling
+from headrace.local.launch_ports import Doors, hold_ports
+from headrace.local.running_services import RunningServices
 from headrace.local.service_specs import (
-    REDIS,
     REWARDER,
     TRAINER,
     UpSettings,
@@ -32,13 +30,13 @@ from headrace.local.service_specs import (
     service_specs,
 )
 from headrace.local.state_dir import Endpoint, StateDir
-from headrace.local.supervised_process import USER_ERROR, ServiceSpec, SupervisedProcess
-from shared.errors import HeadraceError, UserError
+from headrace.local.supervised_process import USER_ERROR, ServiceSpec
+from shared.errors import HeadraceError
 from shared.redis.redis_connection import connect, wait_until_ready
 from shared.service.tls import PeerTls
 
 _REDIS_START_TIMEOUT_S = 60.0
-_READY_EVERY_S = 0.1
+_READY_EVERY_S, _ANSWER_TIMEOUT_S = 0.1, 2.0
 _SLOW_START_S = 30.0
 _REWARDER_START_S = 20.0
 _LEFTOVER_PATIENCE_S = 5.0
@@ -62,7 +60,7 @@ def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
 
 
 class Launcher:
-    """Starts, supervises, scales and ends the processes of one launch.
+    """Starts the processes of one launch, and ends them all on a signal or if it cannot go on.
 
     Args:
         settings: The options of `headrace up`.
@@ -81,8 +79,7 @@ class Launcher:
             num_generators=settings.num_generator_processes,
             scheme=settings.scheme,
         )
-        self._tls = PeerTls(settings.ca_file)
-        self._running: list[SupervisedProcess] = []
+        self._http = httpx.AsyncClient(timeout=_ANSWER_TIMEOUT_S, **PeerTls(settings.ca_file).for_async_client())
         self._is_ready = False
         self._scaled = asyncio.Event()
         self._stop = asyncio.Event()
@@ -96,12 +93,19 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGUSR1, self._scaled.set)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                starting = tasks.create_task(self._start(tasks), name="start the services")
+            async with self._http, asyncio.TaskGroup() as tasks:
+                services = RunningServices(
+                    tasks,
+                    say=self._say,
+                    on_start=lambda: self._write_endpoint(services),
+                    on_refusal=self._on_refusal,
+                    hurry=self._hurry,
+                )
+                starting = tasks.create_task(self._start(services), name="start the services")
                 await self._stop.wait()
                 starting.cancel()
                 await asyncio.wait({starting})
-                await self._end()
+                await self._end(services)
         finally:
             self._sweep()
             self._ports.close()
@@ -113,25 +117,25 @@ class Launcher:
             self._hurry.set()
         self._stop.set()
 
-    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+    async def _start(self, services: RunningServices) -> None:
         try:
-            redis_url = await self._start_redis(tasks)
+            redis_url = await self._start_redis(services)
         except HeadraceError as error:
             self._give_up(str(error))
             return
         specs = service_specs(self._settings, self._state, keys=self._keys, ports=self._ports, redis_url=redis_url)
         for spec in specs:
-            self._supervise(spec, tasks)
-        await self._announce_when_ready()
-        await self._scale_when_told(redis_url, tasks)
+            services.start(spec)
+        await self._announce_when_ready(services)
+        await self._scale_when_told(services, redis_url)
 
-    async def _start_redis(self, tasks: asyncio.TaskGroup) -> str:
+    async def _start_redis(self, services: RunningServices) -> str:
         """Return the URL of a Redis that answers: the user's own, or the embedded one."""
         redis_url = self._settings.redis_url
         if redis_url is None:
             password = self._keys.redis_password
             redis_url = embedded_redis.url(self._ports.redis.number, password)
-            self._supervise(redis_spec(self._state, port=self._ports.redis, password=password), tasks)
+            services.start(redis_spec(self._state, port=self._ports.redis, password=password))
         self._state.write_redis_url(redis_url)
         client = connect(redis_url)
         try:
@@ -140,19 +144,11 @@ class Launcher:
             await client.aclose()
         return redis_url
 
-    def _supervise(self, spec: ServiceSpec, tasks: asyncio.TaskGroup) -> None:
-        service = SupervisedProcess(spec, say=self._say, on_start=self._write_endpoint)
-        self._running.append(service)
-        tasks.create_task(self._keep_alive(service), name=f"keep {spec.name} alive")
-
-    async def _keep_alive(self, service: SupervisedProcess) -> None:
-        code = await service.keep_alive()
-        if code is None:
-            return
+    def _on_refusal(self, spec: ServiceSpec, code: int) -> None:
         # During the start, a user is there to correct the rewarder's settings. Later, runs wait for another rewarder.
-        is_start_refused = service.spec.name == REWARDER and code == USER_ERROR and not self._is_ready
-        if service.spec.is_essential or is_start_refused:
-            self._give_up(f"headrace cannot run without {service.spec.name}")
+        is_start_refused = spec.name == REWARDER and code == USER_ERROR and not self._is_ready
+        if spec.is_essential or is_start_refused:
+            self._give_up(f"headrace cannot run without {spec.name}")
         else:
             self._say("the other services keep running; correct the problem and restart headrace")
 
@@ -162,106 +158,75 @@ class Launcher:
             self._exit_code = 1
             self._stop.set()
 
-    async def _announce_when_ready(self) -> None:
+    async def _announce_when_ready(self, services: RunningServices) -> None:
         """Wait for the run API, and a limited time for the rewarder, which a submit needs; then print all addresses."""
         slow_at = time.monotonic() + _SLOW_START_S
-        async with self._asking(self._ports.trainer.url) as client:
-            while not await _answers(client):
-                await asyncio.sleep(_READY_EVERY_S)
-                if time.monotonic() > slow_at:
-                    slow_at = float("inf")
-                    self._say(f"still waiting for the run API; its log is {self._state.logs / 'trainer.log'}")
-        await self._wait_for_rewarder()
+        while not await self._answers(self._ports.trainer.url):
+            await asyncio.sleep(_READY_EVERY_S)
+            if time.monotonic() > slow_at:
+                slow_at = float("inf")
+                self._say(f"still waiting for the run API; its log is {self._state.logs / 'trainer.log'}")
+        await self._wait_for_rewarder(services)
         self._is_ready = True
-        self._write_endpoint()
+        self._write_endpoint(services)
         endpoint = self._state.endpoint()
         if endpoint is not None:
             for line in announcement(self._state, endpoint, metrics_port=self._settings.metrics_port):
                 self._say(line)
 
-    async def _scale_when_told(self, redis_url: str, tasks: asyncio.TaskGroup) -> None:
+    async def _wait_for_rewarder(self, services: RunningServices) -> None:
+        """Wait until the rewarder answers, crashes, or its time is up. Its SupervisedProcess reports a crash."""
+        give_up_at = time.monotonic() + _REWARDER_START_S
+        while not await self._answers(self._ports.rewarder.url):
+            if services.has_restarted(REWARDER) or time.monotonic() > give_up_at:
+                return
+            await asyncio.sleep(_READY_EVERY_S)
+
+    async def _scale_when_told(self, services: RunningServices, redis_url: str) -> None:
         """Start or end generators each time that `headrace scale` sets a new number."""
+
+        def spec(index: int, doors: Doors, num_generators: int) -> ServiceSpec:
+            return generator_spec(
+                self._settings,
+                self._state,
+                keys=self._keys,
+                redis_url=redis_url,
+                index=index,
+                doors=doors,
+                num_generators=num_generators,
+            )
+
+        scaling = GeneratorScaling(
+            services,
+            self._ports.generators,
+            metrics_port=self._settings.metrics_port,
+            scheme=self._settings.scheme,
+            make_spec=spec,
+            is_ready=self._answers,
+            say=self._say,
+        )
         while True:
             await self._scaled.wait()
             self._scaled.clear()
             wanted = self._state.wanted_generators()
             if wanted is None or wanted < 1 or self._settings.num_simulated:
                 continue
-            doors = self._ports.generators
-            try:
-                more = hold_generators(
-                    range(len(doors), wanted),
-                    metrics_port=self._settings.metrics_port,
-                    scheme=self._settings.scheme,
-                )
-            except (UserError, OSError) as error:
-                self._say(f"generators: {len(doors)}, as before: {error}")
-                continue
-            self._say(f"generators: {len(doors)} -> {wanted}")
-            names = {f"generator-{index}" for index in range(wanted, len(doors))}
-            leaving = [service for service in self._running if service.spec.name in names]
-            num_staying = min(wanted, len(doors))
-            closing = doors[wanted:]
-            doors[wanted:] = more
-            specs = [
-                generator_spec(
-                    self._settings,
-                    self._state,
-                    keys=self._keys,
-                    redis_url=redis_url,
-                    index=index,
-                    doors=one,
-                    num_generators=wanted,
-                )
-                for index, one in enumerate(doors)
-            ]
-            for spec in specs[num_staying:]:
-                self._supervise(spec, tasks)
-            await asyncio.gather(*(self._end_one(service) for service in leaving))
-            for one in closing:
-                one.close()
-            self._running = [service for service in self._running if service not in leaving]
-            self._write_endpoint()
-            await self._place(specs, tasks)
+            specs = await scaling.scale(wanted)
+            if specs is not None:
+                self._write_endpoint(services)
+                await scaling.place(specs, is_outdated=self._scaled.is_set)
 
-    async def _place(self, specs: Sequence[ServiceSpec], tasks: asyncio.TaskGroup) -> None:
-        """Restart the generators whose cores have changed with the number of generators."""
-        async with self._asking() as client:
-            places = [
-                _Place(spec, doors.url, client, functools.partial(self._replace, spec, tasks))
-                for spec, doors in zip(specs, self._ports.generators, strict=True)
-            ]
-            now = {service.spec.name: service.spec for service in self._running}
-            moving = [place for place in places if now.get(place.spec.name) != place.spec]
-            if moving:
-                self._say(f"moving {', '.join(place.spec.name for place in moving)} to other cores, one after another")
-            others = [place for place in places if place not in moving]
-            await rearrange(moving, others=others, is_outdated=self._scaled.is_set)
+    async def _answers(self, url: str) -> bool:
+        """Return whether a service is ready."""
+        try:
+            return (await self._http.get(f"{url}/readyz")).is_success
+        except httpx.HTTPError:
+            return False
 
-    async def _replace(self, spec: ServiceSpec, tasks: asyncio.TaskGroup) -> None:
-        (old,) = (service for service in self._running if service.spec.name == spec.name)
-        await self._end_one(old)
-        self._running.remove(old)
-        self._supervise(spec, tasks)
-
-    async def _wait_for_rewarder(self) -> None:
-        """Wait until the rewarder answers, crashes, or its time is up. Its SupervisedProcess reports a crash."""
-        give_up_at = time.monotonic() + _REWARDER_START_S
-        (rewarder,) = (service for service in self._running if service.spec.name == REWARDER)
-        async with self._asking(self._ports.rewarder.url) as client:
-            while not await _answers(client):
-                if rewarder.num_starts > 1 or time.monotonic() > give_up_at:
-                    return
-                await asyncio.sleep(_READY_EVERY_S)
-
-    def _asking(self, base_url: str = "") -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=base_url, timeout=2.0, **self._tls.for_async_client())
-
-    def _write_endpoint(self) -> None:
+    def _write_endpoint(self, services: RunningServices) -> None:
         launcher = process_table.mark(os.getpid())
         if launcher is None:
             return
-        processes = {service.spec.name: service.process for service in self._running}
         self._state.write_endpoint(
             Endpoint(
                 api_url=self._ports.trainer.url,
@@ -270,47 +235,19 @@ class Launcher:
                 ca_file=self._settings.ca_file,
                 num_simulated=self._settings.num_simulated,
                 launcher=launcher,
-                processes={name: process for name, process in processes.items() if process is not None},
+                processes=services.processes(),
                 is_ready=self._is_ready,
             )
         )
 
-    async def _end(self) -> None:
-        """End the trainer first, which needs the other services to save its state; then the others, and Redis last."""
+    async def _end(self, services: RunningServices) -> None:
         self._say("stopping; press Ctrl-C again to kill")
-        for service in self._running:
-            service.start_no_more()
-        first, last = (TRAINER,), (REDIS,)
-        between = tuple(s.spec.name for s in self._running if s.spec.name not in (TRAINER, REDIS))
-        for names in (first, between, last):
-            await asyncio.gather(*(self._end_one(s) for s in self._running if s.spec.name in names))
-
-    async def _end_one(self, service: SupervisedProcess) -> None:
-        if not await service.end(hurry=self._hurry):
-            self._say(f"{service.spec.name} did not end in time and was killed")
+        await services.end_all()
 
     def _sweep(self) -> None:
         """End the processes that services left behind."""
         left = process_table.descendants(os.getpid())
         process_table.end(left, patience_s=_SWEEP_PATIENCE_S)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A generator and its new cores; see rearrangement.Movable."""
-
-    spec: ServiceSpec
-    url: str
-    client: httpx.AsyncClient
-    restart: Callable[[], Awaitable[None]]
-
-    async def is_ready(self) -> bool:
-        """Return whether the generator serves the run."""
-        return await _answers(self.client, self.url)
-
-    async def move(self) -> None:
-        """Restart the generator on its new cores."""
-        await self.restart()
 
 
 def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> list[str]:
@@ -327,13 +264,6 @@ def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> l
         f"  logs        {state.logs}",
         "Next: headrace submit FILE --watch    headrace runs    headrace watch    headrace stop",
     ]
-
-
-async def _answers(client: httpx.AsyncClient, url: str = "") -> bool:
-    try:
-        return (await client.get(f"{url}/readyz")).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def _end_leftovers(state: StateDir, say: Callable[[str], None]) -> None:

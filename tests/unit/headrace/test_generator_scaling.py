@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headrace.local import rearrangement
-from headrace.local.rearrangement import rearrange
+from headrace.local import generator_scaling
+from headrace.local.generator_scaling import rearrange
 
 
 class Generator:
@@ -36,7 +36,7 @@ class Generator:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rearrangement, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(generator_scaling, "_LOOK_EVERY_S", 0.001)
 
 
 async def test_all_but_one_serve_at_any_time() -> None:
