@@ -2,8 +2,13 @@
 
 import argparse
 import math
+from collections.abc import Callable
 from typing import NoReturn
 
+AddParser = Callable[..., argparse.ArgumentParser]
+"""The ``add_parser`` of a parser that has commands."""
+Command = Callable[[argparse.Namespace], int]
+"""Takes the parsed arguments, and returns the exit status."""
 MAX_TIMEOUT_S = 3600
 _TOO_MUCH = 1e18
 _MAX_PORT = 65535

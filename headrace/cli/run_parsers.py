@@ -1,0 +1,143 @@
+"""The arguments of the commands on runs and their rewards: submit, runs, show, ..., rewards, export.
+
+A command's own module is imported when the command is called, so that `--help` is instant.
+"""
+
+import argparse
+
+from headrace import service_finder
+from headrace.argument_checks import AddParser, Command, positive, seconds
+
+_STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
+
+
+def add_runs(add_parser: AddParser) -> None:
+    """Add `submit`, `runs`, and the commands on one run."""
+    submit = add_parser("submit", help="submit a run from a YAML or JSON file")
+    submit.add_argument("file", metavar="FILE")
+    submit.add_argument("--watch", action="store_true", help="then follow it")
+    submit.add_argument("--dry-run", action="store_true", help="only check whether it would be accepted")
+    _set(submit, "submit")
+    runs = add_parser("runs", help="list runs, newest first")
+    runs.add_argument(
+        "--status", action="append", default=[], choices=_STATUSES, help="only runs with this status; repeatable"
+    )
+    runs.add_argument("--name", help="only runs with this name")
+    _set(runs, "runs")
+    for name, text in (
+        ("show", "show one run: its state and what it is waiting for"),
+        ("watch", "follow a run live; Ctrl-C ends the watching, not the run"),
+        ("pause", "pause a run after its current batch, until it is resumed; groups in flight wait"),
+        (
+            "resume",
+            "continue a run that a user or its rewards paused, or a failed run from its newest checkpoint",
+        ),
+        ("stop", "stop a run after its current step; it keeps a checkpoint"),
+        ("rollouts", "show the completions of a step with their rewards"),
+    ):
+        command = add_parser(name, help=text)
+        command.add_argument(
+            "run",
+            metavar="RUN",
+            nargs="?",
+            help="run id (default: the training run)",
+        )
+        if name == "rollouts":
+            command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
+            command.add_argument("--limit", type=positive, default=20, help="most rollouts to show (20)")
+        _set(command, name)
+
+
+def add_rewards(add_parser: AddParser) -> None:
+    """Add the commands below `rewards`."""
+    rewards = add_parser("rewards", help="try a reward function on real rows; list a running rewarder's functions")
+    commands = rewards.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    check = commands.add_parser(
+        "check",
+        help="run one reward function on rows of a data set, as a run would",
+        description="Runs one function in the rewarder's workers, with the rewarder's timeout, and shows outcomes, "
+        "values, latency, and which groups would be trained. Exit status: 0 if every completion got a value or the "
+        "function does not apply to it, 1 if the function failed on a completion, 2 if the arguments are wrong.",
+    )
+    check.add_argument(
+        "function", metavar="FUNCTION", help="my_rewards.py:judge, package.module:judge, or a built-in's name"
+    )
+    check.add_argument(
+        "--dataset", required=True, metavar="X", help="path of a .jsonl or .parquet file, or a Hugging Face dataset id"
+    )
+    check.add_argument("--config", metavar="NAME", help="configuration of a hub data set")
+    check.add_argument("--split", default="train", help="split of a hub data set (train)")
+    check.add_argument(
+        "--num-rows", type=positive, default=8, metavar="N", help="number of rows, from the first on (8)"
+    )
+    check.add_argument("--prompt-column", default="prompt", metavar="COLUMN", help="column with the prompt (prompt)")
+    check.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="rename a column, like rename_columns of a run; may be given several times",
+    )
+    check.add_argument(
+        "--completion-column",
+        metavar="COLUMN",
+        help="column with the completions: text, or a list of texts (solution or answer, if there is one)",
+    )
+    check.add_argument(
+        "--timeout-s", type=seconds, default=30.0, metavar="S", help="deadline for one row's completions (30)"
+    )
+    check.add_argument("--kwargs", metavar="JSON", help="the function's entry in a run's reward_kwargs")
+    check.set_defaults(command=_rewards_check)
+    listed = commands.add_parser("list", help="list the reward functions that a running rewarder knows by name")
+    listed.add_argument("--rewarder-url", metavar="URL", help="another rewarder; its key: HEADRACE_API_KEY[_FILE]")
+    service_finder.add_state_dir_argument(listed)
+    listed.set_defaults(command=_rewards_list)
+
+
+def add_export(add_parser: AddParser) -> None:
+    """Add `export`."""
+    export = add_parser(
+        "export",
+        help="write a checkpoint as a model directory for transformers and vLLM",
+        description="Assembles the shards of a checkpoint into a directory that transformers and vLLM can load.",
+    )
+    export.add_argument(
+        "what",
+        metavar="RUN|DIR",
+        help="run id or run directory, for its newest checkpoint; or a checkpoint's directory",
+    )
+    export.add_argument("--to", required=True, metavar="DIR", help="directory to write; a model there is replaced")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of the weights (the run's)")
+    export.add_argument("--merge", action="store_true", help="add a LoRA run's adapters to the weights of their base")
+    service_finder.add_arguments(export)
+    export.set_defaults(command=_export)
+
+
+def _set(parser: argparse.ArgumentParser, name: str) -> None:
+    service_finder.add_arguments(parser)
+
+    def command(arguments: argparse.Namespace) -> int:
+        from headrace.cli import runs as cli_runs
+
+        chosen: Command = getattr(cli_runs, name)
+        return chosen(arguments)
+
+    parser.set_defaults(command=command)
+
+
+def _rewards_check(arguments: argparse.Namespace) -> int:
+    from headrace.cli import rewards as cli_rewards
+
+    return cli_rewards.check(arguments)
+
+
+def _rewards_list(arguments: argparse.Namespace) -> int:
+    from headrace.cli import rewards as cli_rewards
+
+    return cli_rewards.list_known(arguments)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from headrace.cli import export as cli_export
+
+    return cli_export.export(arguments)
