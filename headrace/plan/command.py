@@ -15,7 +15,6 @@ from rich.text import Text
 
 from headrace import service_finder
 from headrace.byte_size import GIB
-from headrace.plan.engine_spread import spread
 from headrace.plan.from_run import Measured, read_run
 from headrace.plan.host_memory import host_rows
 from headrace.plan.memory import GENERATOR, TRAINER, disk_rows, generator_rows, trainer_rows
@@ -23,7 +22,7 @@ from headrace.plan.model_source import read_shape
 from headrace.plan.pace import pace_rows, reward_rows
 from headrace.plan.redis_memory import redis_rows
 from headrace.plan.rows import Row
-from headrace.plan.workload import Rates, Workload
+from headrace.plan.workload import Rates, Workload, spread
 from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig, parse_run_config

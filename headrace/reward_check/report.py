@@ -1,21 +1,53 @@
-"""Shows the result of a check: a table of completions, and a summary."""
+"""Shows the result of a check: a table of completions, and a summary.
+
+Both say what a trainer would do with each group, by the trainer's own rules.
+"""
 
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from headrace.reward_check.row_groups import RowGroup, RowGroups
-from headrace.reward_check.training_view import GroupView, training_view
 from headrace.reward_check.trial import Trial
 from headrace.terminal import printable
+from services.trainer.objective.advantages import combined_rewards, group_advantages, is_scorable
 from shared.messages import RewardOutcome, is_failure
 
 _MAX_SHOWN = 44
 _STYLES = {"scored": "green", "not_applicable": "dim"}
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """The trainer's view of one group.
+
+    Args:
+        rewards: The weighted sum of rewards for each completion; None if it is unscored.
+        advantages: One for each completion; None if the group is not trained on, or teaches nothing.
+        fate: ``trained``, ``zero_std`` or ``unscorable``.
+    """
+
+    rewards: tuple[float | None, ...]
+    advantages: tuple[float, ...] | None
+    fate: str
+
+
+def training_view(outcomes: Sequence[RewardOutcome]) -> GroupView:
+    """Return what a trainer would do with a group, given one outcome for each completion."""
+    rewards_G = combined_rewards([(outcome,) for outcome in outcomes])
+    rewards = tuple(float(reward) if np.isfinite(reward) else None for reward in rewards_G)
+    if not is_scorable(rewards_G):
+        return GroupView(rewards, None, "unscorable")
+    advantages_G = group_advantages(rewards_G, scale="group")
+    if advantages_G is None:
+        return GroupView(rewards, None, "zero_std")
+    return GroupView(rewards, tuple(float(advantage) for advantage in advantages_G), "trained")
 
 
 def table(groups: Sequence[RowGroup], trial: Trial) -> Table:

@@ -1,17 +1,18 @@
 """Prometheus metrics of the rewarder. One process has one registry."""
 
 import contextlib
+import math
 from collections.abc import Iterable
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.rewarder.value_drift import ValueDrift
 from shared.access.keyring import Keyring, keys_file_gauge
 from shared.messages import Outcome
 
 HTTP_LANE, SELF_TEST_LANE = "http", "self-test"
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+WINDOW = 1000
 RETRY_REASONS = ("connection", "429", "502", "503", "504")
 
 
@@ -129,3 +130,31 @@ def _remove(metric: Counter | Gauge | Histogram, *labels: str) -> None:
 def lane_kind(lane: str) -> str:
     """Return the kind of a lane: ``run``, ``http`` or ``self-test``. Run ids as labels would not be bounded."""
     return lane if lane in (HTTP_LANE, SELF_TEST_LANE) else "run"
+
+
+class ValueDrift:
+    """Running mean and standard deviation of one function's values, to make a drifting reward visible.
+
+    They are exact over the first ``WINDOW`` values. After that, each new value has a weight of ``1 / WINDOW``, and
+    older values fade away (D. H. D. West, 1979, with the weights of an exponential window).
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.mean = 0.0
+        self._variance = 0.0
+
+    def add(self, value: float) -> None:
+        """Add a finite value."""
+        self._count = min(WINDOW, self._count + 1)
+        distance = value - self.mean
+        step = distance / self._count
+        self.mean += step
+        self._variance = (1.0 - 1.0 / self._count) * (self._variance + distance * step)
+        if not math.isfinite(self._variance):  # overflow by values near the largest float: start again
+            self._count, self.mean, self._variance = 0, 0.0, 0.0
+
+    @property
+    def std(self) -> float:
+        """The standard deviation."""
+        return math.sqrt(self._variance)

@@ -1,7 +1,7 @@
 """Calls all reward functions at the same time, each with all completions.
 
     gather( Python function -> python_functions.py
-            another source  -> reward_source.py    )   -> for each completion one outcome per function
+            another source  -> RewardSource        )   -> for each completion one outcome per function
 
 Each function is one awaitable, and none of them raises. A function that fails, hangs or returns an invalid value
 affects only its own outcomes, and a failure never becomes a zero.
@@ -12,15 +12,15 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from services.rewarder.outages import Outages
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
 from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, Verdict, answers_all, everyone, own_copy, require_sendable
-from services.rewarder.reward_source import RewardSource
-from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.rewarder_metrics import SELF_TEST_LANE, RewarderMetrics
+from shared.errors import UnavailableError, UserError
 from shared.messages import RewardOutcome, is_failure
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,37 @@ log = logging.getLogger(__name__)
 _TAKES_NO_KWARGS = "is not a Python function and takes no reward_kwargs; remove its entry"
 _MAX_TRACES = 1000
 """Each distinct failure is logged once, with its trace. The set of logged failures is cleared at this size."""
+_SELF_TEST_TIMEOUT_S = 60.0
+
+
+class RewardSource(Protocol):
+    """The reward functions of one kind: Python functions, endpoints or reward models."""
+
+    async def knows(self, name: str) -> bool:
+        """Return whether this source handles ``name``. It must be quick, because it is called for every score."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Return whether ``name`` is known to exist. Only such names become labels of metrics."""
+        ...
+
+    async def inspect(self, name: str) -> Inspected | Refused:
+        """Return a description of ``name``, or the reason why it cannot be used."""
+        ...
+
+    async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
+        """Return one verdict per completion, and the seconds that it took.
+
+        Args:
+            name: A name that this source knows.
+            call: The rows to score. The source may change the prompts, completions and columns.
+            timeout_s: Deadline of the work itself, in seconds. The wait for a turn has a limit of its own.
+            lane: The run's id or the name of the HTTP lane. Lanes take turns.
+
+        Raises:
+            RewardFailure: There is no answer. Its outcome says why.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -192,3 +223,24 @@ def weighted_sum(outcomes: Sequence[RewardOutcome]) -> float | None:
     values = [outcome.weight * outcome.value for outcome in outcomes if outcome.value is not None]
     total = sum(values)
     return total if values and math.isfinite(total) else None
+
+
+async def self_test(scorer: Scorer) -> None:
+    """Score one right and one wrong answer with ``accuracy_reward``, before any run is scored.
+
+    Raises:
+        UserError: The rewards are wrong.
+        UnavailableError: The answers were not scored.
+    """
+    call = RewardCall(
+        prompts=["1/2?"] * 2, completions=[r"\boxed{\frac{1}{2}}", r"\boxed{2}"], columns={"solution": ["0.5"] * 2}
+    )
+    rows = await scorer.score(
+        call, [WeightedFunction("accuracy_reward")], timeout_s=_SELF_TEST_TIMEOUT_S, lane=SELF_TEST_LANE
+    )
+    values = [row[0].value for row in rows]
+    if values == [1.0, 0.0]:
+        return
+    if rows[0][0].outcome == "scored":
+        raise UserError(f"math-verify judged 1/2 = 0.5 and 2 = 0.5 as {values}: install the pinned math-verify")
+    raise UnavailableError(f"the self-test was not answered: {rows[0][0].outcome}: {rows[0][0].detail}")

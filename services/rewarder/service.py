@@ -27,8 +27,7 @@ from services.rewarder.run_follower import RunFollower
 from services.rewarder.score_api.app import build_app
 from services.rewarder.score_api.bodies import RewardFunctionInfo
 from services.rewarder.score_api.request_queue import RequestQueue
-from services.rewarder.scoring import Scorer
-from services.rewarder.self_test import self_test
+from services.rewarder.scoring import Scorer, self_test
 from services.rewarder.settings import MIB, RewarderSettings
 from shared.access import entrance
 from shared.access.keyring import Keyring

@@ -4,12 +4,13 @@ request --> RequestLog --> HeadRequests --> Door --> HttpGuard --> application
             id, log line   HEAD is GET      key      413, 408, 503
 """
 
+import asyncio
+
 from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
 from shared.access.route_table import RouteTable
-from shared.serving.head_requests import HeadRequests
-from shared.serving.http_guard import App, HttpGuard
+from shared.serving.http_guard import App, HttpGuard, Message, Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits
 
 
@@ -17,3 +18,48 @@ def guarded(app: App, *, routes: RouteTable, keyring: Keyring, limits: HttpLimit
     """Return the application with everything that guards it."""
     door = Door(HttpGuard(app, limits), routes=routes, keyring=keyring)
     return RequestLog(HeadRequests(door), routes=routes)
+
+
+class HeadRequests:
+    """Answers HEAD wherever there is GET, with the same status and headers and without a body.
+
+    A body that is a stream is cut off at its first piece.
+
+    Args:
+        app: An ASGI application that handles only GET.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, with GET instead of HEAD."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        is_cut_off = asyncio.Event()
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+            elif not is_cut_off.is_set():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                if message.get("more_body", False):
+                    is_cut_off.set()
+
+        answering = asyncio.create_task(
+            _run(self._app, {**scope, "method": "GET"}, receive, send_head), name="answering HEAD"
+        )
+        cutting = asyncio.create_task(is_cut_off.wait(), name="cutting off HEAD")
+        try:
+            await asyncio.wait({answering, cutting}, return_when=asyncio.FIRST_COMPLETED)
+            if not is_cut_off.is_set():
+                await answering
+        finally:
+            answering.cancel()
+            cutting.cancel()
+            await asyncio.gather(answering, cutting, return_exceptions=True)
+
+
+async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)

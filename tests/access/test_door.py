@@ -14,10 +14,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 from shared.access.door import Door
+from shared.access.entrance import HeadRequests
 from shared.access.keyring import Keyring
 from shared.access.named_keys import NamedKey, digest_of
 from shared.access.route_table import Route, RouteTable, Scope
-from shared.serving.head_requests import HeadRequests
 from tests.eventually import eventually
 
 ROUTES = RouteTable(

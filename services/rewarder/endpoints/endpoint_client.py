@@ -15,17 +15,21 @@ import time
 import uuid
 
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
-from services.rewarder.endpoints.spec import EndpointSpec
+from services.rewarder.endpoints.spec import EndpointSpec, WireFormatName
 from services.rewarder.endpoints.transport.breaker import Breaker
 from services.rewarder.endpoints.transport.http_exchange import HttpAnswer, RefusedAnswerError
 from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError
 from services.rewarder.endpoints.transport.retries import EndpointDown, EndpointThere, outcome_of_status, with_retries
 from services.rewarder.endpoints.transport.secret_files import SecretError
-from services.rewarder.endpoints.wire_formats.known_formats import FORMATS
+from services.rewarder.endpoints.wire_formats.headrace_format import HeadraceFormat
+from services.rewarder.endpoints.wire_formats.openai_judge_format import OpenAIJudgeFormat
+from services.rewarder.endpoints.wire_formats.openrlhf_format import OpenRlhfFormat
+from services.rewarder.endpoints.wire_formats.trl_format import TrlFormat
 from services.rewarder.endpoints.wire_formats.wire_format import (
     InvalidAnswerError,
     NothingToJudgeError,
     RequestContext,
+    WireFormat,
     WireRequest,
     batch_size,
     slices,
@@ -38,6 +42,12 @@ from services.rewarder.turnstile import TurnedAwayError, Turnstile
 
 log = logging.getLogger(__name__)
 
+FORMATS: dict[WireFormatName, WireFormat] = {
+    "headrace": HeadraceFormat(),
+    "trl": TrlFormat(),
+    "openrlhf": OpenRlhfFormat(),
+    "openai_judge": OpenAIJudgeFormat(),
+}
 _SHOWN_OF_A_REFUSAL = 120
 _BREAKER_STATES = {"closed": 0, "half-open": 1, "open": 2}
 

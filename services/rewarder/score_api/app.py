@@ -36,10 +36,10 @@ from services.rewarder.score_api.bodies import (
     RewardFunctions,
     ScoreReply,
     ScoreRequest,
+    no_such_field,
 )
 from services.rewarder.score_api.endpoint_routes import Listed, add_reward_routes
 from services.rewarder.score_api.problem_reply import problem_reply
-from services.rewarder.score_api.unknown_field import no_such_field
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from shared.access.openapi_document import complete, responses
 from shared.access.route_table import REWARDER

@@ -1,16 +1,18 @@
 """Request and response bodies of the rewarder's HTTP routes: strict types, no unknown keys, limited nesting."""
 
-from typing import Annotated, Any, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Self, get_args
 
 import msgspec
 import numpy as np
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.rewarder.python_functions.worker_frames import Kind
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.strict_body import Body, refuse_deep_nesting
 from shared.arrays import ID_DTYPE, pack_ids
 from shared.messages import Outcome
+from shared.near_name import nearest
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 from shared.serving.page_cursor import NEXT_MEANING
 
@@ -205,3 +207,28 @@ class Health(Body):
     """The status, without further data."""
 
     status: str
+
+
+def no_such_field(body: object, location: Sequence[int | str]) -> str:
+    """Return the error message for an unknown field.
+
+    Args:
+        body: The annotation of the body.
+        location: The field's location in the body, as reported by pydantic.
+    """
+    known = _fields(body, location[:-1])
+    near = nearest(str(location[-1]), known) if location else None
+    if near:
+        return f"unknown field; did you mean {near}?"
+    return f"unknown field; the known fields are {', '.join(known)}" if known else "unknown field"
+
+
+def _fields(annotation: object, path: Sequence[int | str]) -> list[str]:
+    models = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    model = next((kind for kind in models if issubclass(kind, BaseModel)), None)
+    if model is None:
+        return []
+    if not path:
+        return list(model.model_fields)
+    field: Any = model.model_fields.get(str(path[0]))
+    return [] if field is None else _fields(field.annotation, path[1:])

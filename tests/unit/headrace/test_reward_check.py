@@ -10,8 +10,8 @@ import pytest
 from headrace.cli.command_line import main
 from headrace.reward_check import report, trial
 from headrace.reward_check.function_name import NamedFunction, named_function
+from headrace.reward_check.report import training_view
 from headrace.reward_check.row_groups import RowGroup, read_row_groups
-from headrace.reward_check.training_view import training_view
 from headrace.terminal import console
 from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.python_functions.worker_frames import Inspected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rewarder.value_drift import ValueDrift
+from services.rewarder.rewarder_metrics import ValueDrift
 
 
 def test_the_first_values_have_their_mean_and_their_standard_deviation() -> None:

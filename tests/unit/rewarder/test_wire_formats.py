@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.rewarder.endpoints.endpoint_client import FORMATS
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.spec import EndpointSpec, WireFormatName
 from services.rewarder.endpoints.transport.http_exchange import HttpExchange
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules
 from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork
 from services.rewarder.endpoints.transport.secret_files import SecretFiles
-from services.rewarder.endpoints.wire_formats.known_formats import FORMATS
 from services.rewarder.endpoints.wire_formats.trl_format import TrlFormat
 from services.rewarder.endpoints.wire_formats.wire_format import (
     InvalidAnswerError,

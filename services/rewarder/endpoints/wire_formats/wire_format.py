@@ -4,8 +4,8 @@
 
 A format handles only the body and, if needed, a path below the registered URL. The rest of HTTP is not its business.
 A format that can send only one completion per request sets ``max_batch``. To add a format, write a file like
-trl_format.py, add a line to known_formats.py, and add the name to ``spec.WireFormatName``. If the format has options,
-add a section to the specification.
+trl_format.py, add a line to ``FORMATS`` in endpoint_client.py, and add the name to ``spec.WireFormatName``. If the
+format has options, add a section to the specification.
 """
 
 import json
