@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.local.embedded_redis import server_binary
+from shared.disk_sync import sync
 from shared.errors import UserError
 
 _APPEND_ONLY = "appendonlydir"
@@ -141,14 +142,6 @@ def _cut(damage: Damage) -> str:
 
 def _put_in_place(file: Path, to: Path) -> None:
     """Rename a file so that a power loss leaves the old one or the new one, whole."""
-    _sync(file)
+    sync(file)
     file.replace(to)
-    _sync(to.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(to.parent)

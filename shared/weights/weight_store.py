@@ -14,6 +14,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from shared.disk_sync import sync
 from shared.errors import PushError, UserError
 
 Data = bytes | bytearray | memoryview
@@ -96,7 +97,7 @@ class LocalStore:
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(target)
-            _sync_directory(target.parent)
+            sync(target.parent)
         except OSError as error:
             with contextlib.suppress(OSError):
                 aside.unlink()
@@ -188,14 +189,6 @@ class FsspecStore:
         where = f"{self._root}/{name}"
         with _translated(f"{where} cannot be removed"), contextlib.suppress(FileNotFoundError):
             self._files.rm(where, recursive=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ from services.rewarder.python_functions import fork_server
 from services.rewarder.python_functions.fork_server import describe_exit
 from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.python_functions.worker_frames import Inspected
-from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
+from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.errors import UnavailableError
 from tests.eventually import eventually

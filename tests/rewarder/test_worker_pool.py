@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from services.rewarder.python_functions.worker_frames import Inspect, Inspected, Refused, Started, Task
-from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from tests.eventually import eventually
 from tests.rewarder.conftest import LIMITS, call_with, descendants, is_running, is_worker, until, user, wait_for

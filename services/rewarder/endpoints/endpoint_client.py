@@ -34,8 +34,8 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     batch_size,
     slices,
 )
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import CallError, RewardCall, Verdict, everyone
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
 from services.rewarder.turnstile import TurnedAwayError, Turnstile

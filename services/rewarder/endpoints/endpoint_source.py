@@ -21,8 +21,8 @@ from services.rewarder.endpoints.transport.outbound_rules import OutboundRules, 
 from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork, Resolve
 from services.rewarder.endpoints.transport.secret_files import SecretFiles
 from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
 from shared.errors import UnavailableError, UserError
 from shared.near_name import nearest

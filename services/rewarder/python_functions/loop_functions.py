@@ -18,7 +18,6 @@ from services.rewarder.python_functions.module_loops import ModuleLoops
 from services.rewarder.python_functions.module_sources import Sources, forget_imported
 from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.python_functions.worker_frames import Answer
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
@@ -29,6 +28,7 @@ from services.rewarder.reward_call import (
     judge,
     users_trace,
 )
+from services.rewarder.reward_failure import RewardFailure
 from shared.errors import UserError
 
 

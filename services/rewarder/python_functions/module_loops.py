@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from services.rewarder.python_functions.module_loop import ModuleLoop
-from services.rewarder.python_functions.worker_pool import RewardFailure
+from services.rewarder.reward_failure import RewardFailure
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,9 @@ from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.module_sources import Sources, is_on_disk
 from services.rewarder.python_functions.rate_limits import FunctionLimits
 from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
+from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_failure import RewardFailure
 from shared.errors import HeadraceError
 
 log = logging.getLogger(__name__)

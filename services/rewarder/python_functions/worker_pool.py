@@ -22,11 +22,11 @@ from services.rewarder.python_functions.fork_server import WorkerStartError, end
 from services.rewarder.python_functions.inspections import Inspections
 from services.rewarder.python_functions.module_sources import Sources
 from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Answer, Started, Task
+from services.rewarder.python_functions.worker_frames import Answer, Task
 from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
 from shared.errors import UnavailableError
-from shared.messages import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +40,6 @@ _CLOSE_PATIENCE_S = 5.0
 _MAX_SAID = 1000
 _MAX_DEATHS = 2
 """Workers that may die on one call. The first death may have another cause; after the second, the call is blamed."""
-
-
-class RewardFailure(Exception):  # noqa: N818  becomes the function's outcome, not an error of the service
-    """The call gave no answer.
-
-    Args:
-        outcome: Any outcome except ``scored``.
-        detail: The reason, in one sentence.
-        seconds: Time spent on the call, without waiting for a turn.
-    """
-
-    def __init__(self, outcome: Outcome, detail: str, *, seconds: float = 0.0) -> None:
-        super().__init__(detail)
-        self.outcome: Outcome = outcome
-        self.detail = detail
-        self.seconds = seconds
-        self.version = ""
-        """The version of the function, as in ``Answer``. Set by the caller that knows it."""
 
 
 class _DiedOfItError(Exception):
@@ -181,7 +163,7 @@ class WorkerPool:
             task = Task(function, msgspec.Raw(call), timeout_s, self._import_timeout_s)
             if sources is not None:
                 task = msgspec.structs.replace(task, version=sources.key, sources=worker.give(sources))
-            answer, seconds = await self._converse(worker, task, timeout_s)
+            answer, seconds = await worker.answer(task)
         except WorkerDiedError as error:
             how = await self._discard(worker, reason="died")
             raise _DiedOfItError(error.why or how, time.monotonic() - began_at) from error
@@ -200,27 +182,6 @@ class WorkerPool:
         idle, self._idle = self._idle, deque()
         for worker in idle:
             self._in_background(self._discard(worker, reason="renewed"))
-
-    async def _converse(self, worker: WorkerProcess, task: Task, timeout_s: float) -> tuple[Answer, float]:
-        try:
-            async with asyncio.timeout(self._import_timeout_s):
-                await worker.send(task)
-                started = await worker.receive()
-        except TimeoutError as error:
-            _require_not_stopped(worker)
-            detail = f"importing its module took longer than {self._import_timeout_s:g} s"
-            raise RewardFailure("timeout", detail, seconds=self._import_timeout_s) from error
-        started_at = time.monotonic()
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await worker.receive()
-        except TimeoutError as error:
-            _require_not_stopped(worker)
-            detail = f"took longer than {timeout_s:g} s and was killed"
-            raise RewardFailure("timeout", detail, seconds=timeout_s) from error
-        if not isinstance(started, Started) or not isinstance(answer, Answer):
-            raise RewardFailure("error", "its worker process broke the protocol")
-        return answer, time.monotonic() - started_at
 
     async def _acquire(self, lane: str) -> WorkerProcess:
         while self._idle:
@@ -319,9 +280,3 @@ class WorkerPool:
                 end_fork_server()  # it hangs, and the remaining tasks wait for it
         self._alive.clear()
         self._idle.clear()
-
-
-def _require_not_stopped(worker: WorkerProcess) -> None:
-    """Raise WorkerDiedError if a worker missed its deadline because it is stopped (SIGSTOP)."""
-    if worker.is_stopped:
-        raise WorkerDiedError("it was stopped (SIGSTOP) past its deadline, and killed")

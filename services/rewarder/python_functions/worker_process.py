@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from typing import Self
 
 import msgspec
@@ -19,12 +20,16 @@ from services.rewarder.python_functions.reward_worker import Limits
 from services.rewarder.python_functions.worker_frames import (
     HEADER,
     MAX_FRAME_BYTES,
+    Answer,
     Ready,
     Reply,
     Request,
+    Started,
+    Task,
     decode_reply,
     encode_frame_body,
 )
+from services.rewarder.reward_failure import RewardFailure
 
 _SET_UP_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
@@ -82,11 +87,6 @@ class WorkerProcess:
         """Whether the worker has closed its socket."""
         return self._reader.at_eof()
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the process is stopped (SIGSTOP). A missed deadline is then not the fault of the call."""
-        return self._process.pid is not None and fork_server.state_of(self._process.pid) in ("T", "t")
-
     def has_other_versions(self, sources: Sources) -> bool:
         """Return whether the worker was given another version of one of these files."""
         return any(self._files.get(file.module, file) != file for file in sources.files)
@@ -98,6 +98,38 @@ class WorkerProcess:
         self._versions.add(sources.key)
         self._files |= {file.module: file for file in sources.files}
         return sources
+
+    async def answer(self, task: Task) -> tuple[Answer, float]:
+        """Return the answer to a task, and the seconds that the function ran.
+
+        Raises:
+            RewardFailure: A deadline passed, or the worker broke the protocol. It must be killed.
+            WorkerDiedError: The worker died, or was stopped.
+        """
+        try:
+            async with asyncio.timeout(task.import_timeout_s):
+                await self.send(task)
+                started = await self.receive()
+        except TimeoutError as error:
+            self._require_not_stopped()
+            detail = f"importing its module took longer than {task.import_timeout_s:g} s"
+            raise RewardFailure("timeout", detail, seconds=task.import_timeout_s) from error
+        started_at = time.monotonic()
+        try:
+            async with asyncio.timeout(task.timeout_s):
+                answer = await self.receive()
+        except TimeoutError as error:
+            self._require_not_stopped()
+            detail = f"took longer than {task.timeout_s:g} s and was killed"
+            raise RewardFailure("timeout", detail, seconds=task.timeout_s) from error
+        if not isinstance(started, Started) or not isinstance(answer, Answer):
+            raise RewardFailure("error", "its worker process broke the protocol")
+        return answer, time.monotonic() - started_at
+
+    def _require_not_stopped(self) -> None:
+        """Raise WorkerDiedError if the process is stopped (SIGSTOP): the deadline was not missed by the call."""
+        if self._process.pid is not None and fork_server.state_of(self._process.pid) in ("T", "t"):
+            raise WorkerDiedError("it was stopped (SIGSTOP) past its deadline, and killed")
 
     async def send(self, request: Request) -> None:
         """Send a request; raises WorkerDiedError."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_files import Fingerprint, fingerprint
 from services.rewarder.reward_models.model_name import ModelPlace, is_reward_model, model_place
 from services.rewarder.reward_models.model_settings import ModelSettings

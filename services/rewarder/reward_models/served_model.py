@@ -21,8 +21,8 @@ from typing import Any
 
 from services.rewarder.python_functions.fork_server import describe_exit
 from services.rewarder.python_functions.worker_frames import Answer
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, describe
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.activity import Activity
 from services.rewarder.reward_models.model_frames import (
     Cancel,

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from services.rewarder.python_functions.worker_frames import Answer
-from services.rewarder.python_functions.worker_pool import RewardFailure
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_frames import Score
 from shared.messages import Outcome
 

@@ -10,8 +10,8 @@ from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.transport.http_exchange import ConnectionLostError, HttpAnswer
 from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError
 from services.rewarder.endpoints.wire_formats.wire_format import batch_size, slices
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, Verdict, everyone
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.score_api.bodies import OutcomeBody
 from services.rewarder.score_api.endpoint_bodies import ExchangeBody, ReceivedAnswer, SentRequest, TrialReply
 from shared.errors import UserError

@@ -25,7 +25,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync, write_manifest
+from services.trainer.checkpoints.manifest import find_damage, has_all_files, write_manifest
+from shared.disk_sync import sync
 from shared.errors import FencedError, HeadraceError
 from shared.message_invariants import Incarnation, Version
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.disk_sync import sync
 from shared.message_invariants import Count
 
 MANIFEST_FILE = "manifest.json"
@@ -105,19 +106,9 @@ def has_all_files(directory: Path) -> bool:
         return False
 
 
-def sync(path: Path) -> None:
-    """Sync a file, or a directory's entries, to the disk. Without this it may be empty or absent after a power loss."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_tree(directory: Path) -> None:
     """Sync a directory, its folders and all of their files to the disk."""
-    for path in (*directory.rglob("*"), directory):
-        sync(path)
+    sync(*directory.rglob("*"), directory)
 
 
 def _records(directory: Path, files: Sequence[Path]) -> dict[str, FileRecord]:

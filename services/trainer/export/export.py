@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from services.trainer.checkpoints.checkpoint import STATE_FILE
-from services.trainer.checkpoints.manifest import find_damage, sync, sync_tree
+from services.trainer.checkpoints.manifest import find_damage, sync_tree
 from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
 from services.trainer.export.adapter_export import export_adapters, export_merged, holds_adapters
 from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
 from services.trainer.policy.lora import CONFIG_FILE
 from services.trainer.policy.policy_model import save_tensors
 from services.trainer.run_outputs import read_metrics
+from shared.disk_sync import sync
 from shared.errors import HeadraceError, UserError
 
 log = logging.getLogger(__name__)

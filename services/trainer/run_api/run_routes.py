@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from services.trainer.checkpoints.manifest import MANIFEST_FILE, sync
+from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.problems import Problem, documented, no_such_run
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.run_listing import Position, find_runs
@@ -32,6 +32,7 @@ from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
 from services.trainer.run_files import RunFiles
 from services.trainer.submit_checks.run_validation import ValidRun
+from shared.disk_sync import sync
 from shared.errors import NoRoomError
 from shared.redis.run_record import TERMINAL, RunRecord, Status
 from shared.run_options.run_config import RunConfig

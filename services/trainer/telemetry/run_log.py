@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.room import Room
+from shared.disk_sync import sync
 from shared.errors import UserError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import TRANSIENT, Redis
@@ -106,7 +107,7 @@ class RunLog:
         path = self._evaluated / f"step_{int(metrics['step']):08d}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
         await self._write(lambda: _write_whole(path, text, is_synced=True), "an evaluation")
-        await self._write(lambda: _sync(self._evaluated), "an evaluation")
+        await self._write(lambda: sync(self._evaluated), "an evaluation")
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
         await self._write(lambda: _append(self._evaluations, line), "an evaluation")
         self._unsynced.add(self._evaluations)
@@ -116,7 +117,7 @@ class RunLog:
         """Sync everything logged so far to the disk."""
         unsynced, self._unsynced = self._unsynced, set()
         paths = [*unsynced, *{path.parent for path in unsynced}]
-        await self._write(lambda: _sync(*paths), "metrics and rollouts")
+        await self._write(lambda: sync(*paths), "metrics and rollouts")
 
     async def settled(self, step: int, group_ids: list[str], *, by: str) -> None:
         """Record that groups left their stream for good after the checkpoint of ``step``."""
@@ -162,21 +163,11 @@ def _write_whole(path: Path, text: str, *, is_synced: bool = False) -> None:
     try:
         aside.write_text(text, encoding="utf-8")
         if is_synced:
-            _sync(aside)
+            sync(aside)
         os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
-
-
-def _sync(*paths: Path) -> None:
-    """Sync files, and the entries of directories, to the disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _step_in(path: Path) -> int:

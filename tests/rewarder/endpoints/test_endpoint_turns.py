@@ -9,7 +9,7 @@ import pytest
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules
 from services.rewarder.python_functions.worker_frames import Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.redis.redis_connection import Redis
 from tests.eventually import eventually

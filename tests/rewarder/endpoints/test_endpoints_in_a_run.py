@@ -12,7 +12,8 @@ from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.registry import Registry
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.worker_pool import RewardFailure, WorkerPool
+from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.run_follower import RunFollower
 from services.rewarder.scoring import Scorer, WeightedFunction

@@ -8,8 +8,8 @@ import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.python_functions.worker_frames import Inspected, Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import HTTP_LANE
 from tests.rewarder.conftest import call_with
 from tests.rewarder.endpoints.conftest import ask, register

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.rewarder.python_functions.worker_frames import Inspected, Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from tests.rewarder.reward_models.conftest import call_for, count, serving

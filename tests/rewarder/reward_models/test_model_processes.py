@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from services.rewarder.python_functions.worker_frames import Answer
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models import model_process
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from services.rewarder.python_functions.worker_frames import Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
 from tests.kept_ports import kept_port

@@ -9,8 +9,8 @@ import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_failure import RewardFailure
 from tests.eventually import eventually
 
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})

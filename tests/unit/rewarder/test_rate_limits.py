@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from services.rewarder.python_functions.rate_limits import CallLimits, FunctionLimits
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
 from shared.arrays import pack_ids

@@ -10,8 +10,8 @@ from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.python_functions.worker_frames import Answer, Inspected
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, Verdict
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from shared.messages import Outcome, RewardOutcome

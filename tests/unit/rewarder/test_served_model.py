@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
-from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall, Verdict
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models import reward_models, served_model
 from services.rewarder.reward_models.model_frames import Described, Loaded, Reply, Request, Score, Scored, Working
 from services.rewarder.reward_models.model_process import ModelDiedError, ModelProcess

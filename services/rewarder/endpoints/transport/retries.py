@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from services.rewarder.endpoints.transport.http_exchange import ConnectionLostError, HttpAnswer
-from services.rewarder.python_functions.worker_pool import RewardFailure
+from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.turnstile import TurnedAwayError
 from shared.messages import Outcome
 
