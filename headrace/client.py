@@ -14,16 +14,15 @@ import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 from urllib.parse import quote
 
-import httpx
-
-from headrace.event_stream import Event, parse_events
-from shared.errors import HeadraceError
-from shared.service.tls import trusted, why_away
+from headrace.api_connection import ApiConnection
+from headrace.api_connection import HeadraceApiError as HeadraceApiError
+from headrace.event_stream import Event as Event
 
 Run = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -32,24 +31,6 @@ ENDED = frozenset({"finished", "stopped", "failed"})
 NOT_ENDED = ("queued", "running", "paused")
 
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
-_CONNECT_S = 5.0
-_SILENCE_S = 45.0
-"""The API sends a heartbeat every 15 s. After three missed heartbeats the connection counts as dead."""
-
-
-class HeadraceApiError(HeadraceError):
-    """The run API refused a request, or could not be reached.
-
-    Args:
-        message: A sentence, such as the problem's ``detail``.
-        status: HTTP status; None without an answer.
-        problem: The RFC 9457 body, if there was one.
-    """
-
-    def __init__(self, message: str, *, status: int | None = None, problem: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.problem = dict(problem or {})
 
 
 @dataclass(frozen=True)
@@ -103,13 +84,7 @@ class HeadraceClient:
         self._timeout_s = timeout_s
         self._submit_timeout_s = timeout_s if submit_timeout_s is None else submit_timeout_s
         self._ca_file = ca_file
-        self._http = httpx.Client(
-            base_url=self.base_url,
-            verify=trusted(ca_file),
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
-            trust_env=False,
-        )
+        self._api = ApiConnection(self.base_url, key, timeout_s=timeout_s, ca_file=ca_file)
 
     def __enter__(self) -> Self:
         return self
@@ -131,7 +106,7 @@ class HeadraceClient:
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._api.close()
 
     def submit(self, config: Mapping[str, Any]) -> Submission:
         """Submit a run. If the answer is lost, the request is repeated with the same Idempotency-Key: no second run.
@@ -152,10 +127,7 @@ class HeadraceClient:
         Raises:
             HeadraceApiError: The API does not answer.
         """
-        try:
-            self._http.get("/livez")
-        except httpx.HTTPError as error:
-            raise self._away(error, self._timeout_s) from error
+        self._api.wait_until_heard()
 
     def list(self, *, status: Collection[str] = (), name: str | None = None) -> list[Run]:
         """Return the runs with these statuses and this name, newest first; all runs without arguments."""
@@ -164,32 +136,32 @@ class HeadraceClient:
     def each_run(self, *, status: Collection[str] = (), name: str | None = None) -> Iterator[Run]:
         """Yield the same runs as ``list``, fetching each page when it is needed."""
         wanted: dict[str, Any] = {"status": [*status]} if status else {}
-        return self._pages("/v1/runs", "runs", **wanted, **({} if name is None else {"name": name}))
+        return self._api.pages("/v1/runs", "runs", **wanted, **({} if name is None else {"name": name}))
 
     def get(self, run_id: str) -> Run:
         """Return one run: config, status, reason, progress and ``waiting_for``."""
-        return self._object("GET", f"/v1/runs/{_quoted(run_id)}")
+        return self._api.request("GET", f"/v1/runs/{_quoted(run_id)}")
 
     def stop(self, run_id: str) -> Run:
         """Ask a run to stop after the step it is in; it keeps a checkpoint. Asking twice is harmless."""
-        return self._object("POST", f"/v1/runs/{_quoted(run_id)}/stop")
+        return self._api.request("POST", f"/v1/runs/{_quoted(run_id)}/stop")
 
     def pause(self, run_id: str) -> Run:
         """Ask a run to pause after the batch it is in. Asking twice is harmless."""
-        return self._object("POST", f"/v1/runs/{_quoted(run_id)}/pause")
+        return self._api.request("POST", f"/v1/runs/{_quoted(run_id)}/pause")
 
     def resume(self, run_id: str) -> Run:
         """Ask a paused run to go on, or a failed one to continue from its checkpoint. Asking twice is harmless."""
-        return self._object("POST", f"/v1/runs/{_quoted(run_id)}/resume")
+        return self._api.request("POST", f"/v1/runs/{_quoted(run_id)}/resume")
 
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every optimizer step so far, oldest first."""
-        return [*self._pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
+        return [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
         """Return the rollouts trained in ``step``; by default, of the newest step that was logged."""
         path = f"/v1/runs/{_quoted(run_id)}/rollouts"
-        return [*self._pages(path, "rollouts", **({} if step is None else {"step": step}))]
+        return [*self._api.pages(path, "rollouts", **({} if step is None else {"step": step}))]
 
     def events(
         self,
@@ -214,7 +186,7 @@ class HeadraceClient:
         backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()
         while not stop.is_set():
             try:
-                for event in self._stream(run_id, last_event_id):
+                for event in self._api.events(f"/v1/runs/{_quoted(run_id)}/events", last_event_id):
                     last_event_id = event.id or last_event_id
                     backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()
                     yield event
@@ -224,93 +196,22 @@ class HeadraceClient:
                     return
                 answered_at = time.monotonic()
             except HeadraceApiError as error:
-                is_away = error.status is None or error.status >= httpx.codes.INTERNAL_SERVER_ERROR
+                is_away = error.status is None or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
                 if not is_away or time.monotonic() - answered_at > patience_s:
                     raise
             stop.wait(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
-    def _stream(self, run_id: str, last_event_id: str | None) -> Iterator[Event]:
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
-        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
-        path = f"/v1/runs/{_quoted(run_id)}/events"
-        try:
-            with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
-                if response.is_error:
-                    response.read()
-                    raise _refusal(response)
-                yield from parse_events(response.iter_lines())
-        except httpx.HTTPError as error:
-            raise self._away(error, _SILENCE_S) from error
-
-    def _pages(self, path: str, items: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """Yield the items of all pages."""
-        while True:
-            page = self._object("GET", path, params=params)
-            yield from page[items]
-            if page.get("next_cursor") is None:
-                return
-            params["cursor"] = page["next_cursor"]
-
     def _offer(self, config: Mapping[str, Any], *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
         """Send a run config."""
         limit_s = self._submit_timeout_s
-        return self._object("POST", "/v1/runs", num_tries=num_tries, timeout_s=limit_s, json=dict(config), **request)
-
-    def _object(
-        self, method: str, path: str, *, num_tries: int = 1, timeout_s: float | None = None, **request: Any
-    ) -> dict[str, Any]:
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        for tries_left in reversed(range(num_tries)):
-            try:
-                response = self._http.request(
-                    method, path, timeout=httpx.Timeout(limit_s, connect=_CONNECT_S), **request
-                )
-                break
-            except httpx.HTTPError as error:
-                if not tries_left:
-                    raise self._away(error, limit_s) from error
-                time.sleep(_FIRST_BACKOFF_S)
-        else:
-            raise ValueError(f"num_tries={num_tries}")
-        if response.is_error:
-            raise _refusal(response)
-        try:
-            body = response.json()
-        except ValueError as error:
-            raise HeadraceApiError(f"{self.base_url} does not answer like a headrace run API") from error
-        if not isinstance(body, dict):
-            raise HeadraceApiError(f"{self.base_url} does not answer like a headrace run API")
-        return cast("dict[str, Any]", body)
-
-    def _away(self, error: httpx.HTTPError, limit_s: float) -> HeadraceApiError:
-        if isinstance(error, httpx.TimeoutException):
-            waited_s = _CONNECT_S if isinstance(error, httpx.ConnectTimeout) else limit_s
-            return HeadraceApiError(
-                f"the trainer at {self.base_url} does not answer within {waited_s:g} s; `headrace doctor` says more"
-            )
-        why = why_away(error, url=self.base_url)
-        if why != str(error):
-            return HeadraceApiError(f"the run API at {self.base_url} cannot be used: {why}")
-        return HeadraceApiError(f"the run API at {self.base_url} cannot be reached ({why}); is `headrace up` running?")
+        return self._api.request(
+            "POST", "/v1/runs", num_tries=num_tries, timeout_s=limit_s, json=dict(config), **request
+        )
 
 
 def _submission(body: Mapping[str, Any]) -> Submission:
     return Submission(run=body.get("run"), warnings=tuple(body.get("warnings", ())), derived=body.get("derived", {}))
-
-
-def _refusal(response: httpx.Response) -> HeadraceApiError:
-    try:
-        problem = response.json()
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict):
-        return HeadraceApiError(
-            f"{response.request.url} answered {response.status_code}, but not like a headrace run API",
-            status=response.status_code,
-        )
-    body = cast("dict[str, Any]", problem)
-    return HeadraceApiError(str(body.get("detail") or body.get("title")), status=response.status_code, problem=body)
 
 
 def _quoted(run_id: str) -> str:

@@ -6,7 +6,8 @@ import logging
 from services.generator.metrics import GeneratorMetrics
 from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.settings import GeneratorSettings
-from services.generator.simulated.fleet import REPLICAS_PATH, SimulatedFleet, SimulatedReplica
+from services.generator.simulated.fleet import REPLICAS_PATH, SimulatedFleet
+from services.generator.simulated.simulated_replica import SimulatedReplica
 from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.redis.redis_connection import connect
 from shared.serving.http_server import HttpServer

@@ -22,8 +22,9 @@ from services.generator.run_follower import RunFollower
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from services.generator.simulated import fleet
-from services.generator.simulated.fleet import SimulatedFleet, SimulatedReplica
+from services.generator.simulated.fleet import SimulatedFleet
 from services.generator.simulated.model_facts import ModelFacts
+from services.generator.simulated.simulated_replica import SimulatedReplica
 from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis.keys import RunKeys

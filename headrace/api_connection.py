@@ -1,0 +1,156 @@
+"""The connections of a client to one run API: requests, pages, and event streams. Errors of httpx become sentences.
+
+Every request has a timeout. The proxy variables of the environment are ignored.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from headrace.event_stream import Event, parse_events
+from shared.errors import HeadraceError
+from shared.service.tls import trusted, why_away
+
+_RETRY_AFTER_S = 0.2
+_CONNECT_S = 5.0
+_SILENCE_S = 45.0
+"""The API sends a heartbeat every 15 s. After three missed heartbeats the connection counts as dead."""
+
+
+class HeadraceApiError(HeadraceError):
+    """The run API refused a request, or could not be reached.
+
+    Args:
+        message: A sentence, such as the problem's ``detail``.
+        status: HTTP status; None without an answer.
+        problem: The RFC 9457 body, if there was one.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, problem: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.problem = dict(problem or {})
+
+
+class ApiConnection:
+    """Connections to one run API.
+
+    Args:
+        base_url: The run API's URL, without a slash at the end.
+        key: The API key.
+        timeout_s: Longest wait for an answer.
+        ca_file: PEM file with the CAs to trust.
+
+    Raises:
+        UserError: ``ca_file`` holds no certificates.
+    """
+
+    def __init__(self, base_url: str, key: str, *, timeout_s: float, ca_file: Path | None) -> None:
+        self._base_url = base_url
+        self._timeout_s = timeout_s
+        self._http = httpx.Client(
+            base_url=base_url,
+            verify=trusted(ca_file),
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def wait_until_heard(self) -> None:
+        """Check that the API answers; raises HeadraceApiError."""
+        try:
+            self._http.get("/livez")
+        except httpx.HTTPError as error:
+            raise self._away(error, self._timeout_s) from error
+
+    def request(
+        self, method: str, path: str, *, num_tries: int = 1, timeout_s: float | None = None, **request: Any
+    ) -> dict[str, Any]:
+        """Return the JSON object that the API answers with.
+
+        Args:
+            method: The HTTP method.
+            path: The path below the API's URL.
+            num_tries: How often the request is sent if no answer comes.
+            timeout_s: Longest wait for the answer; the connection's if left out.
+            request: Further arguments of httpx.
+
+        Raises:
+            HeadraceApiError: The API refused the request, cannot be reached, or is another server.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        for tries_left in reversed(range(num_tries)):
+            try:
+                response = self._http.request(
+                    method, path, timeout=httpx.Timeout(limit_s, connect=_CONNECT_S), **request
+                )
+                break
+            except httpx.HTTPError as error:
+                if not tries_left:
+                    raise self._away(error, limit_s) from error
+                time.sleep(_RETRY_AFTER_S)
+        else:
+            raise ValueError(f"num_tries={num_tries}")
+        if response.is_error:
+            raise _refusal(response)
+        try:
+            body = response.json()
+        except ValueError as error:
+            raise HeadraceApiError(f"{self._base_url} does not answer like a headrace run API") from error
+        if not isinstance(body, dict):
+            raise HeadraceApiError(f"{self._base_url} does not answer like a headrace run API")
+        return cast("dict[str, Any]", body)
+
+    def pages(self, path: str, items: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages, fetching each page when it is needed."""
+        while True:
+            page = self.request("GET", path, params=params)
+            yield from page[items]
+            if page.get("next_cursor") is None:
+                return
+            params["cursor"] = page["next_cursor"]
+
+    def events(self, path: str, last_event_id: str | None) -> Iterator[Event]:
+        """Yield the events of one stream until it breaks or ends."""
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
+        try:
+            with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refusal(response)
+                yield from parse_events(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise self._away(error, _SILENCE_S) from error
+
+    def _away(self, error: httpx.HTTPError, limit_s: float) -> HeadraceApiError:
+        if isinstance(error, httpx.TimeoutException):
+            waited_s = _CONNECT_S if isinstance(error, httpx.ConnectTimeout) else limit_s
+            return HeadraceApiError(
+                f"the trainer at {self._base_url} does not answer within {waited_s:g} s; `headrace doctor` says more"
+            )
+        why = why_away(error, url=self._base_url)
+        if why != str(error):
+            return HeadraceApiError(f"the run API at {self._base_url} cannot be used: {why}")
+        return HeadraceApiError(f"the run API at {self._base_url} cannot be reached ({why}); is `headrace up` running?")
+
+
+def _refusal(response: httpx.Response) -> HeadraceApiError:
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        return HeadraceApiError(
+            f"{response.request.url} answered {response.status_code}, but not like a headrace run API",
+            status=response.status_code,
+        )
+    body = cast("dict[str, Any]", problem)
+    return HeadraceApiError(str(body.get("detail") or body.get("title")), status=response.status_code, problem=body)

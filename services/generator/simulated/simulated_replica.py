@@ -1,0 +1,135 @@
+"""One simulated replica: its entry in the fleet, its routes, and its generation loop, over all runs of its life."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from services.generator.app import make_app
+from services.generator.generation_loop import GenerationLoop
+from services.generator.metrics import GeneratorMetrics
+from services.generator.policy_api.openai_routes import OpenAiRoutes
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_routes import make_router
+from services.generator.registration import in_fleet, registered
+from services.generator.service_state import ServiceState
+from services.generator.settings import GeneratorSettings
+from services.generator.simulated.model_facts import ModelFacts
+from services.generator.simulated.openai_answers import make_simulated_handlers
+from services.generator.simulated.receiving import SimulatedReceivingEngine
+from services.generator.simulated.simulated_engine import SimulatedEngine
+from services.generator.simulated.simulation_settings import SimulationSettings
+from shared import refusals
+from shared.access.keyring import Keyring
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import connect
+from shared.run_options.run_config import RunConfig
+from shared.serving.http_guard import App
+
+
+class SimulatedReplica:
+    """One replica, over all runs of its life.
+
+    Args:
+        settings: Settings of the process.
+        simulation: Settings of the simulation.
+        name: Stable name of this replica.
+        index: Index in the process.
+        url: URL at which the trainer reaches it.
+        metrics: Metrics of all replicas of the process.
+    """
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        simulation: SimulationSettings,
+        *,
+        name: str,
+        index: int,
+        url: str,
+        metrics: GeneratorMetrics,
+    ) -> None:
+        self.name = name
+        self.receiver = WeightReceiver(replica_id=name, weight_roots=settings.places_of_weights())
+        self.state = ServiceState(self.receiver)
+        self._settings = settings
+        self._simulation = simulation
+        self._index = index
+        self._url = url
+        self._metrics = metrics
+        self._openai = OpenAiRoutes(self.state.why_policy_closed, policy_version=lambda: self.receiver.policy_version)
+        self._redis = connect(settings.redis_url.get_secret_value())
+
+    def app(self, keyring: Keyring) -> App:
+        """Return the application that answers this replica's requests."""
+        return make_app(
+            self._settings,
+            keyring=keyring,
+            state=self.state,
+            openai=self._openai,
+            weight_routes=make_router(self.receiver),
+            replica_id=self.name,
+        )
+
+    def in_fleet(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Be listed among all generators while the block runs."""
+        patience_s = self._settings.redis_patience_s
+        return in_fleet(self._redis, replica_id=self.name, url=self._url, patience_s=patience_s)
+
+    @contextlib.asynccontextmanager
+    async def refusing(self, run_id: str, reason: str) -> AsyncGenerator[None]:
+        """Be registered for a run, with the reason why it is not served, while the block runs."""
+        keys, patience_s = RunKeys(run_id), self._settings.redis_patience_s
+        self.state.wait_for("this run's model cannot be loaded", detail=reason)
+        async with registered(self._redis, keys, replica_id=self.name, url=self._url, patience_s=patience_s) as seat:
+            await seat.refuse(reason)
+            yield
+            await seat.take_back()
+
+    async def end_saying(self, reason: str, *, run_id: str | None) -> None:
+        """Report why this process ends."""
+        await refusals.refuse(self._redis, "generator", self.name, reason, run_id=run_id)
+
+    async def begin(self) -> None:
+        """Remove the report of why an earlier process of this replica ended."""
+        await refusals.take_back(self._redis, "generator", self.name, run_id=None)
+
+    async def serve(self, run_id: str, config: RunConfig, facts: ModelFacts) -> None:
+        """Generate for a run until cancelled."""
+        keys, patience_s = RunKeys(run_id), self._settings.redis_patience_s
+        longest = _max_model_len(config, facts)
+        async with registered(self._redis, keys, replica_id=self.name, url=self._url, patience_s=patience_s) as seat:
+            engine = SimulatedEngine(self._simulation, facts, index=self._index, max_model_len=longest)
+            receiving = SimulatedReceivingEngine(engine, self._simulation)
+            self.receiver.attach(receiving, run_id=run_id, model=config.model, dtype=config.dtype)
+            self._openai.answer_with(make_simulated_handlers(engine, model=config.model, max_model_len=longest))
+            self.state.serve()
+            await seat.serve()
+            loop = GenerationLoop(
+                self._redis,
+                keys=keys,
+                config=config,
+                engine=engine,
+                gate=self.receiver,
+                replica_id=self.name,
+                metrics=self._metrics,
+                patience_s=patience_s,
+            )
+            try:
+                await loop.run()
+            finally:
+                self._openai.close()
+                try:
+                    await seat.leave()  # first, as in run_follower.py
+                finally:
+                    self.receiver.detach()
+                    engine.close()
+
+    async def close(self) -> None:
+        """Close the replica's connections."""
+        await self._redis.aclose()
+
+
+def _max_model_len(config: RunConfig, facts: ModelFacts) -> int | None:
+    if config.max_prompt_length is None:
+        return facts.max_positions
+    wanted = config.max_prompt_length + config.max_completion_length
+    return wanted if facts.max_positions is None else min(wanted, facts.max_positions)
