@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.push.ipc_communicator import IpcCommunicator
+from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
