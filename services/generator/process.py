@@ -6,8 +6,7 @@ import logging
 from services.generator.app import make_app
 from services.generator.engine import engine_failure
 from services.generator.engine.engine import import_vllm, kill_children
-from services.generator.engine.engine_check import EngineChecker
-from services.generator.engine.engine_check_route import make_check_router
+from services.generator.engine.engine_check import EngineChecker, make_check_router
 from services.generator.metrics import GeneratorMetrics
 from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.receive.weight_receiver import WeightReceiver

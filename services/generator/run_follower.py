@@ -15,8 +15,8 @@ import logging
 from typing import Literal, Protocol
 
 from services.generator.engine.engine import Engine, EngineDiedError, start_engine
+from services.generator.engine.engine_failure import EngineWatch
 from services.generator.engine.engine_spec import EngineSpec, spec_for
-from services.generator.engine.engine_watch import EngineWatch
 from services.generator.engine.output_gate import GatedClient, OutputGate
 from services.generator.engine.receiving_engine import ReceivingEngine
 from services.generator.engine.vllm_receiving_engine import VllmReceivingEngine
