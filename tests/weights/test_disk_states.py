@@ -12,10 +12,10 @@ from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Parcel
 from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
+from shared.control import DiskPlace
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
-from shared.weights.weight_places import DiskPlace
 from shared.weights.weight_store import LocalStore
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS

@@ -13,8 +13,7 @@ import torch
 from services.trainer.push.gloo_communicator import GlooCommunicator, IpcCommunicator, own_device_uuid
 from services.trainer.push.membership import Abilities
 from services.trainer.push.nccl_communicator import NcclCommunicator, nccl_version
-from shared.control import Transport
-from shared.weights.weight_places import IpcBuffer
+from shared.control import IpcBuffer, Transport
 
 BUFFER_BYTES = 16 * 1024 * 1024
 """Chunk size over gloo. Three chunks are packed, sent and staged in parallel. Memory of this size is reused, while

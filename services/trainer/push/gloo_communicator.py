@@ -22,8 +22,8 @@ import torch.distributed
 
 from services.trainer.bound_store import listen_store
 from services.trainer.torch_errors import first_line
+from shared.control import IpcBuffer
 from shared.errors import PushError, UserError
-from shared.weights.weight_places import IpcBuffer
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 cuda: Any = torch.cuda  # partly untyped

@@ -25,8 +25,8 @@ from services.generator.worker.ipc_wire import IpcWire, map_buffer
 from services.trainer.push import gloo_communicator
 from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
+from shared.control import IpcBuffer
 from shared.errors import PushError
-from shared.weights.weight_places import IpcBuffer
 
 UUID = "8a1c5f2e-0000-4000-8000-0123456789ab"
 BUFFER_BYTES = 1_000
