@@ -42,7 +42,7 @@ async def _serve(settings: GeneratorSettings) -> int:
     stop = stop_on_signals()
     receiver = WeightReceiver(replica_id=settings.name, weight_roots=settings.places_of_weights())
     state = ServiceState(receiver)
-    openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
+    openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.held_version.policy_version)
     metrics = GeneratorMetrics()
     metrics.name_replica(settings.name)
     keyring = settings.keyring()

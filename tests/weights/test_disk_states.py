@@ -147,7 +147,7 @@ async def test_a_damaged_version_is_served_by_nobody_and_the_next_push_writes_a_
         result = await sender.push(weights(1), policy_version=1)
     assert not result.is_confirmed
     assert "weights-00001-of-00001.safetensors has 4 bytes and should have" in result.failed["generator-1"]
-    assert (one.receiver.decoding_is_paused, one.receiver.policy_version) == (False, 0)
+    assert (one.receiver.decoding_is_paused, one.receiver.held_version.policy_version) == (False, 0)
     assert holds(one, 0)
     healed = await sender.push(weights(1), policy_version=1)
     assert healed.failed == {}

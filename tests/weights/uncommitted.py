@@ -29,6 +29,12 @@ class Attempt:
     def communicator_epoch(self) -> int:
         return self.epochs.current
 
+    async def join(self) -> None:
+        await self.epochs.join(self.members, weight_dir=None, deadline=self.deadline)
+
+    async def begin(self, parcel: Parcel) -> None:
+        await self.epochs.begin(self.members, parcel, deadline=self.deadline)
+
     async def broadcast(self, parcel: Parcel) -> None:
         await self.epochs.broadcast(self.members, parcel, deadline=self.deadline)
 
@@ -61,8 +67,8 @@ async def begin(attempt: Attempt, weights: Weights) -> Parcel:
     """Make the replica join and wait for version 1."""
     announced = announce(weights())
     parcel = Parcel(1, announced, "full", weights, announced.num_bytes)
-    await attempt.epochs.join(attempt.members, weight_dir=None, deadline=attempt.deadline)
-    await attempt.epochs.begin(attempt.members, parcel, deadline=attempt.deadline)
+    await attempt.join()
+    await attempt.begin(parcel)
     return parcel
 
 

@@ -79,7 +79,9 @@ class SimulatedReplica:
         self._index = index
         self._url = url
         self._metrics = metrics
-        self._openai = OpenAiRoutes(self.state.why_policy_closed, policy_version=lambda: self.receiver.policy_version)
+        self._openai = OpenAiRoutes(
+            self.state.why_policy_closed, policy_version=lambda: self.receiver.held_version.policy_version
+        )
         self._redis = connect(settings.redis_url.get_secret_value())
 
     def app(self, keyring: Keyring) -> App:
@@ -286,7 +288,9 @@ class SimulatedFleet:
 
     def _show_weights(self) -> None:
         """Show the oldest version of all replicas, and whether any of them holds decoding."""
-        self._metrics.policy_version.set(min(replica.receiver.policy_version for replica in self._replicas))
+        self._metrics.policy_version.set(
+            min(replica.receiver.held_version.policy_version for replica in self._replicas)
+        )
         self._metrics.decoding_is_paused.set(any(replica.receiver.decoding_is_paused for replica in self._replicas))
 
     def _wait_for(self, phase: str) -> None:
