@@ -12,14 +12,15 @@ Numbers are limited to possible values: versions and epochs that lineage.py can 
 finite times, shapes without negative sides.
 """
 
+import base64
+import binascii
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from shared.lineage import MAX_EPOCH
 from shared.message_invariants import MAX_INCARNATION, MAX_LOGPROB, MAX_POLICY_VERSION
-from shared.weights.weight_places import MAX_BYTES, DiskPlace, IpcBuffer
 
 WEIGHTS_PATH = "/internal/v1/weights"
 NOT_READY = "/problems/not-ready"
@@ -27,6 +28,11 @@ NOT_READY = "/problems/not-ready"
 Transport = Literal["gloo", "nccl", "ipc", "disk", "simulated"]
 Encoding = Literal["full", "delta"]
 
+MAX_BYTES: Final = 2**53
+"""No machine has more, and every reader of JSON represents the number exactly."""
+VERSION_NAME: Final = r"[0-9]{8}-[0-9]{8}-v[0-9]{1,12}"
+"""Directory name of one version: incarnation of the trainer, number within it, policy version."""
+_MAX_HANDLE_CHARS = 1024
 _MAX_S = 1e9
 _MAX_RANKS = 2**20
 _MAX_DIMENSIONS = 64
@@ -38,6 +44,17 @@ Timeout = Annotated[float, Field(gt=0, le=_MAX_S)]
 Duration = Annotated[float, Field(ge=0, le=_MAX_S)]
 Shape = Annotated[list[Annotated[int, Field(ge=0, le=MAX_BYTES)]], Field(max_length=_MAX_DIMENSIONS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def _is_base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from error
+    return text
+
+
+Base64 = Annotated[str, Field(max_length=_MAX_HANDLE_CHARS), AfterValidator(_is_base64)]
 
 
 class ControlBody(BaseModel):
@@ -77,6 +94,30 @@ class ReplicaInfo(ControlBody):
     is_asleep: bool = Field(
         default=False, description="Whether its engine has released its GPU memory until the next push"
     )
+
+
+class DiskPlace(ControlBody):
+    """One version below the run's directory. The join body names that directory."""
+
+    name: str = Field(pattern=f"^{VERSION_NAME}$")
+    manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$", description="sha256 of its manifest, which identifies it")
+
+
+class IpcBuffer(ControlBody):
+    """CUDA memory that another process has exported: the values that torch's ``_share_cuda_`` returns.
+
+    Handles are opaque bytes of the driver. None of this is ever unpickled.
+    """
+
+    device_uuid: str = Field(pattern="^[0-9a-fA-F-]{32,36}$")
+    num_bytes: int = Field(ge=1, le=MAX_BYTES, description="Size of the buffer")
+    handle: Base64
+    storage_bytes: int = Field(ge=1, le=MAX_BYTES)
+    storage_offset_bytes: int = Field(ge=0, le=MAX_BYTES, description="Where it begins in the driver's allocation")
+    ref_counter_handle: Base64
+    ref_counter_offset: int = Field(ge=0, le=MAX_BYTES)
+    event_handle: Base64
+    event_sync_required: bool
 
 
 class JoinRequest(ControlBody):

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import local_generator
-from services.generator.engine.engine_config import sampling_arguments
+from services.generator.engine.engine_config import cores_of_worker, keep_in_core, sampling_arguments
 from services.generator.engine.engine_spec import spec_for
-from services.generator.engine.lone_worker import cores_of_worker, keep_in_core
 from shared.messages import decode_completed_group
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -33,7 +32,7 @@ class BareVllm:
         config: Config of the run that the service serves.
         engine_args: Engine arguments of the service's generator.
         has_cuda: Whether vLLM runs on a GPU.
-        is_as_it_comes: Without a GPU, whether to keep vLLM's own process layout instead of ours (lone_worker.py).
+        is_as_it_comes: Without a GPU, whether to keep vLLM's own process layout instead of ours (keep_in_core).
     """
 
     def __init__(

@@ -42,10 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     import logging
     import os
 
-    from services.generator.engine.compile_cache import claim_compile_cache
     from services.generator.engine.gpu_claim import claim_gpus
     from services.generator.engine.spawned import watch_children
-    from services.generator.engine.vllm_environment import is_cpu_build, set_environment
+    from services.generator.engine.vllm_environment import claim_compile_cache, is_cpu_build, set_environment
     from services.generator.settings import read_settings
     from shared.errors import UserError
     from shared.interfaces import let_nccl_use

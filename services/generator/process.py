@@ -6,8 +6,7 @@ import logging
 from services.generator.app import make_app
 from services.generator.engine import engine_failure
 from services.generator.engine.engine import import_vllm, kill_children
-from services.generator.engine.engine_check import EngineChecker
-from services.generator.engine.engine_check_route import make_check_router
+from services.generator.engine.engine_check import EngineChecker, make_check_router
 from services.generator.metrics import GeneratorMetrics
 from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.receive.weight_receiver import WeightReceiver
@@ -43,7 +42,7 @@ async def _serve(settings: GeneratorSettings) -> int:
     stop = stop_on_signals()
     receiver = WeightReceiver(replica_id=settings.name, weight_roots=settings.places_of_weights())
     state = ServiceState(receiver)
-    openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
+    openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.held_version.policy_version)
     metrics = GeneratorMetrics()
     metrics.name_replica(settings.name)
     keyring = settings.keyring()

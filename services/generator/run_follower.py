@@ -15,11 +15,10 @@ import logging
 from typing import Literal, Protocol
 
 from services.generator.engine.engine import Engine, EngineDiedError, start_engine
+from services.generator.engine.engine_failure import EngineWatch
 from services.generator.engine.engine_spec import EngineSpec, spec_for
-from services.generator.engine.engine_watch import EngineWatch
 from services.generator.engine.output_gate import GatedClient, OutputGate
-from services.generator.engine.receiving_engine import ReceivingEngine
-from services.generator.engine.vllm_receiving_engine import VllmReceivingEngine
+from services.generator.engine.receiving_engine import ReceivingEngine, VllmReceivingEngine
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
 from services.generator.policy_api.openai_routes import OpenAiRoutes
@@ -42,11 +41,6 @@ log = logging.getLogger(__name__)
 
 class Receiver(WeightGate, Protocol):
     """The weight receiver as this loop uses it."""
-
-    @property
-    def policy_version(self) -> int:
-        """Version held; -1 if it is not of this run."""
-        ...
 
     @property
     def decoding_is_paused(self) -> bool:
@@ -272,5 +266,5 @@ class RunFollower:
             raise EngineDiedError(what)
 
     def _show_weights(self) -> None:
-        self._metrics.policy_version.set(self._receiver.policy_version)
+        self._metrics.policy_version.set(self._receiver.held_version.policy_version)
         self._metrics.decoding_is_paused.set(self._receiver.decoding_is_paused)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Final, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from shared.control import MAX_BYTES, VERSION_NAME, ControlBody, DiskPlace
 from shared.errors import PushError
 from shared.message_invariants import MAX_POLICY_VERSION
 from shared.weights.weight_checksum import digest
-from shared.weights.weight_places import MAX_BYTES, VERSION_NAME, DiskPlace
 from shared.weights.weight_store import WeightStore
 
 MANIFEST: Final = "manifest.json"
@@ -28,11 +28,7 @@ RANGE_BYTES: Final = 16 << 20
 _NAME: Final = re.compile(VERSION_NAME)
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class WeightFile(_Body):
+class WeightFile(ControlBody):
     """One file of a version."""
 
     name: str = Field(pattern=r"^weights-[0-9]{5}-of-[0-9]{5}\.safetensors$")
@@ -40,7 +36,7 @@ class WeightFile(_Body):
     digest: str = Field(pattern="^[0-9a-f]{32}$", description="Digest of its bytes (shared/weights/weight_checksum.py)")
 
 
-class Manifest(_Body):
+class Manifest(ControlBody):
     """The manifest of one version."""
 
     format_version: Literal[1] = 1

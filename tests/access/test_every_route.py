@@ -17,8 +17,7 @@ from starlette.routing import Route as AppRoute
 from starlette.routing import request_response
 
 from services.generator.app import make_app
-from services.generator.engine.engine_check import EngineChecker
-from services.generator.engine.engine_check_route import make_check_router
+from services.generator.engine.engine_check import EngineChecker, make_check_router
 from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.receive.weight_routes import make_router

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.generator.engine.engine import Engine
-from services.generator.engine.engine_watch import EngineWatch
+from services.generator.engine.engine_failure import EngineWatch
 from tests.eventually import eventually
 from tests.generator.test_generation import a_config
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.trainer.push.membership import Requirements
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask
@@ -74,12 +73,9 @@ class FakeSender:
             probe_max_diff=0.0001,
         )
         replies = {"generator-0": reply}
-        requirements = Requirements(
-            run_id=RUN_ID, transport="gloo", torch_version="", nccl_version=None, why_transport="there is no GPU"
-        )
         return PushResult(
             policy_version=policy_version,
-            fleet=Fleet(ready={}, refused={}, requirements=requirements),
+            fleet=Fleet(ready={}, refused={}, transport="gloo", why_transport="there is no GPU"),
             communicator_epoch=1,
             replies=replies,
             total_s=0.01,

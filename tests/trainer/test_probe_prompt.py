@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.loop.probe_prompt import make_prober
+from services.trainer.loop.push_schedule import make_prober
 from services.trainer.push.prober import Prober
 from shared.run_options.run_config import RunConfig
 

@@ -15,9 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from services.trainer.push import push_attempt
-from services.trainer.push.communicator import GlooCommunicator
-from services.trainer.push.push_attempt import PushAttempt
+from services.trainer.push.communicator_epochs import CommunicatorEpochs
+from services.trainer.push.gloo_communicator import GlooCommunicator
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import HeadraceError, PushError
 from shared.redis.redis_connection import connect
@@ -142,7 +141,7 @@ class _Hold:
 
     def install(self) -> None:
         for name, step in (("join", JOIN), ("commit", COMMIT)):
-            setattr(push_attempt.PushAttempt, name, self._before(getattr(PushAttempt, name), step))
+            setattr(CommunicatorEpochs, name, self._before(getattr(CommunicatorEpochs, name), step))
         rendezvous = GlooCommunicator.rendezvous
 
         def held_rendezvous(communicator: GlooCommunicator, **arguments: Any) -> None:
@@ -153,9 +152,9 @@ class _Hold:
 
     def _before(self, method: Any, step: str) -> Any:
         @functools.wraps(method)
-        async def held(attempt: PushAttempt, **arguments: Any) -> Any:
+        async def held(epochs: CommunicatorEpochs, members: Any, **arguments: Any) -> Any:
             await asyncio.to_thread(self.wait, step)
-            return await method(attempt, **arguments)
+            return await method(epochs, members, **arguments)
 
         return held
 

@@ -54,7 +54,7 @@ async def main() -> None:
     from services.generator.engine.engine import start_engine
     from services.generator.engine.engine_spec import EngineSpec
     from services.generator.engine.output_gate import GatedClient
-    from services.generator.engine.vllm_receiving_engine import VllmReceivingEngine
+    from services.generator.engine.receiving_engine import VllmReceivingEngine
     from services.generator.policy_api.openai_routes import make_handlers
     from services.generator.receive.weight_receiver import WeightReceiver
     from services.generator.receive.weight_routes import make_router

@@ -49,7 +49,7 @@ async def test_adapters_that_are_not_loaded_keep_the_replica_held_and_the_others
     assert "loading the adapter failed" in result.failed["generator-2"]
     assert [served.engine.version[-2:] for served in (one, two)] == [":1", ":0"]
     assert two.receiver.decoding_is_paused
-    assert two.receiver.policy_version == -1
+    assert two.receiver.held_version.policy_version == -1
     assert two.engine.is_paused
     assert not two.receiver.fatal.is_set()
     two.engine.failing = set()

@@ -17,10 +17,10 @@ from transformers import Qwen3ForCausalLM
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Parcel
 from services.trainer.push.weight_sender import WeightSender
+from shared.control import DiskPlace
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
-from shared.weights.weight_places import DiskPlace
 from shared.weights.weight_store import LocalStore
 from tests.weights.conftest import make_sender
 from tests.weights.known_weights import (

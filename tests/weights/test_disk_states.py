@@ -12,10 +12,10 @@ from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Parcel
 from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
+from shared.control import DiskPlace
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
-from shared.weights.weight_places import DiskPlace
 from shared.weights.weight_store import LocalStore
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
@@ -147,7 +147,7 @@ async def test_a_damaged_version_is_served_by_nobody_and_the_next_push_writes_a_
         result = await sender.push(weights(1), policy_version=1)
     assert not result.is_confirmed
     assert "weights-00001-of-00001.safetensors has 4 bytes and should have" in result.failed["generator-1"]
-    assert (one.receiver.decoding_is_paused, one.receiver.policy_version) == (False, 0)
+    assert (one.receiver.decoding_is_paused, one.receiver.held_version.policy_version) == (False, 0)
     assert holds(one, 0)
     healed = await sender.push(weights(1), policy_version=1)
     assert healed.failed == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.push.ipc_communicator import IpcCommunicator
+from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -59,7 +59,7 @@ def test_another_process_reads_what_is_copied_into_the_buffer() -> None:
 async def test_an_engine_that_sleeps_gives_its_memory_away_and_takes_it_back(model_dir: Path) -> None:
     from services.generator.engine.engine import start_engine
     from services.generator.engine.engine_spec import EngineSpec
-    from services.generator.engine.vllm_receiving_engine import VllmReceivingEngine
+    from services.generator.engine.receiving_engine import VllmReceivingEngine
 
     spec = EngineSpec(str(model_dir), None, "bfloat16", 256, sleeps=True)
     engine = await start_engine(

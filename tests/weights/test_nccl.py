@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.push.communicator import NcclCommunicator
-from services.trainer.push.nccl import nccl_version, unique_id
+from services.trainer.push.nccl_communicator import NcclCommunicator, nccl_version, unique_id
 from services.trainer.push.packing import announce, pack
 from shared.errors import PushError
 

@@ -68,7 +68,11 @@ async def test_a_replica_whose_probe_fails_is_taken_out_and_nothing_it_sampled_g
     with pytest.raises(UnverifiedError):
         await anext(under_way)
     assert two.engine.num_aborted == 1
-    assert (two.receiver.policy_version, two.receiver.decoding_is_paused, two.engine.is_paused) == (-1, True, True)
+    assert (two.receiver.held_version.policy_version, two.receiver.decoding_is_paused, two.engine.is_paused) == (
+        -1,
+        True,
+        True,
+    )
     assert not two.receiver.fatal.is_set()
     assert holds(one, 1.0)
     two.engine.spoilt = False
@@ -96,7 +100,7 @@ async def test_a_replica_that_does_not_answer_the_probe_is_taken_out(
     assert reason in result.failed["generator-1"]
     assert result.num_probes_failed == 1
     assert result.probe_max_diff is None
-    assert (one.receiver.policy_version, one.engine.is_paused) == (-1, True)
+    assert (one.receiver.held_version.policy_version, one.engine.is_paused) == (-1, True)
 
 
 async def test_logprobs_that_are_no_numbers_fail_the_probe(quick_sender: WeightSender, one: ServedReceiver) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.trainer.push.communicator import GlooCommunicator
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
+from services.trainer.push.gloo_communicator import GlooCommunicator
 from services.trainer.push.prober import Prober
-from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, UnavailableError
 from shared.redis.keys import RunKeys
@@ -68,14 +67,14 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await quick_sender.push(weights(0.0), policy_version=0)
-    broadcast = PushAttempt.broadcast
+    broadcast = CommunicatorEpochs.broadcast
 
-    async def then_an_heir_takes_over(attempt: PushAttempt, parcel: Any) -> str:
-        checksum = await broadcast(attempt, parcel)
+    async def then_an_heir_takes_over(*arguments: Any, deadline: float) -> str | None:
+        checksum = await broadcast(*arguments, deadline=deadline)
         await redis.set(run_keys.epoch, incarnation + 1)
         return checksum
 
-    monkeypatch.setattr(PushAttempt, "broadcast", then_an_heir_takes_over)
+    monkeypatch.setattr(CommunicatorEpochs, "broadcast", then_an_heir_takes_over)
     with pytest.raises(FencedError, match="superseded"):
         await quick_sender.push(weights(1.0), policy_version=1)
     assert holds(one, 0.0)

@@ -29,7 +29,11 @@ async def test_one_replica_that_cannot_load_costs_the_others_nothing_and_is_out_
     assert holds(one, 2.0)
     assert one.engine.calls.count("load") == 2
     assert one.receiver.info().epoch == result.communicator_epoch
-    assert (two.receiver.policy_version, two.receiver.decoding_is_paused, two.engine.is_paused) == (-1, True, True)
+    assert (two.receiver.held_version.policy_version, two.receiver.decoding_is_paused, two.engine.is_paused) == (
+        -1,
+        True,
+        True,
+    )
     assert not two.receiver.fatal.is_set()
     two.engine.failing = set()
     healed = await quick_sender.push(weights(2.0), policy_version=1)
@@ -117,7 +121,11 @@ async def test_a_transfer_that_failed_leaves_the_old_weights_serving_under_their
     assert "out of memory" in result.failed["generator-1"]
     assert holds(one, 0.0)
     assert one.engine.version.endswith(":0")
-    assert (one.receiver.policy_version, one.receiver.decoding_is_paused, one.engine.is_paused) == (0, False, False)
+    assert (one.receiver.held_version.policy_version, one.receiver.decoding_is_paused, one.engine.is_paused) == (
+        0,
+        False,
+        False,
+    )
     assert one.engine.calls.count("pause") == 1
     assert await required(redis, run_keys) == 1
     assert not one.receiver.is_open(one.receiver.held_version._replace(policy_version=1)), "so no prompts are taken"
@@ -142,7 +150,11 @@ async def test_without_staging_decoding_is_held_from_begin_on_and_a_failed_trans
         result = await quick_sender.push(weights(1.0), policy_version=1)
         assert not result.is_confirmed
         assert "out of memory" in result.failed["generator-1"]
-        assert (one.receiver.policy_version, one.receiver.decoding_is_paused, one.engine.is_paused) == (-1, True, True)
+        assert (one.receiver.held_version.policy_version, one.receiver.decoding_is_paused, one.engine.is_paused) == (
+            -1,
+            True,
+            True,
+        )
         one.engine.failing_late = set()
         assert (await quick_sender.push(weights(1.0), policy_version=1)).is_confirmed
         assert holds(one, 1.0)
@@ -204,7 +216,7 @@ async def test_a_superseded_trainer_does_not_push(
     await redis.incr(run_keys.epoch)
     with pytest.raises(FencedError, match="superseded"):
         await quick_sender.push(weights(1.0), policy_version=1)
-    assert one.receiver.policy_version == 0
+    assert one.receiver.held_version.policy_version == 0
     assert await required(redis, run_keys) == 0
 
 

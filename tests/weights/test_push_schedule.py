@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from services.trainer.loop.push_schedule import PushSchedule
-from services.trainer.push.membership import Requirements
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Member, Replica
@@ -22,7 +21,6 @@ from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Waiting
 from tests.unit.weights.test_blame import INFO
 
-REQUIREMENTS = Requirements("run-test", "gloo", "2.13.0", None, why_transport="there is no GPU")
 CLIENT = httpx.AsyncClient()
 PROBER = Prober(lambda _: [-1.0], token_ids=[5, 6], tolerance=0.5)
 
@@ -46,7 +44,7 @@ def result(failed: dict[str, str], *replies: CommitReply, holding: tuple[str, ..
     ready = {name: Member(Replica(name, "http://nowhere", CLIENT), INFO) for name in stayed}
     return PushResult(
         policy_version=3,
-        fleet=Fleet(ready=ready, refused={}, requirements=REQUIREMENTS),
+        fleet=Fleet(ready=ready, refused={}, transport="gloo", why_transport="there is no GPU"),
         communicator_epoch=1,
         failed=failed,
         holding=list(holding),

@@ -29,7 +29,7 @@ async def test_a_push_reaches_every_replica_and_then_the_version_is_required(
     assert result.num_bytes == 68
     for served in (one, two):
         assert holds(served, 0.5)
-        assert served.receiver.policy_version == 7
+        assert served.receiver.held_version.policy_version == 7
         assert not served.receiver.decoding_is_paused
         assert not served.engine.is_paused
     assert await required(redis, run_keys) == 7

@@ -8,17 +8,14 @@ import httpx
 import pytest
 import torch
 
-from services.trainer.push.communicator_epochs import open_communicator, own_abilities
-from services.trainer.push.membership import Requirements
 from services.trainer.push.packing import Parcel, SentDigests, Weights, announce
-from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.replicas import Member, Replica
 from services.trainer.push.weight_sender import WeightSender
-from shared.lineage import epoch_of
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from tests.weights.known_weights import PROMPT_IDS, logprobs_of, make_policy, weights_of
-from tests.weights.replica import HEADERS, RUN_ID, ReplicaProcess
+from tests.weights.replica import HEADERS, ReplicaProcess
+from tests.weights.uncommitted import epochs_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -33,7 +30,7 @@ async def test_damage_spoils_the_replica_until_the_next_push(
     assert replica.info().staged_checksum is None
 
     second = make_policy(model_dir, seed=2)
-    reason = await push_damaged(replica, weights_of(second), epoch=epoch_of(incarnation, 1000))
+    reason = await push_damaged(replica, weights_of(second), incarnation=incarnation + 1)
     assert "is not what the trainer sent: the checksum is" in reason
     info = replica.info()
     assert (info.policy_version, info.is_held) == (-1, True)
@@ -46,9 +43,9 @@ async def test_damage_spoils_the_replica_until_the_next_push(
     assert max(abs(mine - theirs) for mine, theirs in zip(sample.logprobs, expected, strict=True)) < 1e-3
 
 
-async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int) -> str:
+async def push_damaged(replica: ReplicaProcess, weights: Weights, *, incarnation: int) -> str:
     """Push with one changed byte, and return why the replica refuses to commit."""
-    own, announced = own_abilities(), announce(weights())
+    announced = announce(weights())
 
     def damaged() -> Iterator[tuple[str, torch.Tensor]]:
         for number, (name, tensor) in enumerate(weights()):
@@ -57,23 +54,19 @@ async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int)
                 one.view(-1)[0] += 1
             yield name, one
 
-    communicator = open_communicator("gloo", address="127.0.0.1", buffer_bytes=20_000)
+    deadline = time.monotonic() + 20.0
     async with httpx.AsyncClient(headers=HEADERS, trust_env=False, timeout=120) as client:
-        attempt = PushAttempt(
-            requirements=Requirements(RUN_ID, "gloo", own.torch_version, own.nccl_version),
-            communicator_epoch=epoch,
-            communicator=communicator,
-            members={replica.replica_id: Member(Replica(replica.replica_id, replica.url, client), replica.info())},
-            buffer_bytes=20_000,
-            deadline=time.monotonic() + 20.0,
-        )
-        await attempt.join(address="127.0.0.1", weight_dir=None)
+        members = {replica.replica_id: Member(Replica(replica.replica_id, replica.url, client), replica.info())}
+        epochs = epochs_of(incarnation, members, buffer_bytes=20_000)
+        await epochs.join(members, weight_dir=None, deadline=deadline)
         parcel = Parcel(2, announced, "full", damaged, announced.num_bytes)
-        await attempt.begin(parcel)
+        await epochs.begin(members, parcel, deadline=deadline)
         whole = Parcel(2, announced, "full", weights, announced.num_bytes)
-        await attempt.broadcast(parcel)
-        _, failed = await attempt.commit(policy_version=2, checksum=checksum_of(whole), probe=None)
-    communicator.close()
+        await epochs.broadcast(members, parcel, deadline=deadline)
+        _, failed = await epochs.commit(
+            members, policy_version=2, checksum=checksum_of(whole), probe=None, deadline=deadline
+        )
+    epochs.close()
     return failed[replica.replica_id]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from services.generator.engine.engine import Engine, import_vllm, start_engine
 from services.generator.engine.engine_spec import EngineSpec
+from services.generator.engine.receiving_engine import VllmReceivingEngine
 from services.generator.engine.vllm_environment import set_environment
-from services.generator.engine.vllm_receiving_engine import VllmReceivingEngine
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.weights.known_weights import PROMPT_IDS

@@ -90,7 +90,7 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
         # Past the deadline of the abandoned load, which was 1 s plus half a second of grace.
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(one.receiver.fatal.wait(), timeout=2.0)
-    assert one.receiver.policy_version == 0
+    assert one.receiver.held_version.policy_version == 0
     assert torch.equal(one.engine.weights["layer"], torch.full((12,), 2.0))
 
 
@@ -117,7 +117,7 @@ async def test_the_sender_says_how_long_loading_may_take(one: ServedReceiver, se
 
 async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_alone(one: ServedReceiver) -> None:
     async with attempt_on(one) as old:
-        await old.join(address="127.0.0.1", weight_dir=None)
+        await old.join()
         one.engine.checks.clear()
         one.engine.failing_late = {"receive"}
         announced = announce(weights(0.5)())
@@ -130,7 +130,7 @@ async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_
         begin_next_run(one)
         one.engine.checks.set()
         async with attempt_on(one) as new:
-            await new.join(address="127.0.0.1", weight_dir=None)
+            await new.join()
             # The interrupted begin would have led to this: a receiver that fails and leaves the communicator.
             for _ in range(20):
                 await asyncio.sleep(0.01)

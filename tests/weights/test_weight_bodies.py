@@ -44,7 +44,7 @@ async def test_bytes_that_arrive_otherwise_than_they_were_sent_are_thrown_away_b
     assert "forget" in one.engine.calls
     assert one.engine.calls.count("pause") == 1
     assert one.receiver.info().staged_checksum is None
-    assert (one.receiver.policy_version, one.receiver.decoding_is_paused) == (0, False)
+    assert (one.receiver.held_version.policy_version, one.receiver.decoding_is_paused) == (0, False)
     assert holds(one, 0.0)
     one.engine.damage_staged = False
     assert (await quick_sender.push(weights(1.0), policy_version=1)).is_confirmed
@@ -74,7 +74,7 @@ async def test_weights_that_lost_a_parameter_are_not_sent(quick_sender: WeightSe
     with pytest.raises(PushError, match=r"1 are gone \['norm'\]"):
         await quick_sender.push(lambda: list(weights(1.0)())[:2], policy_version=1)
     assert not one.receiver.decoding_is_paused
-    assert one.receiver.policy_version == 0
+    assert one.receiver.held_version.policy_version == 0
 
 
 async def test_a_body_from_the_past_or_of_another_run_is_refused(

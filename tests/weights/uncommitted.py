@@ -3,46 +3,76 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 
 import httpx
 
-from services.trainer.push.communicator_epochs import open_communicator, own_abilities
-from services.trainer.push.membership import Requirements
+from services.trainer.push.communicator import own_abilities
+from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.packing import Parcel, Weights, announce
-from services.trainer.push.push_attempt import PushAttempt
-from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import AbortRequest, ReplicaInfo
+from shared.lineage import incarnation_of
 from tests.weights.replica import HEADERS, RUN_ID
 from tests.weights.served_receiver import ServedReceiver
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """A push to one replica, over gloo, in an epoch that is newer than the replica's."""
+
+    epochs: CommunicatorEpochs
+    members: dict[str, Member]
+    deadline: float
+
+    @property
+    def communicator_epoch(self) -> int:
+        return self.epochs.current
+
+    async def join(self) -> None:
+        await self.epochs.join(self.members, weight_dir=None, deadline=self.deadline)
+
+    async def begin(self, parcel: Parcel) -> None:
+        await self.epochs.begin(self.members, parcel, deadline=self.deadline)
+
+    async def broadcast(self, parcel: Parcel) -> None:
+        await self.epochs.broadcast(self.members, parcel, deadline=self.deadline)
+
+
 @contextlib.asynccontextmanager
-async def attempt_on(served: ServedReceiver) -> AsyncGenerator[PushAttempt]:
-    """Return an attempt in the epoch after the replica's, which the replica has not joined."""
-    own, info = own_abilities(), served.receiver.info()
-    communicator = open_communicator("gloo", address="127.0.0.1", buffer_bytes=32)
+async def attempt_on(served: ServedReceiver) -> AsyncGenerator[Attempt]:
+    """Return an attempt in an epoch that the replica has not joined."""
+    info = served.receiver.info()
     async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
-        yield PushAttempt(
-            requirements=Requirements(RUN_ID, "gloo", own.torch_version, own.nccl_version),
-            communicator_epoch=info.epoch + 1,
-            communicator=communicator,
-            members={served.replica_id: Member(Replica(served.replica_id, served.url, client), info)},
-            buffer_bytes=32,
-            deadline=time.monotonic() + 600.0,
-        )
-    communicator.close()
+        members = {served.replica_id: Member(Replica(served.replica_id, served.url, client), info)}
+        epochs = epochs_of(incarnation_of(info.epoch) + 1, members, buffer_bytes=32)
+        yield Attempt(epochs, members, time.monotonic() + 600.0)
+    epochs.close()
 
 
-async def begin(attempt: PushAttempt, weights: Weights) -> Parcel:
+def epochs_of(incarnation: int, members: dict[str, Member], *, buffer_bytes: int) -> CommunicatorEpochs:
+    """Return an open communicator that the members have not joined."""
+    epochs = CommunicatorEpochs(
+        run_id=RUN_ID,
+        incarnation=incarnation,
+        own=own_abilities(),
+        bind_address="127.0.0.1",
+        buffer_bytes=buffer_bytes,
+    )
+    assert epochs.enter(Fleet(ready=members, refused={}, transport="gloo", why_transport="")) == members
+    return epochs
+
+
+async def begin(attempt: Attempt, weights: Weights) -> Parcel:
     """Make the replica join and wait for version 1."""
     announced = announce(weights())
     parcel = Parcel(1, announced, "full", weights, announced.num_bytes)
-    await attempt.join(address="127.0.0.1", weight_dir=None)
+    await attempt.join()
     await attempt.begin(parcel)
     return parcel
 
 
-async def abort(attempt: PushAttempt) -> ReplicaInfo:
+async def abort(attempt: Attempt) -> ReplicaInfo:
     """Abort instead of committing, and return the replica's description of itself."""
     (member,) = attempt.members.values()
     body = AbortRequest(run_id=RUN_ID, epoch=attempt.communicator_epoch, reason="the trainer gave up")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from services.generator.engine import engine_failure
 from services.generator.engine.adapter import serving_request
 from services.generator.engine.engine_config import (
+    cores_of_worker,
     known_engine_args,
     make_vllm_config,
     num_places,
@@ -24,7 +25,6 @@ from services.generator.engine.engine_config import (
 )
 from services.generator.engine.engine_failure import how_ended, root_cause
 from services.generator.engine.engine_spec import EngineSpec, check_engine_args
-from services.generator.engine.lone_worker import cores_of_worker
 from services.generator.inflight_window import EngineLoad, first_size
 from services.generator.rollouts import SampledCompletion
 from shared.errors import HeadraceError, MessageError, UnavailableError

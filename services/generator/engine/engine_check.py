@@ -13,15 +13,18 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Body
+from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from shared.engine_check import EngineProblem, EngineVerdict
+from shared.engine_check import ENGINE_CHECK_PATH, EngineCheck, EngineProblem, EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.file_roots import FileRoots
 from shared.run_options.run_config import parse_run_config
 from shared.run_options.run_places import misplaced
+from shared.serving.http_guard import problem
 
 
 class EngineChecker:
@@ -79,6 +82,21 @@ class EngineChecker:
                 process.kill()
                 await process.wait()
         return answer
+
+
+def make_check_router(checker: EngineChecker) -> APIRouter:
+    """Return the route, which needs the internal key: 200 with a verdict, or 503 if vLLM gave none."""
+    router = APIRouter(tags=["engine"])
+
+    @router.post(ENGINE_CHECK_PATH, response_model=None)
+    async def check(body: Annotated[EngineCheck, Body()]) -> EngineVerdict | JSONResponse:
+        try:
+            return await checker.check(body.config)
+        except UnavailableError as error:
+            answer = problem(503, "Not checked", f"{error}.")
+            return JSONResponse(answer, status_code=503, media_type="application/problem+json")
+
+    return router
 
 
 def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVerdict:

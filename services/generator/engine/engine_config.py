@@ -5,6 +5,7 @@
 engine.py starts the engine with this config; engine_check.py only checks it.
 """
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -13,7 +14,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.generator.engine.engine_spec import EngineSpec, refuse_auto_map, unknown_args
-from services.generator.engine.lone_worker import keep_in_core
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
@@ -185,3 +185,30 @@ def _check_adapters(model_config: Any) -> None:
             f"vLLM does not support adapters of {architecture}; leave use_peft out to train all weights",
             field="use_peft",
         )
+
+
+def keep_in_core(vllm_config: Any) -> None:
+    """Make the engine core of a CPU engine its worker too, if there is only one worker, as vLLM itself does on a GPU.
+
+        vLLM on CPU:  python -m services.generator --> EngineCore --> Worker
+        here:         python -m services.generator --> EngineCore, which is the worker
+
+    Each of these processes imports vLLM after the one before it, which is nearly all of an engine's start time, and
+    every step of the engine goes from one to the other and back. vLLM has the third process only because OpenMP, when
+    it is loaded, reads from the environment which cores it may use. vLLM sets this where it spawns a worker.
+    ``cores_of_worker`` sets it where the engine core is spawned.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.world_size == parallel.data_parallel_size == 1:
+        parallel.distributed_executor_backend = "uni"
+
+
+def cores_of_worker(vllm_config: Any) -> contextlib.AbstractContextManager[None]:
+    """Bind engine cores that are spawned in this context to the CPU cores of VLLM_CPU_OMP_THREADS_BIND."""
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    if vllm_config.parallel_config.distributed_executor_backend != "uni":
+        return contextlib.nullcontext()
+    manager: Any = OMPProcessManager(vllm_config)  # does nothing on a GPU
+    placed: contextlib.AbstractContextManager[None] = manager.configure_omp_envs(rank=0, local_rank=0)
+    return placed

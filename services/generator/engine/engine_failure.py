@@ -1,10 +1,14 @@
-"""Reports why vLLM failed, from the child process in which it failed.
+"""Finds out that vLLM failed, and why: from the child process in which it failed, or because nothing happens any more.
 
     EngineCore, Worker   logger.exception("... failed to start.") --the first of them--> file
     this process         "Engine core initialization failed. See root cause above." + the content of the file
 
 vLLM writes the reason only to its logs, which `headrace show` does not display. An environment variable names the file,
 and spawned processes inherit it.
+
+EngineWatch detects an engine that no longer works although its processes live: it was stopped, or it hangs in a step.
+An engine hangs if it holds requests, decoding is not paused for a push, and no step ends for ``hang_timeout_s``. Both
+times are counted in polls, so time during which the machine was suspended does not count.
 """
 
 import contextlib
@@ -13,10 +17,12 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from shared.service.signal_names import signal_name
+from shared.service.stopped_processes import Stops
 
 _VARIABLE = "HEADRACE_ENGINE_FAILURE_FILE"
 _LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
@@ -91,6 +97,56 @@ def how_ended(exit_codes: Mapping[str, int]) -> str:
             return f"its process {name} was killed by {signal_name(-code)}"
         return f"its process {name} ended with exit status {code}"
     return ""
+
+
+class WatchedEngine(Protocol):
+    """The part of an engine that is watched."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Process ids of the engine's cores."""
+        ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of requests in the engine."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that the engine has reported since its start."""
+        ...
+
+
+class EngineWatch:
+    """Watches one engine after the other.
+
+    Args:
+        every_s: Seconds between two calls of ``look``.
+        hang_timeout_s: Longest time that a step may take, in seconds.
+    """
+
+    def __init__(self, *, every_s: float, hang_timeout_s: float) -> None:
+        self._every_s = every_s
+        self._hang_timeout_s = hang_timeout_s
+        self._stops = Stops(every_s=every_s)
+        self._num_steps = 0
+        self._silent_s = 0.0
+
+    def look(self, engine: WatchedEngine, *, decoding_is_paused: bool) -> str | None:
+        """Return why the engine must be replaced, or None if it works or has nothing to do."""
+        if self._stops.look(engine.pids):
+            return "vLLM's engine was stopped for a minute, for example by SIGSTOP, and generates nothing"
+        has_work = engine.num_unfinished > 0 and not decoding_is_paused
+        is_silent = has_work and engine.num_steps == self._num_steps
+        self._num_steps = engine.num_steps
+        self._silent_s = self._silent_s + self._every_s if is_silent else 0.0
+        if self._silent_s <= self._hang_timeout_s:
+            return None
+        return (
+            f"vLLM's engine hangs: {engine.num_unfinished} requests are in it, and no step has ended for "
+            f"{self._hang_timeout_s:g} s. If its steps may take longer, set HEADRACE_ENGINE_HANG_TIMEOUT_S"
+        )
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -10,10 +10,12 @@ still good, and the error takes the place of tokens that may be wrong.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+import math
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from shared.control import Probe
 from shared.errors import UnavailableError
 
 _OutputT = TypeVar("_OutputT")
@@ -85,3 +87,20 @@ class GatedClient:
     def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
         """Sample; see OutputGate.passing."""
         return self._gate.passing(self._client.generate(*args, **kwargs))
+
+
+def compare(probe: Probe, answers: Iterable[Sequence[float]]) -> tuple[float | None, str | None]:
+    """Compare each engine's logprobs of a probe with those of the trainer, which holds the same weights.
+
+    Returns the largest difference in nats, and a sentence if the weights must not be served.
+    """
+    pairs = [(mine, theirs) for logprobs in answers for mine, theirs in zip(logprobs, probe.logprobs, strict=True)]
+    if not all(math.isfinite(mine) for mine, _ in pairs):
+        return None, "its logprobs of the probe are not all finite numbers"
+    worst = max(abs(mine - theirs) for mine, theirs in pairs)
+    if worst <= probe.tolerance:
+        return worst, None
+    return worst, (
+        f"its logprobs of the probe are off by up to {worst:.3g} nats, and {probe.tolerance:.3g} are tolerated "
+        "(push_probe_tolerance)"
+    )

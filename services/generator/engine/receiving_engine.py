@@ -1,40 +1,29 @@
-"""The engine as a weight push uses it: the calls, and a guard that gives each of them a deadline and readable errors.
-
-    weight_swap.py --> GuardedEngine --> ReceivingEngine, implemented with vLLM by vllm_receiving_engine.py
+"""The engine as a weight push uses it: the calls, and how vLLM makes them.
 
     decoding:  enter --> receive --> submit_probe     or: leave
     paused:    pause --> load, read back --> resume   or: abort_and_pause
 
-Some calls leave the engine neither in an update nor out of it when they fail, and a worker that is stuck in a call
-cannot be recalled. Both are fatal: only a new process helps, and ``on_fatal`` is called. After ``close`` it is not
-called, because the run is over and the results of its last calls cannot affect the next run.
+services/generator/receive/guarded_engine.py gives each call a deadline and readable errors. The simulated replica has
+an implementation of its own.
 """
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import itertools
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from services.generator.engine.adapter import AdapterSpec
-from services.generator.engine.engine_failure import root_cause
-from services.generator.worker.worker_reports import Progress
-from shared.control import BeginRequest, JoinRequest, Transport
-from shared.errors import PushError, UnavailableError
-from shared.lineage import LineageVersion
+from services.generator.engine.adapter import AdapterSpec, loading_request, serving_request
+from services.generator.engine.engine_config import PROBE_PRIORITY
+from services.generator.worker.worker_reports import Progress, WorkerReports
+from shared.control import Transport
+from shared.errors import PushError
 
-_CALL_TIMEOUT_S = 60.0
-"""Deadline of calls that move no weights, in seconds."""
-_POLL_S = 0.05
-"""How often workers that do not report by themselves are asked for their progress, in seconds."""
-_STOPPED_S = 2.0
-"""A pause between two polls that is longer than this means that the process was stopped; load does not cause it."""
-_IDLE, _RECEIVING = "idle", "receiving"
-_ResultT = TypeVar("_ResultT")
+_ASLEEP = "_headrace_is_asleep"
+_JOBS = frozenset({"enter", "receive"})
 
 
 class ReceivingEngine(Protocol):
-    """The calls of a push. Methods may raise any exception; GuardedEngine turns it into a readable error."""
+    """The calls of a push. Methods may raise any exception; guarded_engine.py turns it into a readable error."""
 
     @property
     def adapter(self) -> AdapterSpec | None:
@@ -119,204 +108,133 @@ class Sleeper(Protocol):
         ...
 
 
-class GuardedEngine:
-    """An engine that either answers in time or is given up.
+class VllmReceivingEngine:
+    """Implements ReceivingEngine and Sleeper with vLLM's AsyncLLM.
 
     Args:
-        engine: The real engine.
-        keep_cache: Whether running requests keep their KV cache during a push.
-        grace_s: How far a call may exceed its own deadline before the engine counts as stuck, in seconds.
-        on_fatal: Called with the reason once the engine cannot be used any more; not called after ``close``.
-
-    Every call raises PushError if it failed, and UnavailableError if the failure is fatal.
+        client: AsyncLLM.
+        adapter: Spec of the adapters that it serves; None if whole models arrive.
     """
 
-    def __init__(
-        self, engine: ReceivingEngine, *, keep_cache: bool, grace_s: float, on_fatal: Callable[[str], None]
-    ) -> None:
-        self._engine = engine
-        self._keep_cache = keep_cache
-        self._grace_s = grace_s
-        self._on_fatal = on_fatal
-        self._is_closed = False
-        self._is_stuck = False
+    def __init__(self, client: Any, adapter: AdapterSpec | None = None) -> None:
+        self.adapter = adapter
+        self._client = client
+        self._lora_request = serving_request(adapter)
+        self._probe_ids = itertools.count(1)
+        self._reports = WorkerReports(self.num_workers)
 
     @property
-    def transports(self) -> list[Transport]:
-        """The transports over which its workers can receive."""
-        return list(self._engine.transports)
+    def transports(self) -> Sequence[Transport]:  # noqa: D102
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cuda():
+            return ("gloo", "disk")
+        # Several workers use several GPUs, and the trainer is on at most one GPU.
+        return ("nccl", "ipc", "gloo", "disk") if self.num_workers == 1 else ("nccl", "gloo", "disk")
 
     @property
-    def num_workers(self) -> int:
-        """Number of ranks that the engine takes in a communicator."""
-        return self._engine.num_workers
+    def device_uuid(self) -> str | None:  # noqa: D102
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cuda() or self.num_workers > 1:
+            return None
+        return str(current_platform.get_device_uuid()).removeprefix("GPU-")
 
     @property
-    def device_uuid(self) -> str | None:
-        """UUID of its GPU; None if it has no GPU, or several."""
-        return self._engine.device_uuid
+    def num_workers(self) -> int:  # noqa: D102
+        parallel = self._client.vllm_config.parallel_config
+        return int(parallel.world_size) * int(parallel.data_parallel_size)
+
+    async def call_workers(self, move: str, **arguments: Any) -> list[Any]:  # noqa: D102
+        report_to = self._reports.begin() if move in _JOBS else None
+        rpc: tuple[Any, ...] = ("collective_rpc", "headrace_push", None, (move, arguments, report_to), {})
+        # Not AsyncLLM.collective_rpc, which returns only the first engine's answers if there are several data-parallel
+        # engines.
+        engines: list[list[Any]] = await self._client.engine_core.call_utility_all_async(*rpc)
+        return [answer for workers in engines for answer in workers]
+
+    async def progress(self, *, wait_s: float) -> Sequence[Progress]:  # noqa: D102
+        reported = await self._reports.wait(wait_s)
+        return reported or [Progress(*progress) for progress in await self.call_workers("progress")]
+
+    def close(self) -> None:  # noqa: D102
+        self._reports.close()
+
+    async def pause(self, *, keep_cache: bool) -> None:  # noqa: D102
+        await self._client.pause_generation(mode="keep", clear_cache=not keep_cache)
+
+    async def abort_and_pause(self) -> None:  # noqa: D102
+        await self._client.pause_generation(mode="abort", clear_cache=True)
+
+    async def resume(self) -> None:  # noqa: D102
+        await self._client.resume_generation()
 
     @property
-    def is_asleep(self) -> bool:
-        """Whether the engine has released some of its memory."""
-        return isinstance(self._engine, Sleeper) and self._engine.is_asleep
+    def is_asleep(self) -> bool:  # noqa: D102
+        # Stored on the client, because the engine outlives this object.
+        return bool(getattr(self._client, _ASLEEP, False))
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the engine cannot be used any more."""
-        return self._is_stuck
+    async def sleep(self) -> None:  # noqa: D102
+        # Only a push wakes the engine, and it brings all weights, so there is nothing to save (level 2). If adapters
+        # are pushed, their base must be saved (level 1).
+        level = 2 if self.adapter is None else 1
+        setattr(self._client, _ASLEEP, True)
+        await self._client.sleep(level=level, mode="keep")
 
-    def close(self) -> None:
-        """Stop using the engine, and report no more fatal failures."""
-        self._is_closed = True
-        self._engine.close()
+    async def wake(self, part: Literal["weights", "kv_cache"]) -> None:  # noqa: D102
+        await self._client.wake_up(tags=[part])
+        if part == "kv_cache":
+            setattr(self._client, _ASLEEP, False)
 
-    async def enter(self, body: JoinRequest) -> None:
-        """Have every worker enter the trainer's communicator. Decoding continues."""
-        what = "entering the communicator"
-        await self._workers(what, "enter", where=body.model_dump(exclude={"run_id", "epoch"}))
-        await self._until({_IDLE}, what, timeout_s=body.timeout_s)
+    async def name_version(self, version: str) -> None:  # noqa: D102
+        await self._client.update_weight_version(version)
 
-    async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
-        """Have every worker check the announced parameters and begin to receive them.
+    async def read_version(self) -> str:  # noqa: D102
+        return str(await self._client.get_weight_version())
 
-        Args:
-            body: The trainer's announcement.
-            is_staged: Whether to receive into staging memory. If not, weights go into the model itself, and decoding
-                must be paused.
-            directory: Directory for adapters; None if whole models arrive.
-        """
-        what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
-        what["staging"] = is_staged
-        what["adapter"] = None
-        if directory is not None and self._engine.adapter is not None:
-            what["adapter"] = {"directory": str(directory), "config": self._engine.adapter.peft_config()}
-        await self._workers("beginning to receive", "receive", what=what)
-        await self._until({_IDLE, _RECEIVING}, "receiving weights", timeout_s=body.timeout_s)
+    async def load_adapter(self, directory: Path) -> None:  # noqa: D102
+        await self._client.add_lora(loading_request(directory))
 
-    async def received(self, body: BeginRequest) -> str | None:
-        """Wait for the last byte, and return the checksum of the received weights; None if no worker computed it."""
-        found = await self._until({_IDLE}, "receiving weights", timeout_s=body.timeout_s)
-        checksums = {progress.checksum for progress in found}
-        if len(checksums) > 1:
-            raise PushError("the workers of this replica did not receive the same weights")
-        return next(iter(checksums), None)
+    async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:  # noqa: D102
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    async def forget(self) -> None:
-        """Have every worker discard what it has received."""
-        await self._workers("discarding the received weights", "forget")
+        parallel, scheduler = self._client.vllm_config.parallel_config, self._client.vllm_config.scheduler_config
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
+        several = int(parallel.data_parallel_size) > 1
+        queues: dict[str, Any] = {}
+        for rank in range(int(parallel.data_parallel_size)):
+            name = f"headrace-probe-{next(self._probe_ids)}"
+            queues[name] = await self._client.add_request(
+                name,
+                {"prompt_token_ids": list(token_ids)},
+                params.clone(),
+                lora_request=self._lora_request,
+                priority=PROBE_PRIORITY if scheduler.policy == "priority" else 0,
+                data_parallel_rank=rank if several else None,
+            )
 
-    async def pause(self) -> None:
-        """Pause decoding; requests stay in flight."""
-        await self._call("holding decoding", self._engine.pause(keep_cache=self._keep_cache))
+        async def answers() -> list[list[float]]:
+            try:
+                return [_prompt_logprobs(await _final(queue), token_ids) for queue in queues.values()]
+            finally:
+                # vLLM ignores requests that have already ended.
+                await self._client.abort(list(queues))
 
-    async def load(self, version: LineageVersion, *, directory: Path | None, timeout_s: float) -> None:
-        """Load the received weights under this version. Decoding must be paused."""
-        if directory is None:
-            await self._call("loading the weights", self._engine.call_workers("load"), timeout_s=timeout_s)
-        else:
-            await self._call("loading the adapter", self._engine.load_adapter(directory), timeout_s=timeout_s)
-        label = str(version)
-        await self._call("naming the version", self._engine.name_version(label), is_fatal=True)
-        read_back = await self._call("reading the version back", self._engine.read_version(), is_fatal=True)
-        if read_back != label:
-            raise self._die(f"policy version {label} was loaded, but the engine reports {read_back}")
-
-    async def resume(self) -> None:
-        """Resume decoding, and take back the cache's memory first if it was released."""
-        if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
-            await self._call("taking back the cache's memory", self._engine.wake("kv_cache"), is_fatal=True)
-        await self._call("resuming decoding", self._engine.resume(), is_fatal=True)
-
-    async def sleep(self) -> None:
-        """Release the engine's memory."""
-        if not isinstance(self._engine, Sleeper):
-            raise PushError("this engine cannot sleep")
-        await self._call("going to sleep", self._engine.sleep(), is_fatal=True)
-
-    async def wake_weights(self) -> None:
-        """Take back the memory of the weights if it was released. Its content is undefined."""
-        if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
-            await self._call("taking back the weights' memory", self._engine.wake("weights"), is_fatal=True)
-
-    async def submit_probe(self, token_ids: Sequence[int]) -> "asyncio.Task[list[list[float]]]":
-        """Queue a probe; see ReceivingEngine. Cancelling the returned task gives the probe up."""
-        answer = await self._call("submitting the probe", self._engine.submit_probe(token_ids))
-        return asyncio.create_task(_wait(answer), name="answer to the probe")
-
-    async def probed(self, answer: Awaitable[list[list[float]]], *, timeout_s: float) -> list[list[float]]:
-        """Return the answer to a probe."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError as error:
-            raise PushError(f"the engine did not score the probe within {timeout_s:.0f} s") from error
-        except Exception as error:  # as in _call
-            raise PushError(f"scoring the probe failed: {_why(error)}") from error
-
-    async def abort_and_pause(self) -> None:
-        """Abort every request, and pause decoding."""
-        await self._call("aborting all requests", self._engine.abort_and_pause(), is_fatal=True)
-
-    async def leave(self) -> None:
-        """Have every worker leave the communicator and give up what it is receiving."""
-        what = "leaving the communicator"
-        await self._workers(what, "leave", is_fatal=True)
-        await self._until({_IDLE}, what, timeout_s=0.0, is_failure_expected=True)
-
-    async def _until(
-        self, phases: set[str], what: str, *, timeout_s: float, is_failure_expected: bool = False
-    ) -> Sequence[Progress]:
-        """Wait until every worker is in one of ``phases``."""
-        deadline = time.monotonic() + timeout_s + self._grace_s
-        while True:
-            asked_at = time.monotonic()
-            found = await self._call(what, self._engine.progress(wait_s=_POLL_S))
-            failures = [progress.failure for progress in found if progress.failure is not None]
-            if failures and not is_failure_expected:
-                raise PushError(f"{what} failed: {failures[0]}")
-            if all(progress.phase in phases for progress in found):
-                return found
-            if (stood_still_s := time.monotonic() - asked_at) > _STOPPED_S:
-                # This process was stopped, and its workers too. They notice only now that their own deadlines have
-                # passed.
-                deadline += stood_still_s
-            if time.monotonic() > deadline:
-                raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s")
-
-    async def _workers(self, what: str, move: str, /, *, is_fatal: bool = False, **arguments: Any) -> list[Any]:
-        return await self._call(what, self._engine.call_workers(move, **arguments), is_fatal=is_fatal)
-
-    async def _call(
-        self,
-        what: str,
-        call: Coroutine[Any, Any, _ResultT],
-        *,
-        timeout_s: float = _CALL_TIMEOUT_S,
-        is_fatal: bool = False,
-    ) -> _ResultT:
-        try:
-            async with asyncio.timeout(timeout_s + self._grace_s):
-                return await call
-        except TimeoutError as error:
-            raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s") from error
-        except Exception as error:  # vLLM raises a bare Exception for any failure in a worker
-            reason = f"{what} failed: {_why(error)}"
-            if is_fatal:
-                raise self._die(reason) from error
-            raise PushError(reason) from error
-
-    def _die(self, reason: str) -> UnavailableError:
-        self._is_stuck = True
-        if not self._is_closed:
-            self._on_fatal(reason)
-        return UnavailableError(reason)
+        return answers()
 
 
-def _why(error: Exception) -> str:
-    """Return the root cause if the engine has died (its client reports only that it died); otherwise the error."""
-    return root_cause(otherwise=str(error) or type(error).__name__)
+async def _final(queue: Any) -> Any:
+    while True:
+        output = await queue.get()
+        if output.finished:
+            return output
 
 
-async def _wait(answer: Awaitable[_ResultT]) -> _ResultT:
-    return await answer
+def _prompt_logprobs(output: Any, token_ids: Sequence[int]) -> list[float]:
+    """Return the logprob of every token of the prompt except the first, which has none."""
+    if output.prompt_logprobs is None:
+        raise PushError("the engine gave the probe up")
+    return [
+        float(at_position[token].logprob)
+        for at_position, token in zip(output.prompt_logprobs[1:], token_ids[1:], strict=True)
+    ]

@@ -2,7 +2,7 @@
 
     python -m services.generator      watch_children()
      +-- EngineCore (spawned)         imports this module as __mp_main__: end_with_parent(), tell_failures()
-          +-- Worker (spawned)        the same; where there are several (lone_worker.py)
+          +-- Worker (spawned)        the same; where there are several (engine_config.py)
 
 Without this, vLLM's engine core outlives a parent that was killed with SIGKILL, and keeps the GPU and gigabytes of
 memory. A vLLM plugin could not do this: an orphaned engine core loads plugins only after it has waited minutes for its

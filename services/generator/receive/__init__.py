@@ -4,8 +4,8 @@
         weight_routes.py                    HTTP: join, begin, commit, abort, sleep (shared/control.py)
         weight_receiver.py                  state: decides which request is allowed now
         weight_swap.py                      the steps of an update: pause, load, resume, compare the probe
-        engine/receiving_engine.py          the engine's calls, each with a deadline
-        engine/vllm_receiving_engine.py     the same calls, made to vLLM
+        guarded_engine.py                   the engine's calls, each with a deadline
+        engine/receiving_engine.py          the same calls, made to vLLM
              |  vLLM's collective_rpc                                     ^  worker/worker_reports.py: progress
              v                                                            |
     every worker process of the engine, or the engine core if it is the only worker

@@ -23,13 +23,12 @@ and the process is expected to end and be restarted.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from functools import cache
+from functools import wraps
 from typing import Any, Literal, TypeVar
-from uuid import uuid4
 
 from services.generator.engine.output_gate import OutputGate
-from services.generator.engine.receiving_engine import GuardedEngine, ReceivingEngine
+from services.generator.engine.receiving_engine import ReceivingEngine
+from services.generator.receive.guarded_engine import GuardedEngine
 from services.generator.receive.weight_swap import WeightSwap
 from shared.control import (
     AbortRequest,
@@ -40,13 +39,13 @@ from shared.control import (
     ReplicaInfo,
     SleepRequest,
 )
-from shared.errors import PushError, UnavailableError, UserError
+from shared.errors import PushError, UnavailableError
 from shared.file_roots import FileRoots
 from shared.lineage import NO_WEIGHTS, LineageVersion
 
 log = logging.getLogger(__name__)
 
-_Body = JoinRequest | BeginRequest | CommitRequest | AbortRequest | SleepRequest
+_BodyT = TypeVar("_BodyT", JoinRequest, BeginRequest, CommitRequest, AbortRequest, SleepRequest)
 _ReplyT = TypeVar("_ReplyT")
 
 
@@ -54,24 +53,40 @@ class ConflictError(PushError):
     """The body is for another run, for an older epoch, or out of turn."""
 
 
-@dataclass(eq=False)
-class _Serving:
-    """One run, from attach to detach."""
+def _in_turn(
+    move: Callable[["WeightReceiver", WeightSwap, _BodyT], Coroutine[Any, Any, _ReplyT]],
+) -> Callable[["WeightReceiver", _BodyT], Coroutine[Any, Any, _ReplyT]]:
+    """Make a move of the run that its body names, after the earlier moves of that run."""
 
-    run_id: str
-    model: str
-    dtype: str
-    swap: WeightSwap
-    engine_id: str = field(default_factory=lambda: uuid4().hex)
-    newest_epoch: int = 0
-    """Newest epoch seen in a join or an abort."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    moves: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
-    """Moves that are in progress or wait for their turn."""
+    @wraps(move)
+    async def made(receiver: "WeightReceiver", body: _BodyT) -> _ReplyT:
+        swap = receiver.require_run(body.run_id)
+
+        async def make() -> _ReplyT:
+            async with swap.turn:
+                receiver.require_run(body.run_id)
+                return await move(receiver, swap, body)
+
+        task = asyncio.create_task(make(), name=f"weight push: {type(body).__name__}")
+        swap.moves.add(task)
+        task.add_done_callback(swap.moves.discard)
+        try:
+            # Not awaited directly: when detach cancels the task, the caller must not be cancelled.
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+        if task.cancelled():
+            raise UnavailableError(f"run {swap.run_id} ended here in the middle of the push")
+        return task.result()
+
+    return made
 
 
 class WeightReceiver:
     """The weights that this replica holds, and the moves of a push.
+
+    Each move raises ConflictError if its body is for another run, for an older epoch, or out of turn, and
+    UnavailableError if the engine is missing or stuck, or if the run ends before the move has ended.
 
     Args:
         replica_id: This replica's stable name.
@@ -81,42 +96,33 @@ class WeightReceiver:
     Attributes:
         fatal: Set when the engine is stuck and the process must end.
         fatal_reason: The reason, as a sentence.
+        outputs: The gate that everything the engine samples must pass.
     """
 
     def __init__(self, *, replica_id: str, weight_roots: FileRoots | None = None, grace_s: float = 10.0) -> None:
         self.fatal = asyncio.Event()
         self.fatal_reason = ""
-        self._outputs = OutputGate()
+        self.outputs = OutputGate()
         self._replica_id = replica_id
         self._weight_roots = weight_roots
         self._grace_s = grace_s
         self._changed = asyncio.Event()
-        self._serving: _Serving | None = None
-
-    @property
-    def policy_version(self) -> int:
-        """Version that was read back from the engine; -1 if it holds no weights of this run."""
-        return self.held_version.policy_version
+        self._swap: WeightSwap | None = None
 
     @property
     def held_version(self) -> LineageVersion:
-        """That version with its incarnation. It changes when the new version was read back and decoding resumes."""
-        return NO_WEIGHTS if self._serving is None else self._serving.swap.held_version
+        """Version that was read back from the engine. It changes when decoding resumes with it."""
+        return NO_WEIGHTS if self._swap is None else self._swap.held_version
 
     @property
     def decoding_is_paused(self) -> bool:
         """Whether decoding is paused."""
-        return self._serving is not None and self._serving.swap.decoding_is_paused
+        return self._swap is not None and self._swap.decoding_is_paused
 
     @property
     def is_asleep(self) -> bool:
         """Whether the engine has released its memory until the next push."""
-        return self._serving is not None and self._serving.swap.engine.is_asleep
-
-    @property
-    def outputs(self) -> OutputGate:
-        """The gate that everything the engine samples must pass."""
-        return self._outputs
+        return self._swap is not None and self._swap.engine.is_asleep
 
     def attach(
         self,
@@ -129,26 +135,29 @@ class WeightReceiver:
         kv_after_push: Literal["recompute", "keep"] = "recompute",
     ) -> None:
         """Receive for ``run_id`` into ``engine``, which has just loaded ``model``."""
-        self._end_serving()
-        guarded = GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die)
+        if self._swap is not None:
+            self._swap.end()
         has_adapters = engine.adapter is not None
-        swap = WeightSwap(
+        self._swap = WeightSwap(
             replica_id=self._replica_id,
-            engine=guarded,
-            outputs=self._outputs,
+            run_id=run_id,
+            model=model,
+            dtype=dtype,
+            engine=GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die),
+            outputs=self.outputs,
             # Adapters are small, and vLLM loads them from files, so they are always staged.
             is_staged=push_staging == "memory" or has_adapters,
             has_adapters=has_adapters,
             on_change=self._notify,
         )
-        self._serving = _Serving(run_id, model, dtype, swap)
         self._notify()
 
     def detach(self) -> None:
         """Stop receiving, because the engine will be stopped or serve another run. Moves in progress are given up."""
-        serving = self._end_serving()
-        if serving is not None:
-            serving.swap.engine.close()
+        swap, self._swap = self._swap, None
+        if swap is not None:
+            swap.end()
+            swap.engine.close()
         self._notify()
 
     def is_open(self, required: LineageVersion) -> bool:
@@ -165,8 +174,8 @@ class WeightReceiver:
 
     def info(self) -> ReplicaInfo:
         """Return the description of this replica and of the weights that it holds."""
-        serving = self._serving
-        if serving is None:
+        swap = self._swap
+        if swap is None:
             return ReplicaInfo(
                 replica_id=self._replica_id,
                 run_id=None,
@@ -180,23 +189,22 @@ class WeightReceiver:
                 policy_version=NO_WEIGHTS.policy_version,
                 is_held=False,
             )
-        swap, engine = serving.swap, serving.swap.engine
-        has_wire = engine.transports != ["simulated"]  # not needed for simulated pushes, and importing torch is slow
+        engine = swap.engine
         return ReplicaInfo(
             replica_id=self._replica_id,
-            run_id=serving.run_id,
-            model=serving.model,
+            run_id=swap.run_id,
+            model=swap.model,
             transports=engine.transports,
-            torch_version=_torch_version() if has_wire else "",
-            nccl_version=_nccl_version() if has_wire else None,
+            torch_version=engine.torch_version,
+            nccl_version=engine.nccl_version,
             num_workers=engine.num_workers,
-            dtype=serving.dtype,
+            dtype=swap.dtype,
             epoch=swap.epoch,
             policy_version=swap.held_version.policy_version,
             incarnation=swap.held_version.incarnation,
             is_held=swap.decoding_is_paused,
             staged_checksum=swap.staged_checksum,
-            engine_id=serving.engine_id,
+            engine_id=swap.engine_id,
             device_uuid=engine.device_uuid,
             is_asleep=engine.is_asleep,
         )
@@ -204,137 +212,65 @@ class WeightReceiver:
     async def join(self, body: JoinRequest) -> ReplicaInfo:
         """Have all workers enter a new communicator. Decoding continues.
 
-        Raises:
-            ConflictError: Another run, an epoch that is not newer, or incompatible releases of torch or NCCL.
-            PushError: The rendezvous failed, or weights may not be read from the directory in the body.
-            UnavailableError: The engine is missing or stuck, or the run ended.
+        Raises PushError if the rendezvous failed, or if weights may not be read from the directory in the body.
         """
-        self._check_run(body)
-        if body.weight_dir is not None and self._weight_roots is not None:
-            try:
-                await asyncio.to_thread(self._weight_roots.require, body.weight_dir, field="weight_dir")
-            except UserError as error:
-                raise PushError(str(error)) from error
-        if reason := _incompatibility(self.info(), body):
+        if reason := await self.require_run(body.run_id).engine.why_not_enter(body, weight_roots=self._weight_roots):
             raise ConflictError(reason)
+        return await self._join(body)
 
-        async def move(serving: _Serving) -> ReplicaInfo:
-            if body.epoch <= serving.newest_epoch:
-                raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {serving.newest_epoch}")
-            serving.newest_epoch = body.epoch
-            await serving.swap.enter(body)
-            return self.info()
+    @_in_turn
+    async def _join(self, swap: WeightSwap, body: JoinRequest) -> ReplicaInfo:
+        if body.epoch <= swap.newest_epoch:
+            raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {swap.newest_epoch}")
+        swap.newest_epoch = body.epoch
+        await swap.enter(body)
+        return self.info()
 
-        return await self._in_turn(body, move)
+    @_in_turn
+    async def begin(self, swap: WeightSwap, body: BeginRequest) -> ReplicaInfo:
+        """Start to receive. Without staging, pause decoding first.
 
-    async def begin(self, body: BeginRequest) -> ReplicaInfo:
-        """Start to receive. Returns once the parameters are known to be the model's. Without staging, pause decoding
-        first.
-
-        Raises:
-            ConflictError: Another run or epoch, or a push is in progress.
-            PushError: Decoding could not be paused, or the announced parameters do not match the model's.
-            UnavailableError: The engine is missing or stuck, or the run ended.
+        Returns once the parameters are known to be the model's. Raises PushError if they are not, or if decoding could
+        not be paused.
         """
+        if body.epoch != swap.epoch:
+            raise ConflictError(f"this replica is in epoch {swap.epoch}, not {body.epoch}; join first")
+        if swap.update is not None:
+            raise ConflictError(f"policy version {swap.update.body.policy_version} is being received; abort it")
+        await swap.begin(body)
+        return self.info()
 
-        async def move(serving: _Serving) -> ReplicaInfo:
-            swap = serving.swap
-            if body.epoch != swap.epoch:
-                raise ConflictError(f"this replica is in epoch {swap.epoch}, not {body.epoch}; join first")
-            if swap.update is not None:
-                raise ConflictError(f"policy version {swap.update.body.policy_version} is being received; abort it")
-            await swap.begin(body)
-            return self.info()
-
-        return await self._in_turn(body, move)
-
-    async def commit(self, body: CommitRequest) -> CommitReply:
+    @_in_turn
+    async def commit(self, swap: WeightSwap, body: CommitRequest) -> CommitReply:
         """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
 
-        Raises:
-            ConflictError: Another run or epoch, or that version is not being received.
-            PushError: The update failed; the diagram above shows the resulting state.
-            UnavailableError: The engine is missing or stuck, or the run ended.
+        Raises PushError if the update failed; the diagram above shows the resulting state.
         """
+        update = swap.update
+        announced = None if update is None else (update.body.epoch, update.body.policy_version)
+        if update is None or update.receiving is None or announced != (body.epoch, body.policy_version):
+            raise ConflictError(f"policy version {body.policy_version} of epoch {body.epoch} is not being received")
+        return await swap.commit(update, update.receiving, body)
 
-        async def move(serving: _Serving) -> CommitReply:
-            update = serving.swap.update
-            announced = None if update is None else (update.body.epoch, update.body.policy_version)
-            if update is None or update.receiving is None or announced != (body.epoch, body.policy_version):
-                raise ConflictError(f"policy version {body.policy_version} of epoch {body.epoch} is not being received")
-            return await serving.swap.commit(update, update.receiving, body)
+    @_in_turn
+    async def abort(self, swap: WeightSwap, body: AbortRequest) -> ReplicaInfo:
+        """Give an update up and leave the communicator. Raises PushError if the engine did not leave it."""
+        if body.epoch < swap.newest_epoch:
+            raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {swap.newest_epoch}")
+        swap.newest_epoch = body.epoch
+        await swap.leave(body.reason)
+        return self.info()
 
-        return await self._in_turn(body, move)
-
-    async def abort(self, body: AbortRequest) -> ReplicaInfo:
-        """Give an update up and leave the communicator.
-
-        Raises:
-            ConflictError: Another run, or an older epoch.
-            PushError: The engine did not leave the communicator.
-            UnavailableError: The engine is missing or stuck, or the run ended.
-        """
-
-        async def move(serving: _Serving) -> ReplicaInfo:
-            if body.epoch < serving.newest_epoch:
-                raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {serving.newest_epoch}")
-            serving.newest_epoch = body.epoch
-            await serving.swap.leave(body.reason)
-            return self.info()
-
-        return await self._in_turn(body, move)
-
-    async def sleep(self, body: SleepRequest) -> ReplicaInfo:
+    @_in_turn
+    async def sleep(self, swap: WeightSwap, body: SleepRequest) -> ReplicaInfo:
         """Pause decoding, and release the engine's GPU memory until the next push.
 
-        Raises:
-            ConflictError: Another run or epoch, or a push is in progress.
-            PushError: This engine cannot sleep.
-            UnavailableError: The engine is missing or stuck, or the run ended.
+        Raises PushError if this engine cannot sleep.
         """
-
-        async def move(serving: _Serving) -> ReplicaInfo:
-            swap = serving.swap
-            if body.epoch != swap.epoch or swap.update is not None:
-                raise ConflictError("this replica is in another epoch, or in the middle of a push")
-            await swap.sleep()
-            return self.info()
-
-        return await self._in_turn(body, move)
-
-    async def _in_turn(self, body: _Body, move: Callable[[_Serving], Coroutine[Any, Any, _ReplyT]]) -> _ReplyT:
-        """Make a move after the earlier ones have ended.
-
-        Raises:
-            ConflictError: Another run.
-            UnavailableError: The engine is missing or stuck, or the run ended before the move did.
-        """
-        serving = self._check_run(body)
-
-        async def make() -> _ReplyT:
-            async with serving.lock:
-                self._check_run(body)
-                return await move(serving)
-
-        task = asyncio.create_task(make(), name=f"weight push: {type(body).__name__}")
-        serving.moves.add(task)
-        task.add_done_callback(serving.moves.discard)
-        try:
-            # Not awaited directly: when detach cancels the task, the caller must not be cancelled.
-            await asyncio.wait({task})
-        finally:
-            task.cancel()
-        if task.cancelled():
-            raise UnavailableError(f"run {serving.run_id} ended here in the middle of the push")
-        return task.result()
-
-    def _end_serving(self) -> _Serving | None:
-        serving, self._serving = self._serving, None
-        if serving is not None:
-            for move in serving.moves:
-                move.cancel()
-            serving.swap.end()
-        return serving
+        if body.epoch != swap.epoch or swap.update is not None:
+            raise ConflictError("this replica is in another epoch, or in the middle of a push")
+        await swap.sleep()
+        return self.info()
 
     def _die(self, reason: str) -> None:
         log.error("the engine cannot continue: %s", reason)
@@ -345,45 +281,17 @@ class WeightReceiver:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _check_run(self, body: _Body) -> _Serving:
-        if self._serving is None:
+    def require_run(self, run_id: str) -> WeightSwap:
+        """Return the weights of this run.
+
+        Raises:
+            ConflictError: Another run is served here.
+            UnavailableError: The engine is missing or stuck.
+        """
+        if self._swap is None:
             raise UnavailableError("this replica has not loaded a model yet; ask again when GET reports one")
         if self.fatal.is_set():
             raise UnavailableError(self.fatal_reason)
-        if body.run_id != self._serving.run_id:
-            raise ConflictError(f"this replica serves run {self._serving.run_id}, not {body.run_id}")
-        return self._serving
-
-
-def _incompatibility(mine: ReplicaInfo, body: JoinRequest) -> str | None:
-    """Return why this replica cannot enter the communicator, or None."""
-    if body.transport not in mine.transports:
-        return f"this replica receives over {', '.join(mine.transports)}, not over {body.transport}"
-    if body.transport not in ("disk", "simulated") and _release(body.torch_version) != _release(mine.torch_version):
-        return f"this replica runs torch {mine.torch_version}, the trainer {body.torch_version}"
-    if body.transport == "nccl" and body.nccl_version != mine.nccl_version:
-        return f"this replica runs NCCL {mine.nccl_version}, the trainer {body.nccl_version}"
-    return None
-
-
-def _release(version: str) -> str:
-    return version.partition("+")[0]
-
-
-@cache
-def _torch_version() -> str:
-    """Return torch's version, with its build. Imports torch only when called."""
-    import torch
-
-    return str(torch.__version__)
-
-
-@cache
-def _nccl_version() -> str | None:
-    """Return the version of torch's NCCL; None in a build without CUDA. Imports torch only when called."""
-    import torch
-
-    if torch.version.cuda is None:
-        return None
-    cuda: Any = torch.cuda  # partly untyped
-    return ".".join(str(part) for part in cuda.nccl.version())
+        if run_id != self._swap.run_id:
+            raise ConflictError(f"this replica serves run {self._swap.run_id}, not {run_id}")
+        return self._swap

@@ -15,17 +15,18 @@ affect the next run.
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 from services.generator.engine.adapter import adapter_directory
-from services.generator.engine.output_gate import OutputGate
-from services.generator.engine.receiving_engine import GuardedEngine
-from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, Probe
+from services.generator.engine.output_gate import OutputGate, compare
+from services.generator.receive.guarded_engine import GuardedEngine
+from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest
 from shared.errors import HeadraceError, PushError
 from shared.lineage import NO_WEIGHTS, LineageVersion, incarnation_of
 
@@ -53,6 +54,9 @@ class WeightSwap:
 
     Args:
         replica_id: This replica's stable name.
+        run_id: The run's id.
+        model: Model of the engine.
+        dtype: Dtype of its weights.
         engine: Receives and loads weights.
         outputs: The gate that everything the engine samples must pass.
         is_staged: Whether arriving weights are staged. If not, decoding is paused while they arrive.
@@ -60,25 +64,39 @@ class WeightSwap:
         on_change: Called when ``held_version`` or ``decoding_is_paused`` has changed.
 
     Attributes:
+        engine_id: Another one for each engine and run.
         epoch: Current communicator epoch; 0 means none.
+        newest_epoch: Newest epoch seen in a join or an abort.
         held_version: Version of this run's weights, as read back from the engine.
         decoding_is_paused: Whether decoding is paused.
         staged_checksum: Checksum of the staged weights; None if they are not complete.
         update: The update in progress, or None.
+        turn: Held by the move of a push that is in progress.
+        moves: The moves that are in progress or wait for their turn. ``end`` cancels them.
     """
 
     def __init__(
         self,
         *,
         replica_id: str,
+        run_id: str,
+        model: str,
+        dtype: str,
         engine: GuardedEngine,
         outputs: OutputGate,
         is_staged: bool,
         has_adapters: bool,
         on_change: Callable[[], None],
     ) -> None:
+        self.run_id = run_id
+        self.model = model
+        self.dtype = dtype
         self.engine = engine
+        self.engine_id = uuid4().hex
         self.epoch = 0
+        self.newest_epoch = 0
+        self.turn = asyncio.Lock()
+        self.moves: set[asyncio.Task[Any]] = set()
         self.held_version = NO_WEIGHTS
         self.decoding_is_paused = False
         self.staged_checksum: str | None = None
@@ -90,7 +108,9 @@ class WeightSwap:
         self._on_change = on_change
 
     def end(self) -> None:
-        """Give up the update in progress. Outputs of weights that were not verified are refused."""
+        """Give up all moves and the update in progress. Outputs of weights that were not verified are refused."""
+        for move in self.moves:
+            move.cancel()
         if self.update is not None:
             if self.update.receiving is not None:
                 self.update.receiving.cancel()
@@ -220,37 +240,22 @@ class WeightSwap:
     async def _verify(
         self, body: CommitRequest, answer: "asyncio.Task[list[list[float]]] | None"
     ) -> tuple[float | None, str | None]:
-        """Open the output gate if the loaded version's probe agrees with the trainer's; otherwise refuse it."""
+        """Open the output gate if the loaded version's probe agrees with the trainer's; otherwise refuse it.
+
+        Returns the largest difference in nats, and a sentence if the weights must not be served.
+        """
         difference, failure = None, None
         if body.probe is not None and answer is not None:
-            difference, failure = await self._compare(body.probe, answer)
+            try:
+                answers = await self.engine.probed(answer, timeout_s=body.probe.timeout_s)
+                difference, failure = compare(body.probe, answers)
+            except PushError as error:
+                failure = str(error)
         if failure is None:
             self._outputs.open()
         else:
             await self._refuse(f"policy version {body.policy_version} failed its probe: {failure}")
         return difference, failure
-
-    async def _compare(
-        self, probe: Probe, answer: "asyncio.Task[list[list[float]]]"
-    ) -> tuple[float | None, str | None]:
-        """Compare the engine's logprobs of a probe with the trainer's; the trainer holds the same weights.
-
-        Returns the largest difference in nats, and a sentence if the weights must not be served.
-        """
-        try:
-            answers = await self.engine.probed(answer, timeout_s=probe.timeout_s)
-        except PushError as error:
-            return None, str(error)
-        pairs = [(mine, theirs) for logprobs in answers for mine, theirs in zip(logprobs, probe.logprobs, strict=True)]
-        if not all(math.isfinite(mine) for mine, _ in pairs):
-            return None, "its logprobs of the probe are not all finite numbers"
-        worst = max(abs(mine - theirs) for mine, theirs in pairs)
-        if worst <= probe.tolerance:
-            return worst, None
-        return worst, (
-            f"its logprobs of the probe are off by up to {worst:.3g} nats, and {probe.tolerance:.3g} are tolerated "
-            "(push_probe_tolerance)"
-        )
 
     async def _refuse(self, reason: str) -> None:
         """Take the version out of service, and refuse everything that it has sampled."""

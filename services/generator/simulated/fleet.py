@@ -173,7 +173,9 @@ class SimulatedFleet:
 
     def _show_weights(self) -> None:
         """Show the oldest version of all replicas, and whether any of them holds decoding."""
-        self._metrics.policy_version.set(min(replica.receiver.policy_version for replica in self._replicas))
+        self._metrics.policy_version.set(
+            min(replica.receiver.held_version.policy_version for replica in self._replicas)
+        )
         self._metrics.decoding_is_paused.set(any(replica.receiver.decoding_is_paused for replica in self._replicas))
 
     def _wait_for(self, phase: str) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from services.generator.simulated.transfer import IDLE, RECEIVING
 from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.staged_weights import Spec, StagedWeights
-from services.generator.worker.worker_reports import Progress
+from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
 
 
 class GlooTransfer:

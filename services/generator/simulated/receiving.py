@@ -16,8 +16,8 @@ from typing import Any
 from services.generator.engine.adapter import AdapterSpec
 from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
-from services.generator.simulated.transfer import IDLE, RECEIVING, Transfer
-from services.generator.worker.worker_reports import Progress
+from services.generator.simulated.transfer import Transfer
+from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
 from shared.control import Transport
 from shared.lineage import LineageVersion
 

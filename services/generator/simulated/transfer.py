@@ -4,8 +4,6 @@ from typing import Any, Protocol
 
 from services.generator.worker.worker_reports import Progress
 
-IDLE, RECEIVING = "idle", "receiving"
-
 
 class Transfer(Protocol):
     """The only worker of a simulated replica: the moves of worker_transfer.WorkerTransfer. Each returns at once."""

@@ -16,9 +16,9 @@ import safetensors.torch
 import torch
 
 from services.generator.worker.staged_weights import StagedWeights
+from shared.control import DiskPlace
 from shared.errors import PushError
 from shared.weights.weight_manifest import Manifest, read_file, read_manifest
-from shared.weights.weight_places import DiskPlace
 from shared.weights.weight_store import WeightStore, open_store
 
 _MAX_CHAIN = 1024

@@ -1,6 +1,6 @@
-"""The receiving end of the wire within one GPU; ipc_communicator.py in the trainer has the diagram.
+"""The receiving end of the wire within one GPU; gloo_communicator.py in the trainer has the diagram.
 
-The trainer's buffer is mapped from the fields of the join body (weight_places.py). Each field is checked, and none
+The trainer's buffer is mapped from the fields of the join body (IpcBuffer). Each field is checked, and none
 is unpickled. A chunk is copied before it is confirmed, so the yielded parameters belong to this process.
 """
 
@@ -14,7 +14,7 @@ import torch
 
 from services.generator.worker.gloo_wire import GlooWire, cut, num_bytes, unpack
 from services.generator.worker.staged_weights import Spec
-from shared.weights.weight_places import IpcBuffer
+from shared.control import IpcBuffer
 
 cuda: Any = torch.cuda  # partly untyped
 _REF_COUNTER = re.compile(rb"/torch_[0-9a-zA-Z_]{1,100}")

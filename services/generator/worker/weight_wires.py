@@ -19,7 +19,7 @@ from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.ipc_wire import IpcWire, map_buffer
 from services.generator.worker.staged_weights import Spec, StagedWeights
-from shared.weights.weight_places import DiskPlace, IpcBuffer
+from shared.control import DiskPlace, IpcBuffer
 
 
 class ChunkWire(Protocol):

@@ -15,6 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+ENTERING, CHECKING, RECEIVING, IDLE = "entering", "checking", "receiving", "idle"
+"""Phases of a worker."""
 _MAX_BYTES = 32 * 1024
 _MAX_FAILURE_CHARACTERS = 2000
 _LOST_S = 0.5

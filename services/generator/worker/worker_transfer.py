@@ -10,7 +10,7 @@ Meanwhile the main loop answers ``progress`` and continues to decode. A blocking
 sending, does not stop the engine. Without staging, the thread loads arriving weights into the model at once, and the
 caller must pause decoding first.
 
-The moves come from receiving_engine.py in the generator's process: vLLM's ``collective_rpc`` calls WorkerExtension.
+The moves come from guarded_engine.py in the generator's process: vLLM's ``collective_rpc`` calls WorkerExtension.
 """
 
 import contextlib
@@ -28,11 +28,10 @@ from services.generator.worker.model_check import FullSet, check_adapters
 from services.generator.worker.model_load import CheckedReload, write_adapters
 from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_device
 from services.generator.worker.weight_wires import Wire, open_wire, receive_version
-from services.generator.worker.worker_reports import Progress, ReportTo
+from services.generator.worker.worker_reports import CHECKING, ENTERING, IDLE, RECEIVING, Progress, ReportTo
 from shared.weights import weight_checksum
 
 cuda: Any = torch.cuda  # partly untyped
-ENTERING, CHECKING, RECEIVING, IDLE = "entering", "checking", "receiving", "idle"
 _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load"})
 
 

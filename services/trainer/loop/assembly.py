@@ -29,8 +29,7 @@ from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.intake import Intake
 from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.outflow import Outflow
-from services.trainer.loop.probe_prompt import make_prober
-from services.trainer.loop.push_schedule import PushSchedule, Sender
+from services.trainer.loop.push_schedule import PushSchedule, Sender, make_prober
 from services.trainer.loop.reconcile import missing_groups, withdraw_unsampled
 from services.trainer.loop.reporting import Reporting
 from services.trainer.loop.run_context import RunContext

@@ -1,8 +1,10 @@
-"""Decides when to push weights, and counts the results.
+"""Decides when to push weights and what prompt generators score afterwards, and counts the results.
 
 A push is due when the newest policy version was not pushed yet, or when a live generator does not hold it: a replica
 that starts late, or comes back, is bootstrapped without waiting for the next step. To find out, every replica is asked,
 which takes a good part of a second with hundreds of replicas. Asking is limited to a tenth of the time.
+
+The prompt of the probe is the beginning of the data set, encoded for the model.
 """
 
 import itertools
@@ -11,10 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from services.trainer.push.prober import Prober
+from services.trainer.loop.admission import Encoder, PromptRows
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.push.prober import MAX_TOKENS, Prober, tolerance_of
 from services.trainer.push.push_result import PushResult
 from services.trainer.telemetry.run_log import RunLog
+from shared.errors import UserError
 from shared.redis.run_record import Waiting
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +28,7 @@ _RETRY_AFTER_S = 1.0
 _SHARE_OF_ASKING = 0.1
 _ASKED_WITHIN_S = 5.0
 _MAX_TOLD, _MAX_REASON_CHARS = 8, 500
+_MAX_PROBE_ROWS = 64
 
 
 class Sender(Protocol):
@@ -171,3 +178,30 @@ class PushSchedule:
         if self._last.probe_max_diff is not None:
             metrics["push/probe_max_diff"] = self._last.probe_max_diff
         return metrics
+
+
+def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: PromptRows) -> Prober | None:
+    """Return the prober of a run; None if probing is off, or if no prompt has enough tokens."""
+    is_quantised = config.load_in_4bit or config.vllm.get("quantization") is not None
+    tolerance = tolerance_of(config.push_probe_tolerance, dtype=config.dtype, is_quantised=is_quantised)
+    if tolerance is None:
+        return None
+    token_ids = _first_tokens(encoder, rows, longest=max(2, min(MAX_TOKENS, config.max_prompt_length or MAX_TOKENS)))
+    if len(token_ids) < 2:  # the first token has no logprob
+        return None
+    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, is_alone=core.num_ranks == 1)
+
+
+def _first_tokens(encoder: Encoder, rows: PromptRows, *, longest: int) -> list[int]:
+    token_ids: list[int] = []
+    for number in range(_MAX_PROBE_ROWS):
+        row = rows.row_at(number)
+        if row.problem is not None:
+            continue
+        try:
+            token_ids += encoder.encode(row.prompt)
+        except UserError:
+            continue
+        if len(token_ids) >= longest:
+            break
+    return token_ids[:longest]

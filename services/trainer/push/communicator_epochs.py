@@ -1,71 +1,103 @@
-"""The communicator epochs of one trainer incarnation: which communicator is open, and which replicas are its members.
+"""The communicator epochs of one trainer incarnation, and the steps of a push in the newest of them.
 
-    same members, same transport                 --> keep the open communicator
-    anything else                                --> close it and open a new one
-    a transport without a wire, a late replica   --> it joins the open communicator
+    enter       same members, same transport                  --> keep the open communicator
+                anything else                                 --> close it and open a new one
+                a transport without a wire, a late replica    --> it joins the open communicator
+    join        the new members and the trainer enter the communicator
+    begin       members check the announcement and start to receive
+    broadcast   every chunk is sent, and members are asked meanwhile whether they are still there
+    commit      members load what they received
+    abort       close the communicator; members leave it and keep their old weights
+
+Members are called concurrently. If a join, a begin or the broadcast fails, or has not ended shortly before the
+deadline, the communicator is closed, and blame.py finds the replicas that caused it. Commits are independent: a member
+that holds the new version keeps it, even if others fail.
 
 Epochs are numbered within an incarnation, and each number begins with the incarnation (lineage.py), so they rise across
-incarnations too. Members are also asked here to give up an epoch, and to release their GPU memory until the next push.
+incarnations too.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeVar
 
-import torch
-
-from services.trainer.push.blame import AttemptError
-from services.trainer.push.communicator import Communicator, GlooCommunicator, NcclCommunicator, NoWire
-from services.trainer.push.ipc_communicator import IpcCommunicator, own_device_uuid
-from services.trainer.push.membership import Abilities
-from services.trainer.push.nccl import nccl_version
+from services.trainer.deadline_thread import in_thread
+from services.trainer.push.blame import (
+    OURSELVES,
+    SETTLE_S,
+    AttemptError,
+    all_answer,
+    error_of,
+    late_at,
+    time_for_members,
+    who_left,
+)
+from services.trainer.push.communicator import Communicator, chunk_bytes, open_communicator
+from services.trainer.push.membership import Abilities, rank_offsets
+from services.trainer.push.packing import Parcel, SentDigests, pack
 from services.trainer.push.replicas import Fleet, Member, Replica
-from shared.control import AbortRequest, ReplicaInfo, SleepRequest, Transport
+from shared.control import (
+    AbortRequest,
+    BeginRequest,
+    CommitReply,
+    CommitRequest,
+    JoinRequest,
+    Probe,
+    ReplicaInfo,
+    SleepRequest,
+    Transport,
+)
 from shared.errors import HeadraceError, PushError
 from shared.lineage import epoch_of
 
 log = logging.getLogger(__name__)
 
-BUFFER_BYTES = 16 * 1024 * 1024
-"""Chunk size over gloo. Three chunks are packed, sent and staged in parallel. Memory of this size is reused, while
-larger blocks are allocated anew."""
-_GPU_BUFFER_BYTES = 256 * 1024 * 1024
-"""Chunk size between GPUs, where each chunk costs a call and a wait."""
 _ABORT_TIMEOUT_S = 5.0
+_WATCH_EVERY_S = 1.0
+_ResultT = TypeVar("_ResultT")
 
 
 class CommunicatorEpochs:
-    """Holds the open communicator, if there is one.
+    """Holds the open communicator, if there is one, and takes its members through the steps of a push.
+
+    ``join``, ``begin`` and ``broadcast`` raise AttemptError when a member fails or the deadline (monotonic) passes.
 
     Args:
         run_id: The run's id.
         incarnation: The trainer's incarnation.
+        own: Versions of the trainer, sent in the join body.
         bind_address: Address of this machine that the generators can reach.
         buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
 
     Attributes:
         current: Number of the newest epoch; 0 before the first.
-        bind_address: See above.
     """
 
-    def __init__(self, *, run_id: str, incarnation: int, bind_address: str, buffer_bytes: int | None) -> None:
+    def __init__(
+        self, *, run_id: str, incarnation: int, own: Abilities, bind_address: str, buffer_bytes: int | None
+    ) -> None:
         self.current = 0
+        self._transport: Transport | None = None
         self._run_id = run_id
         self._incarnation = incarnation
-        self.bind_address = bind_address
-        self._buffer_bytes = buffer_bytes
+        self._own = own
+        self._bind_address = bind_address
+        self._wanted_buffer_bytes = buffer_bytes
+        self._buffer_bytes = 0
         self._num_epochs = 0
         self._communicator: Communicator | None = None
         self._members: set[str] = set()
-        self._transport: Transport | None = None
 
     @property
     def transport(self) -> Transport | None:
-        """The transport of the newest epoch; None before the first."""
+        """Transport of the newest epoch; None before the first."""
         return self._transport
 
-    def enter(self, fleet: Fleet) -> tuple[Communicator, dict[str, Member]]:
-        """Return the communicator of a push, and the replicas that have to join it: none, all, or only late ones.
+    def enter(self, fleet: Fleet) -> dict[str, Member]:
+        """Keep the communicator or open a new one, and return the replicas that have to join it: none, all, or late
+        ones.
 
         A wire has a fixed set of members, so a new member needs a new epoch. Without a wire, a late replica joins the
         current epoch and the other members stay.
@@ -74,19 +106,170 @@ class CommunicatorEpochs:
             AttemptError: A new communicator cannot be opened now.
         """
         outside = {name: member for name, member in fleet.ready.items() if member.info.epoch != self.current}
-        communicator = self._communicator if self._transport == fleet.requirements.transport else None
+        communicator = self._communicator if self._transport == fleet.transport else None
         if communicator is not None and not communicator.is_streamed:
             # A replica that has left this epoch would refuse to join it again.
             if not outside.keys() & self._members:
                 self._members |= outside.keys()
-                return communicator, outside
+                return outside
         elif communicator is not None and not outside and set(fleet.ready) == self._members:
-            return communicator, {}
-        return self._open(fleet), fleet.ready
+            return {}
+        self.close()
+        self._num_epochs += 1
+        self.current = epoch_of(self._incarnation, self._num_epochs)
+        self._transport = fleet.transport
+        self._buffer_bytes = self._wanted_buffer_bytes or chunk_bytes(fleet.transport)
+        try:
+            self._communicator = open_communicator(
+                fleet.transport, address=self._bind_address, buffer_bytes=self._buffer_bytes
+            )
+        except PushError as error:
+            raise AttemptError(str(error), blamed={}) from error
+        self._members = set(fleet.ready)
+        return fleet.ready
 
-    def chunk_bytes(self, transport: Transport) -> int:
-        """Return the size after which a chunk is cut, in bytes."""
-        return self._buffer_bytes or (_GPU_BUFFER_BYTES if transport in ("nccl", "ipc") else BUFFER_BYTES)
+    async def join(self, newcomers: Mapping[str, Member], *, weight_dir: str | None, deadline: float) -> None:
+        """Have the workers of these replicas enter the communicator, and enter it too.
+
+        ``weight_dir`` is the directory of the run's versions, for disk.
+        """
+        communicator = self._opened()
+        offsets, world_size = rank_offsets({name: member.info.num_workers for name, member in newcomers.items()})
+        timeout_s = _time_for_members(deadline)
+
+        def body(replica_id: str) -> JoinRequest:
+            assert self._transport is not None
+            return JoinRequest(
+                run_id=self._run_id,
+                epoch=self.current,
+                transport=self._transport,
+                master_address=self._bind_address,
+                master_port=communicator.port,
+                rank_offset=offsets[replica_id],
+                world_size=world_size,
+                torch_version=self._own.torch_version,
+                nccl_version=self._own.nccl_version,
+                buffer_bytes=self._buffer_bytes,
+                timeout_s=timeout_s,
+                nccl_unique_id=communicator.nccl_unique_id,
+                ipc_buffer=communicator.export(),
+                weight_dir=weight_dir,
+            )
+
+        def rendezvous() -> None:
+            communicator.rendezvous(world_size=world_size, timeout_s=timeout_s)
+
+        calls: dict[str, Coroutine[Any, Any, Any]] = {
+            name: member.replica.join(body(name), timeout_s=_left(deadline) + SETTLE_S)
+            for name, member in newcomers.items()
+        }
+        calls[OURSELVES] = _off_loop(rendezvous, "rendezvous", deadline=deadline)
+        await all_answer("join", calls, deadline=deadline, close=communicator.close)
+
+    async def begin(self, members: Mapping[str, Member], parcel: Parcel, *, deadline: float) -> None:
+        """Have the members check the announcement and start to receive."""
+        body = BeginRequest(
+            run_id=self._run_id,
+            epoch=self.current,
+            policy_version=parcel.policy_version,
+            names=list(parcel.announced.names),
+            dtype_names=parcel.announced.dtype_names,
+            shapes=[list(shape) for shape in parcel.announced.shapes],
+            timeout_s=_time_for_members(deadline),
+            encoding=parcel.encoding,
+            sizes=None if parcel.sizes is None else list(parcel.sizes),
+            base_checksum=parcel.base_checksum,
+            place=parcel.place,
+        )
+        left = _left(deadline) + SETTLE_S
+        calls = {name: member.replica.begin(body, timeout_s=left) for name, member in members.items()}
+        await all_answer("begin", calls, deadline=deadline, close=self._opened().close)
+
+    async def broadcast(self, members: Mapping[str, Member], parcel: Parcel, *, deadline: float) -> str | None:
+        """Send everything, and return its checksum. Without a wire, nothing is sent.
+
+        A member that fails leaves the communicator. It is found by asking all members whether they are still in it.
+        """
+        communicator = self._opened()
+        if not communicator.is_streamed:
+            return parcel.checksum
+        digests = SentDigests()
+        attempted = CommitRequest(
+            run_id=self._run_id, epoch=self.current, policy_version=parcel.policy_version, timeout_s=SETTLE_S
+        )
+
+        def send() -> str:
+            weights = parcel.tensors()
+            sent = weights if parcel.checksum is not None else digests.watching(weights)
+            for chunk in pack(sent, parcel.travelling, buffer_bytes=self._buffer_bytes):
+                communicator.broadcast(chunk, timeout_s=_left(deadline))
+            communicator.finish(timeout_s=_left(deadline))
+            return digests.checksum() if parcel.checksum is None else parcel.checksum
+
+        async def ask() -> dict[str, str]:
+            return await who_left(members, attempted, settle_s=SETTLE_S, patient_until=late_at(deadline))
+
+        async def watch() -> dict[str, str]:
+            # Without this the send would wait for a stopped process, which keeps its connections.
+            while True:
+                await asyncio.sleep(_WATCH_EVERY_S)
+                if gone := await ask():
+                    return gone
+
+        sending = asyncio.create_task(_off_loop(send, "broadcast", deadline=deadline), name="push broadcast")
+        watching = asyncio.create_task(watch(), name="push watch members")
+        try:
+            await asyncio.wait(
+                {sending, watching}, timeout=max(_left(deadline), 0.0), return_when=asyncio.FIRST_COMPLETED
+            )
+            failure = error_of(sending)
+            if failure is None:
+                return sending.result()
+            is_late = time.monotonic() >= late_at(deadline)
+            gone = watching.result() if watching.done() else await ask()
+            blamed = {} if is_late else gone
+            communicator.close()
+            raise AttemptError(f"broadcast: {next(iter(blamed.values()), failure)}", blamed=blamed)
+        finally:
+            sending.cancel()
+            watching.cancel()
+            await asyncio.gather(sending, watching, return_exceptions=True)
+
+    async def commit(
+        self,
+        members: Mapping[str, Member],
+        *,
+        policy_version: int,
+        checksum: str | None,
+        probe: Probe | None,
+        deadline: float,
+    ) -> tuple[dict[str, CommitReply], dict[str, str]]:
+        """Have the members load what they received. Return the replies, and the reason of each failure.
+
+        A member whose reply shows a wrong version or a failed probe appears in both.
+        """
+        body = CommitRequest(
+            run_id=self._run_id,
+            epoch=self.current,
+            policy_version=policy_version,
+            timeout_s=_time_for_members(deadline),
+            checksum=checksum,
+            probe=probe,
+        )
+        left = _left(deadline)
+        answers = await _ask_all(members.values(), lambda replica: replica.commit(body, timeout_s=left))
+        replies: dict[str, CommitReply] = {}
+        failed: dict[str, str] = {}
+        for name, answer in zip(members, answers, strict=True):
+            if isinstance(answer, HeadraceError):
+                failed[name] = f"commit: {answer}"
+                continue
+            replies[name] = answer
+            if answer.policy_version != policy_version:
+                failed[name] = f"it read back policy version {answer.policy_version} after {policy_version} was pushed"
+            elif answer.probe_failure is not None:
+                failed[name] = f"after the push {answer.probe_failure}"
+        return replies, failed
 
     async def abort(self, members: Iterable[Member], *, reason: str) -> list[ReplicaInfo]:
         """Close the communicator, have these members give it up, and return the states that they answer with."""
@@ -94,29 +277,19 @@ class CommunicatorEpochs:
         if not self.current:
             return []  # no replica knows of this push yet
         body = AbortRequest(run_id=self._run_id, epoch=self.current, reason=reason[:500])
-
-        async def one(replica: Replica) -> ReplicaInfo | None:
-            try:
-                return await replica.abort(body, timeout_s=_ABORT_TIMEOUT_S)
-            except HeadraceError as error:
-                log.info("abort was not confirmed: %s", error)
-                return None
-
-        answers = await asyncio.gather(*(one(member.replica) for member in members))
-        return [info for info in answers if info is not None]
+        answers = await _ask_all(members, lambda replica: replica.abort(body, timeout_s=_ABORT_TIMEOUT_S))
+        for answer in answers:
+            if isinstance(answer, HeadraceError):
+                log.info("abort was not confirmed: %s", answer)
+        return [answer for answer in answers if isinstance(answer, ReplicaInfo)]
 
     async def let_sleep(self, members: Iterable[Member], *, timeout_s: float) -> None:
         """Have the members of the current epoch release their GPU memory until the next begin. Failures are logged."""
         body = SleepRequest(run_id=self._run_id, epoch=self.current)
-
-        async def one(replica: Replica) -> None:
-            try:
-                await replica.sleep(body, timeout_s=timeout_s)
-            except HeadraceError as error:
-                log.warning("a generator did not release its GPU memory: %s", error)
-
-        inside = [member.replica for member in members if member.info.epoch == self.current]
-        await asyncio.gather(*(one(replica) for replica in inside))
+        inside = [member for member in members if member.info.epoch == self.current]
+        for answer in await _ask_all(inside, lambda replica: replica.sleep(body, timeout_s=timeout_s)):
+            if isinstance(answer, HeadraceError):
+                log.warning("a generator did not release its GPU memory: %s", answer)
 
     def close(self) -> None:
         """Close the communicator, which wakes every thread blocked in it. The next push opens a new one."""
@@ -125,49 +298,39 @@ class CommunicatorEpochs:
         self._communicator = None
         self._members = set()
 
-    def _open(self, fleet: Fleet) -> Communicator:
-        self.close()
-        self._num_epochs += 1
-        self.current = epoch_of(self._incarnation, self._num_epochs)
-        transport = fleet.requirements.transport
-        try:
-            self._communicator = open_communicator(
-                transport, address=self.bind_address, buffer_bytes=self.chunk_bytes(transport)
-            )
-        except PushError as error:
-            raise AttemptError(str(error), blamed={}) from error
-        self._members = set(fleet.ready)
-        self._transport = transport
+    def _opened(self) -> Communicator:
+        if self._communicator is None:
+            raise AttemptError("the communicator is closed", blamed={})
         return self._communicator
 
 
-def own_abilities() -> Abilities:
-    """Return the versions and the GPU of this process, to compare with the generators'."""
-    return Abilities(
-        torch_version=str(torch.__version__),
-        nccl_version=nccl_version() if torch.cuda.is_available() else None,
-        device_uuid=own_device_uuid(),
-    )
+async def _ask_all(
+    members: Iterable[Member], ask: Callable[[Replica], Coroutine[Any, Any, _ResultT]]
+) -> list[_ResultT | HeadraceError]:
+    """Return every member's answer, or the error in its place."""
+
+    async def one(member: Member) -> _ResultT | HeadraceError:
+        try:
+            return await ask(member.replica)
+        except HeadraceError as error:
+            return error
+
+    return await asyncio.gather(*(one(member) for member in members))
 
 
-def open_communicator(transport: Transport, *, address: str, buffer_bytes: int) -> Communicator:
-    """Return a communicator that generators can join at ``address``.
+async def _off_loop(work: Callable[[], _ResultT], name: str, *, deadline: float) -> _ResultT:
+    try:
+        # The work observes the deadline itself; this second timeout is for work that hangs.
+        return await in_thread(work, timeout_s=_left(deadline) + SETTLE_S, name=name)
+    except TimeoutError as error:
+        raise PushError(f"{name} did not end by its deadline") from error
 
-    Args:
-        transport: The transport to open.
-        address: Local address that the generators can reach.
-        buffer_bytes: Size of the ipc buffer.
 
-    Raises:
-        PushError: It cannot be opened now.
-        UserError: ``address`` does not belong to this machine.
-    """
-    match transport:
-        case "gloo":
-            return GlooCommunicator(address=address)
-        case "nccl":
-            return NcclCommunicator()
-        case "ipc":
-            return IpcCommunicator(address=address, buffer_bytes=buffer_bytes)
-        case "disk" | "simulated":
-            return NoWire()
+def _left(deadline: float) -> float:
+    return deadline - time.monotonic()
+
+
+def _time_for_members(deadline: float) -> float:
+    if _left(deadline) <= 0:
+        raise AttemptError("the deadline of the push has passed", blamed={})
+    return time_for_members(_left(deadline))

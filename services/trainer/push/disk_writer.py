@@ -20,6 +20,7 @@ import safetensors.torch
 import torch
 
 from services.trainer.push.packing import NamedTensors, Parcel
+from shared.control import DiskPlace
 from shared.errors import PushError
 from shared.weights.weight_manifest import (
     Manifest,
@@ -30,7 +31,6 @@ from shared.weights.weight_manifest import (
     version_name,
     write_manifest,
 )
-from shared.weights.weight_places import DiskPlace
 from shared.weights.weight_store import WeightStore
 
 log = logging.getLogger(__name__)

@@ -40,54 +40,40 @@ class Abilities:
     device_uuid: str | None = None
 
 
-@dataclass(frozen=True)
-class Requirements:
-    """The properties that members must share with the trainer.
-
-    Attributes:
-        why_transport: A sentence on why this transport was chosen.
-    """
-
-    run_id: str
-    transport: Transport
-    torch_version: str
-    nccl_version: str | None
-    device_uuid: str | None = None
-    dtype: str | None = None
-    why_transport: str = ""
-
-
 def is_ready(info: ReplicaInfo, *, run_id: str) -> bool:
     """Return whether the replica has this run's model loaded, so that it can be asked to join."""
     return info.run_id == run_id and info.model is not None and info.num_workers > 0
 
 
-def refusal(info: ReplicaInfo, required: Requirements) -> str | None:
-    """Return why a ready replica cannot take part, or None."""
-    if required.transport not in info.transports:
+def refusal(info: ReplicaInfo, *, transport: Transport, own: Abilities, dtype: str | None) -> str | None:
+    """Return why a ready replica cannot take part in a push over ``transport``, or None.
+
+    ``dtype`` is the one in which engines must hold the weights; None is not compared.
+    """
+    if transport not in info.transports:
         offered = ", ".join(info.transports) or "nothing"
         return (
-            f"it receives weights over {offered}, the run pushes over {required.transport}; "
+            f"it receives weights over {offered}, the run pushes over {transport}; "
             "set weight_transport to a transport that the generators have"
         )
-    if required.dtype is not None and info.dtype != required.dtype:
-        return f"its engine holds weights in {info.dtype}, the run's are in {required.dtype}; restart the generator"
-    has_wire = required.transport not in ("disk", "simulated")
-    if has_wire and release(info.torch_version) != release(required.torch_version):
+    if dtype is not None and info.dtype != dtype:
+        return f"its engine holds weights in {info.dtype}, the run's are in {dtype}; restart the generator"
+    has_wire = transport not in ("disk", "simulated")
+    if has_wire and release(info.torch_version) != release(own.torch_version):
         return (
-            f"it runs torch {info.torch_version}, the trainer {required.torch_version}; "
+            f"it runs torch {info.torch_version}, the trainer {own.torch_version}; "
             "install the same torch release on both sides"
         )
-    if required.transport == "nccl" and info.nccl_version != required.nccl_version:
+    if transport == "nccl" and info.nccl_version != own.nccl_version:
         return (
-            f"it runs NCCL {info.nccl_version}, the trainer {required.nccl_version}, and NCCL refuses to talk across "
+            f"it runs NCCL {info.nccl_version}, the trainer {own.nccl_version}, and NCCL refuses to talk across "
             "versions; install the same torch build on both sides"
         )
-    if required.transport == "nccl" and required.device_uuid is not None and info.device_uuid == required.device_uuid:
+    if transport == "nccl" and own.device_uuid is not None and info.device_uuid == own.device_uuid:
         return "it is on the trainer's GPU, and NCCL refuses two ranks on one; set weight_transport: auto or ipc"
-    if required.transport == "ipc" and (info.device_uuid is None or info.device_uuid != required.device_uuid):
+    if transport == "ipc" and (info.device_uuid is None or info.device_uuid != own.device_uuid):
         return (
-            f"it is on GPU {info.device_uuid}, the trainer on {required.device_uuid}, and ipc is for one GPU; "
+            f"it is on GPU {info.device_uuid}, the trainer on {own.device_uuid}, and ipc is for one GPU; "
             "set weight_transport: auto or nccl"
         )
     return None

@@ -70,8 +70,8 @@ class Outgoing:
         """Return whether weights for ``transport`` are copied by ``prepare``; if not, the broadcast reads them."""
         return transport == "disk" or (self._encoding == "delta" and transport in ("gloo", "nccl"))
 
-    async def announce(self, weights: Weights, *, timeout_s: float) -> Announcement:
-        """Return the names, dtypes and shapes of ``weights``.
+    async def announce(self, weights: Weights, *, policy_version: int, timeout_s: float) -> Parcel:
+        """Return all ``weights`` with their names, dtypes and shapes. They are not read yet.
 
         Raises:
             PushError: They differ from the last push's, or a name occurs twice.
@@ -86,24 +86,15 @@ class Outgoing:
         if self._announced is not None and (reason := difference(self._announced, announced)):
             raise PushError(reason)
         self._announced = announced
-        return announced
+        return Parcel(policy_version, announced, "full", weights, announced.num_bytes)
 
     async def prepare(
-        self,
-        weights: Weights,
-        announced: Announcement,
-        *,
-        policy_version: int,
-        transport: Transport,
-        staged: Collection[str | None],
-        deadline: float,
+        self, whole: Parcel, *, transport: Transport, staged: Collection[str | None], deadline: float
     ) -> Parcel:
         """Return what to send. If the weights are copied (see ``is_compared``), they are not read again afterwards.
 
         Args:
-            weights: Returns all parameters.
-            announced: Their names, dtypes and shapes.
-            policy_version: Optimizer steps contained in them.
+            whole: All weights, as ``announce`` returned them.
             transport: The transport of this attempt.
             staged: The checksum that each member has staged.
             deadline: Monotonic deadline of the attempt.
@@ -113,16 +104,12 @@ class Outgoing:
             PushError: The weights differ from the announcement.
         """
         given_up = threading.Event()
-        work = partial(
-            self.prepare_blocking,
-            weights,
-            announced,
-            policy_version=policy_version,
-            transport=transport,
-            staged=staged,
-            deadline=deadline,
-            given_up=given_up,
-        )
+
+        def work() -> Parcel:
+            return self.prepare_blocking(
+                whole, transport=transport, staged=staged, deadline=deadline, given_up=given_up
+            )
+
         try:
             return await _in_time(work, deadline=deadline, what="reading the weights")
         except AttemptError:
@@ -158,10 +145,8 @@ class Outgoing:
 
     def prepare_blocking(
         self,
-        weights: Weights,
-        announced: Announcement,
+        whole: Parcel,
         *,
-        policy_version: int,
         transport: Transport,
         staged: Collection[str | None],
         deadline: float,
@@ -174,7 +159,8 @@ class Outgoing:
             StoreError: The work was given up, or earlier work was not done by the deadline.
         """
         if not self.is_compared(transport):
-            return Parcel(policy_version, announced, "full", weights, announced.num_bytes)
+            return whole
+        policy_version, announced = whole.policy_version, whole.announced
         with self._own_turn(deadline=deadline):
             if self._is_distrusted and self._writer is not None:
                 self._writer.distrust()
@@ -186,7 +172,7 @@ class Outgoing:
                 parcel = self._sent.full()
             else:
                 parcel = self._sent.update(
-                    _until(given_up, weights()),
+                    _until(given_up, whole.tensors()),
                     announced,
                     policy_version=policy_version,
                     is_compared=self._encoding != "full",

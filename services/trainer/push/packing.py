@@ -16,10 +16,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from shared.control import Encoding
+from shared.control import DiskPlace, Encoding
 from shared.errors import PushError
 from shared.weights import weight_checksum
-from shared.weights.weight_places import DiskPlace
 
 _PENDING_BYTES = 512 * 1024 * 1024
 

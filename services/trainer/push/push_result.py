@@ -1,11 +1,12 @@
 """The course of one push and, once it has ended, its result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
-from services.trainer.push.membership import Retries
+from services.trainer.push.membership import Retries, already_serves
 from services.trainer.push.replicas import Fleet, Member
 from shared.control import CommitReply, ReplicaInfo, Transport
+from shared.lineage import LineageVersion
 
 
 @dataclass
@@ -54,6 +55,24 @@ class PushResult:
         """Return the members of the attempt that have to receive."""
         return {name: member for name, member in self.fleet.ready.items() if name not in self.holding}
 
+    def find_holding(self, version: LineageVersion, *, checksum: str | None) -> None:
+        """Note which members already serve exactly these weights. They do not have to receive."""
+        ready = self.fleet.ready.items()
+        self.holding = [name for name, member in ready if already_serves(member.info, version, checksum=checksum)]
+
+    def is_unreadable(self, aborted: Iterable[ReplicaInfo], *, failed: Container[str]) -> bool:
+        """Return whether a member failed because it could not read the files on disk, judged by its state after an
+        abort.
+
+        A member that replied, or has staged these weights, could read them.
+        """
+        return self.begun_checksum is not None and any(
+            info.replica_id in failed
+            and info.replica_id not in self.replies
+            and info.staged_checksum != self.begun_checksum
+            for info in aborted
+        )
+
     def tell(self, retries: Retries, *, now: float) -> None:
         """Report to ``retries`` which members got the version and which did not. Skips refused replicas."""
         for name, info in self.asked.items():
@@ -65,12 +84,12 @@ class PushResult:
     @property
     def transport(self) -> Transport:
         """Transport of the last attempt."""
-        return self.fleet.requirements.transport
+        return self.fleet.transport
 
     @property
     def why_transport(self) -> str:
         """A sentence on why this transport was chosen."""
-        return self.fleet.requirements.why_transport
+        return self.fleet.why_transport
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from services.trainer.push.membership import Abilities, Requirements, choose_transport, is_ready, refusal
+from services.trainer.push.membership import Abilities, choose_transport, is_ready, refusal
 from shared.control import (
     NOT_READY,
     WEIGHTS_PATH,
@@ -26,6 +26,7 @@ from shared.control import (
     JoinRequest,
     ReplicaInfo,
     SleepRequest,
+    Transport,
 )
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.redis import lease
@@ -135,12 +136,14 @@ class Fleet:
     Attributes:
         ready: Replicas that can take part now.
         refused: Replica to the reason why it cannot take part.
-        requirements: What every member has in common with the trainer.
+        transport: The transport of a push to them.
+        why_transport: A sentence on why it was chosen.
     """
 
     ready: dict[str, Member]
     refused: dict[str, str]
-    requirements: Requirements
+    transport: Transport
+    why_transport: str
 
 
 class RunReplicas:
@@ -188,20 +191,13 @@ class RunReplicas:
         answered = dict(zip(replicas, answers, strict=True))
         infos = {name: answer for name, answer in answered.items() if isinstance(answer, ReplicaInfo)}
         ready = {name: info for name, info in infos.items() if is_ready(info, run_id=self._keys.run_id)}
-        chosen, why = choose_transport(self._wanted_transport, list(ready.values()), self._own)
-        requirements = Requirements(
-            run_id=self._keys.run_id,
-            transport=chosen,
-            torch_version=self._own.torch_version,
-            nccl_version=self._own.nccl_version,
-            device_uuid=self._own.device_uuid,
-            dtype=self._dtype,
-            why_transport=why,
-        )
+        transport, why = choose_transport(self._wanted_transport, list(ready.values()), self._own)
         refused = {name: answer for name, answer in answered.items() if isinstance(answer, str)}
-        refused |= {name: reason for name, info in ready.items() if (reason := refusal(info, requirements)) is not None}
+        for name, info in ready.items():
+            if reason := refusal(info, transport=transport, own=self._own, dtype=self._dtype):
+                refused[name] = reason
         members = {name: Member(replicas[name], info) for name, info in ready.items() if name not in refused}
-        return Fleet(ready=members, refused=refused, requirements=requirements)
+        return Fleet(ready=members, refused=refused, transport=transport, why_transport=why)
 
     async def listed(self) -> set[str]:
         """Return the ids of all registered replicas, alive or not.

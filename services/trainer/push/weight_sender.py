@@ -34,18 +34,17 @@ counter is another number: it counts the incarnations.
 import contextlib
 import logging
 import time
-from dataclasses import replace
 
 import torch
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.push.blame import AttemptError
-from services.trainer.push.communicator_epochs import CommunicatorEpochs, own_abilities
-from services.trainer.push.membership import Retries, already_serves
+from services.trainer.push.communicator import own_abilities
+from services.trainer.push.communicator_epochs import CommunicatorEpochs
+from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
-from services.trainer.push.packing import Announcement, Weights
+from services.trainer.push.packing import Parcel, Weights
 from services.trainer.push.prober import Prober, StartedProbe
-from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Member, RunReplicas
 from shared.errors import HeadraceError, PushError, UnavailableError
@@ -62,8 +61,6 @@ class WeightSender:
     """Sends the weights of one run, for one incarnation of its trainer.
 
     Args:
-        redis: Client of redis_connection.py.
-        run_id: The run's id.
         internal_key: Bearer key of the generators' weight routes.
         peers: TLS settings for calls to generators over https.
         transport: The run's ``weight_transport``; auto is chosen anew at each push.
@@ -98,18 +95,19 @@ class WeightSender:
         self._keys = RunKeys(run_id)
         self._incarnation = incarnation
         self._push_timeout_s = push_timeout_s
+        own = own_abilities()
         self._replicas = RunReplicas(
             redis,
             run_id=run_id,
             internal_key=internal_key,
             peers=peers,
             transport=transport,
-            own=own_abilities(),
+            own=own,
             dtype=dtype,
             info_timeout_s=info_timeout_s,
         )
         self._epochs = CommunicatorEpochs(
-            run_id=run_id, incarnation=incarnation, bind_address=bind_address, buffer_bytes=buffer_bytes
+            run_id=run_id, incarnation=incarnation, own=own, bind_address=bind_address, buffer_bytes=buffer_bytes
         )
         self._outgoing = Outgoing(run_id=run_id, incarnation=incarnation, encoding=encoding, weight_dir=weight_dir)
         self._retries = Retries()
@@ -132,40 +130,39 @@ class WeightSender:
             UnavailableError: Redis is away, or the trainer is stuck. Restarting the trainer may help.
         """
         started = time.monotonic()
-        await self._check_not_fenced()
+        await check_not_fenced(self._redis, self._keys, self._incarnation)
         result = PushResult(policy_version, await self._replicas.reconcile())
         if result.fleet.ready:
-            deadline = time.monotonic() + self._push_timeout_s
-            announced = await self._outgoing.announce(weights, timeout_s=self._push_timeout_s)
-            probing = StartedProbe(None if result.transport == "simulated" else prober, timeout_s=self._push_timeout_s)
+            timeout_s = self._push_timeout_s
+            deadline = time.monotonic() + timeout_s
+            whole = await self._outgoing.announce(weights, policy_version=policy_version, timeout_s=timeout_s)
+            probing = StartedProbe(None if result.transport == "simulated" else prober, timeout_s=timeout_s)
             try:
-                await self._make_attempts(result, weights, announced, probing, deadline=deadline)
+                await self._try_twice(result, whole, probing, deadline=deadline)
                 await probing.result()
             except (PushError, UnavailableError):
                 # A trainer process that was stopped for a while finds its deadlines passed. Check first whether it was
                 # superseded.
                 with contextlib.suppress(UnavailableError):
-                    await self._check_not_fenced()
+                    await check_not_fenced(self._redis, self._keys, self._incarnation)
                 raise
             finally:
                 await probing.ended()
         if result.failed:
             result.departed = result.failed.keys() - await self._replicas.listed()
-        now = time.monotonic()
-        result.tell(self._retries, now=now)
-        await self._publish(policy_version)
-        result.communicator_epoch, result.total_s = self._epochs.current, now - started
+        result.tell(self._retries, now=time.monotonic())
+        result.communicator_epoch, result.total_s = self._epochs.current, time.monotonic() - started
+        await check_not_fenced(self._redis, self._keys, self._incarnation)
+        self._pushed_version = policy_version
+        await call(
+            self._redis,
+            "headrace_require",
+            keys=(self._keys.epoch, self._keys.required_version),
+            args=(self._incarnation, str(LineageVersion(self._incarnation, policy_version))),
+        )
         return result
 
-    async def _make_attempts(
-        self,
-        result: PushResult,
-        weights: Weights,
-        announced: Announcement,
-        probing: StartedProbe,
-        *,
-        deadline: float,
-    ) -> None:
+    async def _try_twice(self, result: PushResult, whole: Parcel, probing: StartedProbe, *, deadline: float) -> None:
         """Make one attempt and, if it fails before its commits, another one without the replicas to blame.
 
         ``deadline`` (monotonic) is that of the first attempt; the second one has ``push_timeout_s``. The outcome is
@@ -173,7 +170,7 @@ class WeightSender:
         """
         for is_last in (False, True):
             try:
-                await self._attempt(result, weights, announced, probing, deadline=deadline)
+                await self._attempt(result, whole, probing, deadline=deadline)
             except AttemptError as error:
                 log.warning(
                     "pushing version %d in epoch %d failed: %s", result.policy_version, self._epochs.current, error
@@ -193,73 +190,45 @@ class WeightSender:
                 return
             deadline = time.monotonic() + self._push_timeout_s
 
-    async def _attempt(
-        self,
-        result: PushResult,
-        weights: Weights,
-        announced: Announcement,
-        probing: StartedProbe,
-        *,
-        deadline: float,
-    ) -> None:
+    async def _attempt(self, result: PushResult, whole: Parcel, probing: StartedProbe, *, deadline: float) -> None:
         """Prepare the weights, join, begin, broadcast and commit. ``result`` records the commits that fail.
 
-        Raises:
-            AttemptError: A step before the commits failed.
-            FencedError: A newer incarnation has taken over.
+        Raises AttemptError if a step before the commits failed, and FencedError if a newer incarnation has taken over.
         """
-        ready, transport = result.fleet.ready, result.transport
-        is_asleep = any(member.info.is_asleep for member in ready.values())
-        if is_asleep or self._outgoing.is_compared(transport):
+        infos = [member.info for member in result.fleet.ready.values()]
+        is_asleep = any(info.is_asleep for info in infos)
+        if is_asleep or self._outgoing.is_compared(result.transport):
             await probing.result()
         if is_asleep:
             # torch keeps memory that the optimizer no longer uses; the engine needs it when it wakes.
             torch.cuda.empty_cache()
-        parcel = await self._outgoing.prepare(
-            weights,
-            announced,
-            policy_version=result.policy_version,
-            transport=transport,
-            staged=[member.info.staged_checksum for member in ready.values()],
-            deadline=deadline,
-        )
-        if transport == "disk":
-            version = LineageVersion(self._incarnation, result.policy_version)
-            result.holding = [
-                name for name, member in ready.items() if already_serves(member.info, version, checksum=parcel.checksum)
-            ]
+        staged = [info.staged_checksum for info in infos]
+        parcel = await self._outgoing.prepare(whole, transport=result.transport, staged=staged, deadline=deadline)
+        if result.transport == "disk":
+            result.find_holding(LineageVersion(self._incarnation, result.policy_version), checksum=parcel.checksum)
             parcel = await self._outgoing.write(parcel, deadline=deadline)
         result.num_bytes = parcel.num_bytes
-        communicator, newcomers = self._epochs.enter(result.fleet)
-        joining = PushAttempt(
-            requirements=result.fleet.requirements,
-            communicator_epoch=self._epochs.current,
-            communicator=communicator,
-            members=newcomers,
-            buffer_bytes=self._epochs.chunk_bytes(transport),
-            deadline=deadline,
-        )
-        if joining.members:
-            await joining.join(address=self._epochs.bind_address, weight_dir=self._outgoing.run_dir)
-        receiving = replace(joining, members=result.lacking())
-        if receiving.members:
+        if newcomers := self._epochs.enter(result.fleet):
+            await self._epochs.join(newcomers, weight_dir=self._outgoing.run_dir, deadline=deadline)
+        if members := result.lacking():
             result.begun_checksum = parcel.checksum
-            await receiving.begin(parcel)
+            await self._epochs.begin(members, parcel, deadline=deadline)
             # On a GPU, a broadcast without receivers would block other work on that device.
-            if not (transport == "gloo" and probing.may_go_on):
+            if not (result.transport == "gloo" and probing.may_go_on):
                 await probing.result()
-            checksum = await receiving.broadcast(parcel) if communicator.is_streamed else parcel.checksum
+            checksum = await self._epochs.broadcast(members, parcel, deadline=deadline)
             probe = await probing.result()
-            await self._check_not_fenced()  # these weights must not replace a newer trainer's
-            result.replies, failed = await receiving.commit(
-                policy_version=result.policy_version, checksum=checksum, probe=probe
+            # These weights must not replace a newer trainer's.
+            await check_not_fenced(self._redis, self._keys, self._incarnation)
+            result.replies, failed = await self._epochs.commit(
+                members, policy_version=result.policy_version, checksum=checksum, probe=probe, deadline=deadline
             )
             if failed:
                 log.warning(
-                    "%d of %d generators failed to commit: %s", len(failed), len(ready), ", ".join(sorted(failed))
+                    "%d of %d generators failed to commit: %s", len(failed), len(infos), ", ".join(sorted(failed))
                 )
-                members = {name: ready[name] for name in failed}
-                await self._leave_out(result, failed, aborted=members, reason="the commit failed")
+                aborted = {name: members[name] for name in failed}
+                await self._leave_out(result, failed, aborted=aborted, reason="the commit failed")
         await self._outgoing.remove_old(deadline=deadline)
 
     async def _leave_out(
@@ -268,11 +237,8 @@ class WeightSender:
         """Abort these members and record the failures. The next attempt, or a later push, opens a new epoch."""
         result.failed |= failed
         result.blamed |= failed.keys()
-        for info in await self._epochs.abort(aborted.values(), reason=reason):
-            # A replica that replied, or has staged these weights, could read the files: they are good, and stay.
-            is_read = result.begun_checksum is None or info.staged_checksum == result.begun_checksum
-            if info.replica_id in failed and info.replica_id not in result.replies and not is_read:
-                self._outgoing.distrust()
+        if result.is_unreadable(await self._epochs.abort(aborted.values(), reason=reason), failed=failed):
+            self._outgoing.distrust()
 
     async def needs_push(self) -> bool:
         """Return whether a replica that could serve does not hold the version that was last pushed.
@@ -280,13 +246,9 @@ class WeightSender:
         A replica that joined late or came back needs a push. A replica that is loading, belongs to another run, was
         refused, or failed recently does not count; otherwise the trainer would push forever.
         """
-        fleet = await self._replicas.reconcile()
-        return self._retries.needs_push(
-            [member.info for member in fleet.ready.values()],
-            communicator_epoch=self._epochs.current,
-            policy_version=self._pushed_version,
-            now=time.monotonic(),
-        )
+        infos = [member.info for member in (await self._replicas.reconcile()).ready.values()]
+        epoch, version = self._epochs.current, self._pushed_version
+        return self._retries.needs_push(infos, communicator_epoch=epoch, policy_version=version, now=time.monotonic())
 
     async def let_sleep(self) -> None:
         """Have the generators on this GPU release their memory to the optimizer until the next push.
@@ -301,16 +263,3 @@ class WeightSender:
         """Close the communicator and all connections. Generators keep serving the weights they hold."""
         self._epochs.close()
         await self._replicas.close()
-
-    async def _check_not_fenced(self) -> None:
-        await check_not_fenced(self._redis, self._keys, self._incarnation)
-
-    async def _publish(self, policy_version: int) -> None:
-        await self._check_not_fenced()
-        self._pushed_version = policy_version
-        await call(
-            self._redis,
-            "headrace_require",
-            keys=(self._keys.epoch, self._keys.required_version),
-            args=(self._incarnation, str(LineageVersion(self._incarnation, policy_version))),
-        )

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.generator.engine import compile_cache
-from services.generator.engine.compile_cache import claim_compile_cache
+from services.generator.engine import vllm_environment
+from services.generator.engine.vllm_environment import claim_compile_cache
 
 HOLDER = """
 import os, sys
-from services.generator.engine.compile_cache import claim_compile_cache
+from services.generator.engine.vllm_environment import claim_compile_cache
 print(claim_compile_cache(os.environ), flush=True)
 sys.stdin.read()
 """
@@ -23,8 +23,8 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:  # a process keeps its claims until it ends; a test must not
     yield
-    while compile_cache.open_locks:
-        os.close(compile_cache.open_locks.pop())
+    while vllm_environment.open_locks:
+        os.close(vllm_environment.open_locks.pop())
 
 
 def test_each_replica_has_a_directory_and_one_that_ended_leaves_its_own_to_the_next(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """An engine hangs that holds requests and ends no step, for as long as a step may take."""
 
-from services.generator.engine.engine_watch import EngineWatch
+from services.generator.engine.engine_failure import EngineWatch
 
 TIMEOUT_S = 10.0
 LOOKS = int(TIMEOUT_S)

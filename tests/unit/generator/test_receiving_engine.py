@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from services.generator.engine import receiving_engine
-from services.generator.engine.receiving_engine import GuardedEngine, ReceivingEngine
+from services.generator.engine.receiving_engine import ReceivingEngine
+from services.generator.receive import guarded_engine
+from services.generator.receive.guarded_engine import GuardedEngine
 from services.generator.worker.worker_reports import Progress
 from shared.control import BeginRequest
 from shared.errors import PushError, UnavailableError
@@ -41,7 +42,7 @@ def guarded(workers: Workers) -> tuple[GuardedEngine, list[str]]:
 async def test_a_process_that_was_stopped_past_its_deadline_hears_what_its_workers_make_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(receiving_engine, "_STOPPED_S", 0.3)
+    monkeypatch.setattr(guarded_engine, "_STOPPED_S", 0.3)
     engine, fatal = guarded(Workers((0.5, "receiving", None), (0.0, "receiving", None), (0.0, "idle", "time is up")))
     with pytest.raises(PushError, match="receiving weights failed: time is up"):
         await engine.received(BODY)

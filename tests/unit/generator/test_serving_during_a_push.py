@@ -73,7 +73,7 @@ async def replica() -> AsyncIterator[Replica]:
     receiver.attach(receiving, run_id="run-1", model="tiny", dtype="float32")
     state = ServiceState(receiver)
     state.serve()
-    openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
+    openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.held_version.policy_version)
     openai.answer_with(make_simulated_handlers(engine, model="tiny", max_model_len=None))
     keyless = GeneratorSettings(api_key=SecretStr(""), internal_key=SecretStr(""))
     app: Any = make_app(
@@ -126,6 +126,6 @@ async def test_weights_that_could_not_be_loaded_are_no_weights(replica: Replica)
     replica.state.required_version = LineageVersion(1, 3)
     replica.receiving.fails = True
     assert (await replica.push(4)).status_code == 503
-    assert (replica.receiver.policy_version, replica.receiver.decoding_is_paused) == (-1, True)
+    assert (replica.receiver.held_version.policy_version, replica.receiver.decoding_is_paused) == (-1, True)
     assert (await replica.client.get("/readyz")).status_code == 503
     assert (await replica.client.post("/v1/completions", json=ASK)).status_code == 503

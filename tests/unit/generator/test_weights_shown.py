@@ -57,10 +57,6 @@ class HoldingReceiver:
     def decoding_is_paused(self) -> bool:
         return self.held_version != NO_WEIGHTS
 
-    @property
-    def policy_version(self) -> int:
-        return self.held_version.policy_version
-
     def attach(self, *_: object, **__: object) -> None:
         self.held_version = LineageVersion(1, 3)
 
@@ -228,14 +224,14 @@ async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
     def decoding_is_paused(receiver: WeightReceiver) -> bool:
         return receiver.info().run_id is not None
 
-    def policy_version(receiver: WeightReceiver) -> int:
-        return 3 if decoding_is_paused(receiver) else -1
+    def held_version(receiver: WeightReceiver) -> LineageVersion:
+        return LineageVersion(1, 3) if decoding_is_paused(receiver) else NO_WEIGHTS
 
     def read_model_facts(*_: object, **__: object) -> ModelFacts:
         return ModelFacts(100, None, 512)
 
     monkeypatch.setattr(WeightReceiver, "decoding_is_paused", property(decoding_is_paused))
-    monkeypatch.setattr(WeightReceiver, "policy_version", property(policy_version))
+    monkeypatch.setattr(WeightReceiver, "held_version", property(held_version))
     monkeypatch.setattr(fleet, "read_model_facts", read_model_facts)
     simulation, metrics = SimulationSettings(), GeneratorMetrics()
     replicas = [

@@ -14,11 +14,10 @@ import torch
 
 from services.trainer.push import blame
 from services.trainer.push.blame import AttemptError, until_one_is_silent
-from services.trainer.push.communicator import NoWire
-from services.trainer.push.membership import Requirements
+from services.trainer.push.communicator_epochs import CommunicatorEpochs
+from services.trainer.push.membership import Abilities
 from services.trainer.push.packing import Parcel, announce
-from services.trainer.push.push_attempt import PushAttempt
-from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
 
@@ -109,14 +108,12 @@ async def blamed_by_begin(answers: Mapping[str, Answer], *, within_s: float = 30
     named = [("norm", torch.zeros(3))]
     announced = announce(named)
     async with httpx.AsyncClient() as client:
-        attempt = PushAttempt(
-            requirements=Requirements("run", "disk", "2.13.0", None),
-            communicator_epoch=1,
-            communicator=NoWire(),
-            members={name: Member(ScriptedReplica(name, client, answer), INFO) for name, answer in answers.items()},
-            buffer_bytes=32,
-            deadline=time.monotonic() + within_s,
+        members = {name: Member(ScriptedReplica(name, client, answer), INFO) for name, answer in answers.items()}
+        epochs = CommunicatorEpochs(
+            run_id="run", incarnation=1, own=Abilities("2.13.0", None), bind_address="127.0.0.1", buffer_bytes=32
         )
+        epochs.enter(Fleet(ready=members, refused={}, transport="disk", why_transport=""))
+        parcel = Parcel(1, announced, "full", lambda: named, announced.num_bytes)
         with pytest.raises(AttemptError) as raised:
-            await attempt.begin(Parcel(1, announced, "full", lambda: named, announced.num_bytes))
+            await epochs.begin(members, parcel, deadline=time.monotonic() + within_s)
     return set(raised.value.blamed)

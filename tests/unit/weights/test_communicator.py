@@ -9,8 +9,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.trainer.push import communicator as communicator_module
-from services.trainer.push.communicator import GlooCommunicator, NcclCommunicator
+from services.trainer.push import nccl_communicator
+from services.trainer.push.gloo_communicator import GlooCommunicator
+from services.trainer.push.nccl_communicator import NcclCommunicator
 from shared.errors import PushError
 
 
@@ -35,8 +36,8 @@ def test_an_nccl_communicator_that_is_closed_while_it_is_made_is_aborted(monkeyp
             nonlocal num_aborts
             num_aborts += 1
 
-    monkeypatch.setattr(communicator_module, "unique_id", lambda: bytes(128))
-    monkeypatch.setattr(communicator_module, "NcclComm", SlowToMake)
+    monkeypatch.setattr(nccl_communicator, "unique_id", lambda: bytes(128))
+    monkeypatch.setattr(nccl_communicator, "NcclComm", SlowToMake)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     communicator = NcclCommunicator()

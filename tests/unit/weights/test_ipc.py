@@ -22,11 +22,11 @@ import torch
 from services.generator.worker import ipc_wire
 from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.ipc_wire import IpcWire, map_buffer
-from services.trainer.push import ipc_communicator
-from services.trainer.push.ipc_communicator import IpcCommunicator
+from services.trainer.push import gloo_communicator
+from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
+from shared.control import IpcBuffer
 from shared.errors import PushError
-from shared.weights.weight_places import IpcBuffer
 
 UUID = "8a1c5f2e-0000-4000-8000-0123456789ab"
 BUFFER_BYTES = 1_000
@@ -66,7 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
 
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", share)
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", staticmethod(map_shared))
-    monkeypatch.setattr(ipc_communicator, "_buffer", own_buffer)
+    monkeypatch.setattr(gloo_communicator, "_buffer", own_buffer)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
@@ -194,4 +194,4 @@ def test_a_join_body_with_other_fields_is_malformed(changes: dict[str, Any]) -> 
 
 def test_both_ends_name_a_gpu_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of(f"GPU-{UUID}"))
-    assert ipc_wire.device_uuid(DEVICE) == ipc_communicator.device_uuid(DEVICE) == UUID
+    assert ipc_wire.device_uuid(DEVICE) == gloo_communicator.device_uuid(DEVICE) == UUID

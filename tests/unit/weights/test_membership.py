@@ -1,12 +1,11 @@
 """Which replicas take part in a push, and the messages to the others."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from services.trainer.push.membership import Abilities, Requirements, choose_transport, is_ready, rank_offsets, refusal
-from shared.control import ReplicaInfo
+from services.trainer.push.membership import Abilities, choose_transport, is_ready, rank_offsets, refusal
+from shared.control import ReplicaInfo, Transport
 
 
 def info(**changes: Any) -> ReplicaInfo:
@@ -26,8 +25,9 @@ def info(**changes: Any) -> ReplicaInfo:
     return ReplicaInfo.model_validate(fields | changes)
 
 
-GLOO = Requirements(run_id="run", transport="gloo", torch_version="2.13.0+cu130", nccl_version="2.28.9")
-NCCL = Requirements(run_id="run", transport="nccl", torch_version="2.13.0+cu130", nccl_version="2.28.9")
+def reason_against(replica: ReplicaInfo, *, transport: Transport, dtype: str | None = None) -> str | None:
+    own = Abilities(torch_version="2.13.0+cu130", nccl_version="2.28.9", device_uuid="gpu-0")
+    return refusal(replica, transport=transport, own=own, dtype=dtype)
 
 
 def test_a_replica_is_ready_once_the_model_of_this_run_is_loaded() -> None:
@@ -39,29 +39,28 @@ def test_a_replica_is_ready_once_the_model_of_this_run_is_loaded() -> None:
 
 
 def test_over_gloo_the_release_must_match_and_the_build_need_not() -> None:
-    assert refusal(info(), GLOO) is None
-    reason = refusal(info(torch_version="2.12.1+cpu"), GLOO)
+    assert reason_against(info(), transport="gloo") is None
+    reason = reason_against(info(torch_version="2.12.1+cpu"), transport="gloo")
     assert reason is not None
     assert "torch 2.12.1+cpu, the trainer 2.13.0+cu130" in reason
 
 
 def test_over_nccl_the_nccl_versions_must_match() -> None:
-    assert refusal(info(transports=["nccl"], nccl_version="2.28.9"), NCCL) is None
-    reason = refusal(info(transports=["nccl"], nccl_version="2.27.3"), NCCL)
+    assert reason_against(info(transports=["nccl"], nccl_version="2.28.9"), transport="nccl") is None
+    reason = reason_against(info(transports=["nccl"], nccl_version="2.27.3"), transport="nccl")
     assert reason is not None
     assert "NCCL 2.27.3, the trainer 2.28.9" in reason
 
 
 def test_a_replica_with_another_transport_is_told_which_setting_to_change() -> None:
-    reason = refusal(info(), NCCL)
+    reason = reason_against(info(), transport="nccl")
     assert reason is not None
     assert "over gloo, the run pushes over nccl; set weight_transport" in reason
 
 
 def test_an_engine_in_another_dtype_is_refused_if_the_run_says_its_own() -> None:
-    exact = replace(GLOO, dtype="bfloat16")
-    assert refusal(info(dtype="bfloat16"), exact) is None
-    reason = refusal(info(dtype="float32"), exact)
+    assert reason_against(info(dtype="bfloat16"), transport="gloo", dtype="bfloat16") is None
+    reason = reason_against(info(dtype="float32"), transport="gloo", dtype="bfloat16")
     assert reason is not None
     assert "holds weights in float32, the run's are in bfloat16" in reason
 
@@ -119,23 +118,19 @@ def test_what_the_run_says_is_taken() -> None:
 
 
 def test_one_gpu_is_for_ipc_and_several_are_for_nccl() -> None:
-    ipc = replace(NCCL, transport="ipc", device_uuid="gpu-0")
-    assert refusal(on_gpu("gpu-0"), ipc) is None
-    reason = refusal(on_gpu("gpu-1"), ipc)
+    assert reason_against(on_gpu("gpu-0"), transport="ipc") is None
+    reason = reason_against(on_gpu("gpu-1"), transport="ipc")
     assert reason is not None
     assert "on GPU gpu-1, the trainer on gpu-0, and ipc is for one GPU; set weight_transport: auto or nccl" in reason
-    nccl = replace(NCCL, device_uuid="gpu-0")
-    assert refusal(on_gpu("gpu-1"), nccl) is None
-    reason = refusal(on_gpu("gpu-0"), nccl)
+    assert reason_against(on_gpu("gpu-1"), transport="nccl") is None
+    reason = reason_against(on_gpu("gpu-0"), transport="nccl")
     assert reason is not None
     assert "NCCL refuses two ranks on one; set weight_transport: auto or ipc" in reason
 
 
 def test_what_moves_no_bytes_between_two_processes_asks_for_no_torch_release() -> None:
-    disk = replace(GLOO, transport="disk")
-    assert refusal(info(transports=["gloo", "disk"], torch_version="2.12.1+cpu"), disk) is None
-    simulated = replace(GLOO, transport="simulated")
-    assert refusal(info(transports=["simulated"], torch_version=""), simulated) is None
+    assert reason_against(info(transports=["gloo", "disk"], torch_version="2.12.1+cpu"), transport="disk") is None
+    assert reason_against(info(transports=["simulated"], torch_version=""), transport="simulated") is None
 
 
 def test_ranks_follow_each_other_after_the_trainer() -> None:

@@ -30,9 +30,7 @@ def prepare(
     outgoing: Outgoing, version: int, *, transport: Transport = "disk", staged: tuple[str | None, ...] = ()
 ) -> Parcel:
     return outgoing.prepare_blocking(
-        lambda: weights(version),
-        announce(weights(version)),
-        policy_version=version,
+        Parcel(version, announce(weights(version)), "full", lambda: weights(version), 40_012),
         transport=transport,
         staged=staged,
         deadline=time.monotonic() + 120.0,
@@ -79,9 +77,7 @@ def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_not
 
     with pytest.raises(StoreError, match="given up"):
         outgoing.prepare_blocking(
-            watched,
-            announce(weights(1)),
-            policy_version=1,
+            Parcel(1, announce(weights(1)), "full", watched, 40_012),
             transport="disk",
             staged=(),
             deadline=time.monotonic() + 120.0,

@@ -1,12 +1,13 @@
-"""A few functions of NCCL's C library, called on torch's own copy of it, without blocking forever.
+"""The sending end over NCCL, between GPUs: calls torch's own copy of NCCL's C library, without blocking forever.
 
-    NcclComm(unique id) --> wait --> all_reduce, broadcast, ... --> abort
+    NcclCommunicator --> NcclComm(unique id) --> wait --> all_reduce, broadcast, ... --> abort
 
 ``torch.distributed`` can neither share a bare unique id with vLLM's communicator nor abort one rank of it. The
 communicator is non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once, and its progress is polled up
 to a deadline. A generator that never enters, or dies in a broadcast, costs a deadline and not the run.
 """
 
+import base64
 import ctypes
 import threading
 import time
@@ -76,6 +77,59 @@ def unique_id() -> bytes:
     result = _UniqueId()
     _check(_library().ncclGetUniqueId(ctypes.byref(result)), "making a unique id")
     return bytes(result)
+
+
+class NcclCommunicator:
+    """Rank 0 of an NCCL communicator on this thread's current device; the wire of vLLM's NCCL engine.
+
+    The unique id is sent in the join body, over an authenticated route: anyone who has it can enter.
+    """
+
+    is_streamed = True
+    port = 1  # unused: NCCL opens a port of its own, and the unique id contains it
+
+    def __init__(self) -> None:
+        self._unique_id = unique_id()
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._comm: NcclComm | None = None
+        self._is_closed = False
+
+    @property
+    def nccl_unique_id(self) -> str:
+        """The 128 bytes that other ranks need to enter, in base64."""
+        return base64.b64encode(self._unique_id).decode()
+
+    def export(self) -> None:
+        """See Communicator."""
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """See Communicator. Ends with the one-element all-reduce that vLLM's communicator begins with."""
+        deadline = time.monotonic() + timeout_s
+        with torch.cuda.device(self._device):
+            comm = NcclComm(self._unique_id, world_size=world_size)
+            self._comm = comm
+            if self._is_closed:  # closed before the communicator existed
+                comm.abort()
+                raise PushError("the communicator was closed while it was formed")
+            comm.wait(deadline=deadline, what="entering NCCL")
+            comm.all_reduce(torch.zeros(1, device=self._device), deadline=deadline)
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """See Communicator."""
+        comm = self._comm
+        if comm is None or self._is_closed:
+            raise PushError("the communicator is closed")
+        with torch.cuda.device(self._device):
+            comm.broadcast(chunk.to(self._device), deadline=time.monotonic() + timeout_s)
+
+    def finish(self, *, timeout_s: float) -> None:
+        """See Communicator. ``broadcast`` has already waited."""
+
+    def close(self) -> None:
+        """Abort. NCCL then releases every rank it can reach."""
+        self._is_closed = True
+        if self._comm is not None:
+            self._comm.abort()
 
 
 class NcclComm:

@@ -1,0 +1,287 @@
+"""Gives each call of a push to the engine a deadline and readable errors.
+
+    weight_swap.py --> GuardedEngine --> ReceivingEngine (engine/receiving_engine.py)
+
+Some calls leave the engine neither in an update nor out of it when they fail, and a worker that is stuck in a call
+cannot be recalled. Both are fatal: only a new process helps, and ``on_fatal`` is called. After ``close`` it is not
+called, because the run is over and the results of its last calls cannot affect the next run.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.generator.engine.engine_failure import root_cause
+from services.generator.engine.receiving_engine import ReceivingEngine, Sleeper
+from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
+from shared.control import BeginRequest, JoinRequest, Transport
+from shared.errors import PushError, UnavailableError, UserError
+from shared.file_roots import FileRoots
+from shared.lineage import LineageVersion
+
+_CALL_TIMEOUT_S = 60.0
+"""Deadline of calls that move no weights, in seconds."""
+_POLL_S = 0.05
+"""How often workers that do not report by themselves are asked for their progress, in seconds."""
+_STOPPED_S = 2.0
+"""A pause between two polls that is longer than this means that the process was stopped; load does not cause it."""
+_ResultT = TypeVar("_ResultT")
+
+
+class GuardedEngine:
+    """An engine that either answers in time or is given up.
+
+    Args:
+        engine: The real engine.
+        keep_cache: Whether running requests keep their KV cache during a push.
+        grace_s: How far a call may exceed its own deadline before the engine counts as stuck, in seconds.
+        on_fatal: Called with the reason once the engine cannot be used any more; not called after ``close``.
+
+    Every call raises PushError if it failed, and UnavailableError if the failure is fatal.
+    """
+
+    def __init__(
+        self, engine: ReceivingEngine, *, keep_cache: bool, grace_s: float, on_fatal: Callable[[str], None]
+    ) -> None:
+        self._engine = engine
+        self._keep_cache = keep_cache
+        self._grace_s = grace_s
+        self._on_fatal = on_fatal
+        self._is_closed = False
+        self._is_stuck = False
+
+    @property
+    def transports(self) -> list[Transport]:
+        """The transports over which its workers can receive."""
+        return list(self._engine.transports)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of ranks that the engine takes in a communicator."""
+        return self._engine.num_workers
+
+    @property
+    def device_uuid(self) -> str | None:
+        """UUID of its GPU; None if it has no GPU, or several."""
+        return self._engine.device_uuid
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine has released some of its memory."""
+        return isinstance(self._engine, Sleeper) and self._engine.is_asleep
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine cannot be used any more."""
+        return self._is_stuck
+
+    @property
+    def torch_version(self) -> str:
+        """Torch's version, with its build; empty for a simulated engine, because importing torch is slow."""
+        return _torch_version() if self._has_torch else ""
+
+    @property
+    def nccl_version(self) -> str | None:
+        """Version of torch's NCCL; None in a build without CUDA, and for a simulated engine."""
+        return _nccl_version() if self._has_torch else None
+
+    @property
+    def _has_torch(self) -> bool:
+        return self.transports != ["simulated"]
+
+    async def why_not_enter(self, body: JoinRequest, *, weight_roots: FileRoots | None) -> str | None:
+        """Return why the engine cannot enter the trainer's communicator, or None.
+
+        Raises PushError if weights may not be read from the directory in the body, which is below none of
+        ``weight_roots``; None allows all.
+        """
+        if body.weight_dir is not None and weight_roots is not None:
+            try:
+                await asyncio.to_thread(weight_roots.require, body.weight_dir, field="weight_dir")
+            except UserError as error:
+                raise PushError(str(error)) from error
+        if body.transport not in self.transports:
+            return f"this replica receives over {', '.join(self.transports)}, not over {body.transport}"
+        has_wire = body.transport not in ("disk", "simulated")
+        if has_wire and body.torch_version.partition("+")[0] != self.torch_version.partition("+")[0]:
+            return f"this replica runs torch {self.torch_version}, the trainer {body.torch_version}"
+        if body.transport == "nccl" and body.nccl_version != self.nccl_version:
+            return f"this replica runs NCCL {self.nccl_version}, the trainer {body.nccl_version}"
+        return None
+
+    def close(self) -> None:
+        """Stop using the engine, and report no more fatal failures."""
+        self._is_closed = True
+        self._engine.close()
+
+    async def enter(self, body: JoinRequest) -> None:
+        """Have every worker enter the trainer's communicator. Decoding continues."""
+        what = "entering the communicator"
+        await self._workers(what, "enter", where=body.model_dump(exclude={"run_id", "epoch"}))
+        await self._until({IDLE}, what, timeout_s=body.timeout_s)
+
+    async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
+        """Have every worker check the announced parameters and begin to receive them.
+
+        Args:
+            body: The trainer's announcement.
+            is_staged: Whether to receive into staging memory. If not, weights go into the model itself, and decoding
+                must be paused.
+            directory: Directory for adapters; None if whole models arrive.
+        """
+        what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
+        what["staging"] = is_staged
+        what["adapter"] = None
+        if directory is not None and self._engine.adapter is not None:
+            what["adapter"] = {"directory": str(directory), "config": self._engine.adapter.peft_config()}
+        await self._workers("beginning to receive", "receive", what=what)
+        await self._until({IDLE, RECEIVING}, "receiving weights", timeout_s=body.timeout_s)
+
+    async def received(self, body: BeginRequest) -> str | None:
+        """Wait for the last byte, and return the checksum of the received weights; None if no worker computed it."""
+        found = await self._until({IDLE}, "receiving weights", timeout_s=body.timeout_s)
+        checksums = {progress.checksum for progress in found}
+        if len(checksums) > 1:
+            raise PushError("the workers of this replica did not receive the same weights")
+        return next(iter(checksums), None)
+
+    async def forget(self) -> None:
+        """Have every worker discard what it has received."""
+        await self._workers("discarding the received weights", "forget")
+
+    async def pause(self) -> None:
+        """Pause decoding; requests stay in flight."""
+        await self._call("holding decoding", self._engine.pause(keep_cache=self._keep_cache))
+
+    async def load(self, version: LineageVersion, *, directory: Path | None, timeout_s: float) -> None:
+        """Load the received weights under this version. Decoding must be paused."""
+        if directory is None:
+            await self._call("loading the weights", self._engine.call_workers("load"), timeout_s=timeout_s)
+        else:
+            await self._call("loading the adapter", self._engine.load_adapter(directory), timeout_s=timeout_s)
+        label = str(version)
+        await self._call("naming the version", self._engine.name_version(label), is_fatal=True)
+        read_back = await self._call("reading the version back", self._engine.read_version(), is_fatal=True)
+        if read_back != label:
+            raise self._die(f"policy version {label} was loaded, but the engine reports {read_back}")
+
+    async def resume(self) -> None:
+        """Resume decoding, and take back the cache's memory first if it was released."""
+        if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
+            await self._call("taking back the cache's memory", self._engine.wake("kv_cache"), is_fatal=True)
+        await self._call("resuming decoding", self._engine.resume(), is_fatal=True)
+
+    async def sleep(self) -> None:
+        """Release the engine's memory."""
+        if not isinstance(self._engine, Sleeper):
+            raise PushError("this engine cannot sleep")
+        await self._call("going to sleep", self._engine.sleep(), is_fatal=True)
+
+    async def wake_weights(self) -> None:
+        """Take back the memory of the weights if it was released. Its content is undefined."""
+        if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
+            await self._call("taking back the weights' memory", self._engine.wake("weights"), is_fatal=True)
+
+    async def submit_probe(self, token_ids: Sequence[int]) -> "asyncio.Task[list[list[float]]]":
+        """Queue a probe; see ReceivingEngine. Cancelling the returned task gives the probe up."""
+        answer = await self._call("submitting the probe", self._engine.submit_probe(token_ids))
+        return asyncio.create_task(_wait(answer), name="answer to the probe")
+
+    async def probed(self, answer: Awaitable[list[list[float]]], *, timeout_s: float) -> list[list[float]]:
+        """Return the answer to a probe."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError as error:
+            raise PushError(f"the engine did not score the probe within {timeout_s:.0f} s") from error
+        except Exception as error:  # as in _call
+            raise PushError(f"scoring the probe failed: {_why(error)}") from error
+
+    async def abort_and_pause(self) -> None:
+        """Abort every request, and pause decoding."""
+        await self._call("aborting all requests", self._engine.abort_and_pause(), is_fatal=True)
+
+    async def leave(self) -> None:
+        """Have every worker leave the communicator and give up what it is receiving."""
+        what = "leaving the communicator"
+        await self._workers(what, "leave", is_fatal=True)
+        await self._until({IDLE}, what, timeout_s=0.0, is_failure_expected=True)
+
+    async def _until(
+        self, phases: set[str], what: str, *, timeout_s: float, is_failure_expected: bool = False
+    ) -> Sequence[Progress]:
+        """Wait until every worker is in one of ``phases``."""
+        deadline = time.monotonic() + timeout_s + self._grace_s
+        while True:
+            asked_at = time.monotonic()
+            found = await self._call(what, self._engine.progress(wait_s=_POLL_S))
+            failures = [progress.failure for progress in found if progress.failure is not None]
+            if failures and not is_failure_expected:
+                raise PushError(f"{what} failed: {failures[0]}")
+            if all(progress.phase in phases for progress in found):
+                return found
+            if (stood_still_s := time.monotonic() - asked_at) > _STOPPED_S:
+                # This process was stopped, and its workers too. They notice only now that their own deadlines have
+                # passed.
+                deadline += stood_still_s
+            if time.monotonic() > deadline:
+                raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s")
+
+    async def _workers(self, what: str, move: str, /, *, is_fatal: bool = False, **arguments: Any) -> list[Any]:
+        return await self._call(what, self._engine.call_workers(move, **arguments), is_fatal=is_fatal)
+
+    async def _call(
+        self,
+        what: str,
+        call: Coroutine[Any, Any, _ResultT],
+        *,
+        timeout_s: float = _CALL_TIMEOUT_S,
+        is_fatal: bool = False,
+    ) -> _ResultT:
+        try:
+            async with asyncio.timeout(timeout_s + self._grace_s):
+                return await call
+        except TimeoutError as error:
+            raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s") from error
+        except Exception as error:  # vLLM raises a bare Exception for any failure in a worker
+            reason = f"{what} failed: {_why(error)}"
+            if is_fatal:
+                raise self._die(reason) from error
+            raise PushError(reason) from error
+
+    def _die(self, reason: str) -> UnavailableError:
+        self._is_stuck = True
+        if not self._is_closed:
+            self._on_fatal(reason)
+        return UnavailableError(reason)
+
+
+def _why(error: Exception) -> str:
+    """Return the root cause if the engine has died (its client reports only that it died); otherwise the error."""
+    return root_cause(otherwise=str(error) or type(error).__name__)
+
+
+async def _wait(answer: Awaitable[_ResultT]) -> _ResultT:
+    return await answer
+
+
+@cache
+def _torch_version() -> str:
+    """Return torch's version, with its build. Imports torch only when called."""
+    import torch
+
+    return str(torch.__version__)
+
+
+@cache
+def _nccl_version() -> str | None:
+    """Return the version of torch's NCCL; None in a build without CUDA. Imports torch only when called."""
+    import torch
+
+    if torch.version.cuda is None:
+        return None
+    cuda: Any = torch.cuda  # partly untyped
+    return ".".join(str(part) for part in cuda.nccl.version())
