@@ -1,6 +1,6 @@
 """The prompt that generators score after a push: the beginning of the data set, encoded for the model."""
 
-from services.trainer.loop.admission import Encoder, PromptRows
+from services.trainer.intake.admission import Encoder, PromptRows
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.prober import MAX_TOKENS, Prober, tolerance_of
 from shared.errors import UserError

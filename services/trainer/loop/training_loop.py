@@ -22,9 +22,9 @@ import time
 from typing import Any, Literal
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.batch_builder import Batch, with_advantages
+from services.trainer.intake.batch_builder import Batch, with_advantages
+from services.trainer.intake.intake import Intake
 from services.trainer.loop.batch_trainer import BatchTrainer
-from services.trainer.loop.intake import Intake
 from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.reporting import Reporting
 from services.trainer.policy.core_results import NonFiniteError

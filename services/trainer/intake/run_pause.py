@@ -20,7 +20,7 @@ import time
 
 import msgspec
 
-from services.trainer.loop.reward_failures import RewardFailures
+from services.trainer.intake.reward_failures import RewardFailures
 from services.trainer.telemetry.run_log import RunLog
 from shared.pause import Pause, PausedBy, Wishes
 from shared.redis.run_store import RunRecord, RunStore

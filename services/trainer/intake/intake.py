@@ -8,14 +8,14 @@ are noticed here: they are dropped or admitted again, so that no batch waits for
 """
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.admission import Admission
-from services.trainer.loop.admission_pace import AdmissionPace
-from services.trainer.loop.batch_builder import Batch, BatchBuilder
-from services.trainer.loop.evaluation import EvaluationResult, Evaluations
-from services.trainer.loop.external_changes import ExternalChanges
-from services.trainer.loop.lost_writes import LostWrites
-from services.trainer.loop.run_pause import RunPause
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.admission import Admission
+from services.trainer.intake.admission_pace import AdmissionPace
+from services.trainer.intake.batch_builder import Batch, BatchBuilder
+from services.trainer.intake.evaluation import EvaluationResult, Evaluations
+from services.trainer.intake.external_changes import ExternalChanges
+from services.trainer.intake.lost_writes import LostWrites
+from services.trainer.intake.run_pause import RunPause
+from services.trainer.intake.scored_groups import ScoredGroups
 
 _RECEIVE_BLOCK_S = 0.2
 _MAX_UNACKED_WHILE_PAUSED = 256

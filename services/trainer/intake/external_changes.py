@@ -12,9 +12,9 @@ import time
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.group_ids import group_id, is_evaluation, training_number
 from services.trainer.groups.ledger import DEAD_LETTER, Ledger
-from services.trainer.loop.evaluation import Evaluations
-from services.trainer.loop.run_context import RunContext
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.evaluation import Evaluations
+from services.trainer.intake.scored_groups import ScoredGroups
+from services.trainer.run_context import RunContext
 from services.trainer.telemetry.run_log import RunLog
 from shared.lineage import LineageVersion
 from shared.pause import Wishes
