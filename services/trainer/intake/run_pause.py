@@ -55,7 +55,7 @@ class RunPause:
         """Return how long the run has been paused so far, over all of its trainers, in seconds."""
         return self._paused_s if self._pause is None else self._pause.total_s(time.time())
 
-    async def heed(self, wishes: Wishes) -> None:
+    async def begin_or_end(self, wishes: Wishes) -> None:
         """Pause or resume the run, as requested or as its rewards require.
 
         Raises:
