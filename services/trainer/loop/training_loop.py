@@ -4,7 +4,7 @@
        ^                                      |                                             |
        +--------- places given back ----------+--------------- checkpoint, then ack --------+
 
-    intake     groups: admission, arrivals, choice of batches, ledger         (../intake/intake.py)
+    intake     groups: admission, arrivals, choice of batches, ledger         (trainer/intake/)
     outflow    weights: pushes and checkpoints                                (outflow.py)
     reporting  progress, steps and evaluations, for users                     (reporting.py)
 
@@ -41,8 +41,7 @@ class TrainingLoop:
     Args:
         core: The policy and its optimizer.
         trainer: Makes the optimizer steps of a batch.
-        intake: Prompts out, scored groups in.
-        outflow: Weights out: pushes and checkpoints.
+        intake, outflow: The groups and the weights of the run, as drawn above.
         reporting: Tells users about progress, steps and evaluations.
         terminate: Set when this process is asked to end. The run itself goes on in the next trainer process.
         total_steps: Optimizer steps of the run.
