@@ -15,10 +15,10 @@ import torch
 
 from services.trainer.groups.group_ids import training_number
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.admission import Admission
-from services.trainer.loop.admission_pace import AdmissionPace
-from services.trainer.loop.batch_builder import BatchBuilder
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.admission import Admission
+from services.trainer.intake.admission_pace import AdmissionPace
+from services.trainer.intake.batch_builder import BatchBuilder
+from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.push.weight_sender import WeightSender
 from shared.lineage import LineageVersion
 from shared.messages import Prompt

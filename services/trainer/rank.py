@@ -42,9 +42,9 @@ from shared.service.logs import about_run, configure_first_logging, configure_lo
 from shared.settings import from_environment
 
 if TYPE_CHECKING:
-    from services.trainer.loop.run_context import RunContext
     from services.trainer.loop.training_loop import Ending, TrainingLoop
     from services.trainer.ranks.lead import Lead
+    from services.trainer.run_context import RunContext
 
 log = logging.getLogger("services.trainer.rank")
 
@@ -140,9 +140,9 @@ async def _train(
 ) -> int:
     from services.trainer.fence import take_over
     from services.trainer.loop.assembly import assemble, consumer_name
-    from services.trainer.loop.run_context import RunContext
     from services.trainer.push.weight_sender import WeightSender
     from services.trainer.room import Room
+    from services.trainer.run_context import RunContext
 
     config = record.parsed_config()
     require_places(config, data=settings.places_of_data(), weights=settings.places_of_weights())

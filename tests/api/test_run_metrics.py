@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import Gauge, generate_latest
 
 from services.trainer.groups.ledger import DEAD_LETTER
-from services.trainer.loop.batch_builder import STALE, UNSCORABLE
+from services.trainer.intake.batch_builder import STALE, UNSCORABLE
 from services.trainer.run_api import run_metrics
 from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi

@@ -12,11 +12,11 @@ import pytest
 from services.trainer.fence import check_not_fenced, take_over
 from services.trainer.groups.group_ids import evaluation_id, group_id
 from services.trainer.groups.ledger import DEAD_LETTER, Ledger
-from services.trainer.loop.admission import Admission
-from services.trainer.loop.admission_pace import AdmissionPace
-from services.trainer.loop.batch_builder import BatchBuilder
-from services.trainer.loop.reconcile import missing_groups, withdraw_unsampled
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.admission import Admission
+from services.trainer.intake.admission_pace import AdmissionPace
+from services.trainer.intake.batch_builder import BatchBuilder
+from services.trainer.intake.reconcile import missing_groups, withdraw_unsampled
+from services.trainer.intake.scored_groups import ScoredGroups
 from shared.errors import FencedError, StateLostError, UserError
 from shared.messages import Prompt, encode
 from shared.redis.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys

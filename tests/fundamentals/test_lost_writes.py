@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from services.trainer.loop.evaluation import Evaluations
-from services.trainer.loop.lost_writes import LostWrites
+from services.trainer.intake.evaluation import Evaluations
+from services.trainer.intake.lost_writes import LostWrites
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis, connect, wait_until_ready
 from shared.redis.run_store import RunStore

@@ -8,7 +8,7 @@ import pytest
 from services.trainer.fence import take_over
 from services.trainer.groups.group_ids import evaluation_id, group_id, training_number
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.scored_groups import ScoredGroups
 from shared.messages import encode
 from shared.redis.keys import TRAINERS, RunKeys
 from shared.redis.redis_connection import Redis

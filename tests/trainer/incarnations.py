@@ -11,8 +11,8 @@ from typing import Any
 
 from services.trainer.fence import take_over
 from services.trainer.loop.assembly import assemble
-from services.trainer.loop.run_context import RunContext
 from services.trainer.loop.training_loop import Ending, TrainingLoop
+from services.trainer.run_context import RunContext
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore

@@ -19,8 +19,8 @@ from services.trainer.checkpoints.checkpoint import (
 from services.trainer.fence import take_over
 from services.trainer.groups.group_ids import group_id
 from services.trainer.groups.ledger import Ledger
+from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
-from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.room import Room
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import FencedError

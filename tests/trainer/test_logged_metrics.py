@@ -12,7 +12,7 @@ import torch
 
 from services.trainer.fence import take_over
 from services.trainer.loop.assembly import assemble
-from services.trainer.loop.run_context import RunContext
+from services.trainer.run_context import RunContext
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
 from services.trainer.telemetry.step_memory import memory_metrics
 from shared.redis.keys import RunKeys

@@ -23,7 +23,7 @@ LONG: dict[str, Any] = {"max_steps": 100_000, "save_steps": 100_000}
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the trainer check and report more than once per second."""
-    monkeypatch.setattr("services.trainer.loop.external_changes._EVERY_S", 0.05)
+    monkeypatch.setattr("services.trainer.intake.external_changes._EVERY_S", 0.05)
     monkeypatch.setattr("services.trainer.loop.reporting._EVERY_S", 0.1)
 
 
@@ -291,7 +291,7 @@ async def test_a_paused_run_can_be_stopped(
 async def test_failed_test_groups_do_not_pile_up_on_their_stream_however_long_a_pause_lasts(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.loop.intake._MAX_UNACKED_WHILE_PAUSED", 8)
+    monkeypatch.setattr("services.trainer.intake.intake._MAX_UNACKED_WHILE_PAUSED", 8)
 
     def hurry(loop: TrainingLoop) -> None:
         loop.intake.pace.test_group_every_s = 0.0

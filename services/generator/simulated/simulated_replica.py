@@ -55,7 +55,9 @@ class SimulatedReplica:
         self._index = index
         self._url = url
         self._metrics = metrics
-        self._openai = OpenAiRoutes(self.state.why_policy_closed, policy_version=lambda: self.receiver.policy_version)
+        self._openai = OpenAiRoutes(
+            self.state.why_policy_closed, policy_version=lambda: self.receiver.held_version.policy_version
+        )
         self._redis = connect(settings.redis_url.get_secret_value())
 
     def app(self, keyring: Keyring) -> App:

@@ -130,7 +130,7 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
 
 
 def _put_in_place(directory: Path, to: Path) -> None:
-    """Rename a complete directory to ``to``. What exists there is removed once a power loss would spare the new one."""
+    """Rename a complete directory to ``to``. An existing one is removed once a power loss would spare the new one."""
     sync_tree(directory)
     replaced = to.with_name(f".{to.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)

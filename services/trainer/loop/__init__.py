@@ -1,1 +1,1 @@
-"""The training loop of rank 0: admission, staleness, batches, the ledger, evaluation."""
+"""The training loop of rank 0: batches, optimizer steps, pushes, checkpoints, reports."""

@@ -18,28 +18,28 @@ from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import total_steps
-from services.trainer.loop.admission import Admission
-from services.trainer.loop.admission_pace import AdmissionPace
-from services.trainer.loop.batch_builder import BatchBuilder
+from services.trainer.intake.admission import Admission
+from services.trainer.intake.admission_pace import AdmissionPace
+from services.trainer.intake.batch_builder import BatchBuilder
+from services.trainer.intake.evaluation import Evaluations, refuse_without_usable_prompts
+from services.trainer.intake.external_changes import ExternalChanges
+from services.trainer.intake.intake import Intake
+from services.trainer.intake.lost_writes import LostWrites
+from services.trainer.intake.reconcile import missing_groups, withdraw_unsampled
+from services.trainer.intake.run_pause import RunPause
+from services.trainer.intake.scored_groups import BEGINNING, ScoredGroups
 from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
-from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
-from services.trainer.loop.external_changes import ExternalChanges
 from services.trainer.loop.in_hand import GroupsInHand
-from services.trainer.loop.intake import Intake
-from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.push_schedule import PushSchedule, Sender, make_prober
-from services.trainer.loop.reconcile import missing_groups, withdraw_unsampled
 from services.trainer.loop.reporting import Reporting
-from services.trainer.loop.run_context import RunContext
-from services.trainer.loop.run_pause import RunPause
-from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
 from services.trainer.loop.trainable import require_trainable
 from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_group import make_core
+from services.trainer.run_context import RunContext
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog

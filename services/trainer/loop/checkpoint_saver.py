@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from services.trainer.checkpoints.checkpoint import CheckpointError, CheckpointWriter, PendingCheckpoint
 from services.trainer.fence import check_not_fenced
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.room import Room, is_disk_full
 from services.trainer.telemetry.group_traces import GroupTraces

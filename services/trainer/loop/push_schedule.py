@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from services.trainer.loop.admission import Encoder, PromptRows
+from services.trainer.intake.admission import Encoder, PromptRows
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.prober import MAX_TOKENS, Prober, tolerance_of
 from services.trainer.push.push_result import PushResult

@@ -18,12 +18,12 @@ import torch
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.staleness import staleness
+from services.trainer.intake.evaluation import EvaluationResult, evaluation_line
+from services.trainer.intake.intake import Intake
 from services.trainer.loop.batch_trainer import TrainedStep
-from services.trainer.loop.evaluation import EvaluationResult, evaluation_line
-from services.trainer.loop.intake import Intake
 from services.trainer.loop.outflow import Outflow
-from services.trainer.loop.run_context import RunContext
 from services.trainer.policy.training_core import TrainingCore
+from services.trainer.run_context import RunContext
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.per_token_log import rollout_rows
 from services.trainer.telemetry.recent_rate import RecentRate

@@ -4,7 +4,7 @@
        ^                                      |                                             |
        +--------- places given back ----------+--------------- checkpoint, then ack --------+
 
-    intake     groups: admission, arrivals, choice of batches, ledger         (intake.py)
+    intake     groups: admission, arrivals, choice of batches, ledger         (trainer/intake/)
     outflow    weights: pushes and checkpoints                                (outflow.py)
     reporting  progress, steps and evaluations, for users                     (reporting.py)
 
@@ -22,9 +22,9 @@ import time
 from typing import Any, Literal
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.batch_builder import Batch, with_advantages
+from services.trainer.intake.batch_builder import Batch, with_advantages
+from services.trainer.intake.intake import Intake
 from services.trainer.loop.batch_trainer import BatchTrainer
-from services.trainer.loop.intake import Intake
 from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.reporting import Reporting
 from services.trainer.policy.core_results import NonFiniteError
@@ -32,7 +32,6 @@ from services.trainer.policy.training_core import TrainingCore
 from shared.run_options.run_config import RunConfig
 
 Ending = Literal["finished", "stopped", "terminated"]
-
 RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
 
 
@@ -41,10 +40,8 @@ class TrainingLoop:
 
     Args:
         core: The policy and its optimizer.
-        config: The run's settings.
         trainer: Makes the optimizer steps of a batch.
-        intake: Prompts out, scored groups in: admits, receives, chooses batches, and keeps the ledger.
-        outflow: Weights out: pushes and checkpoints.
+        intake, outflow: The groups and the weights of the run, as drawn above.
         reporting: Tells users about progress, steps and evaluations.
         terminate: Set when this process is asked to end. The run itself goes on in the next trainer process.
         total_steps: Optimizer steps of the run.
@@ -111,22 +108,21 @@ class TrainingLoop:
 
     async def _wait_for_batch(self, tasks: asyncio.TaskGroup) -> Batch | None:
         """Return the next batch, or None if the run or this process is to end."""
+        num_steps_left = self._num_steps_left()
         while True:
             began_at = time.monotonic()
-            await self._look_around()
+            await self._read_changes()
             if self._terminate.is_set() or self.intake.should_stop:
                 return None
-            await self.intake.heed_requests()
+            await self.intake.pause_or_resume()
             await self.intake.make_up_losses()
-            await self.intake.admit(num_steps_left=self._num_steps_left())
+            await self.intake.admit(num_steps_left=num_steps_left)
             await self._evaluate()
-            batch = await self.intake.next_batch(
-                policy_version=self.core.policy_version, num_steps_left=self._num_steps_left()
-            )
+            batch = await self.intake.next_batch(policy_version=self.core.policy_version, num_steps_left=num_steps_left)
             if batch.groups:
                 return batch
             self.reporting.waits_for(self.outflow.pushes.waiting() or self.intake.waiting_for(batch))
-            await self.intake.consider(num_steps_left=self._num_steps_left())
+            await self.intake.judge_arrivals(num_steps_left=num_steps_left)
             if not self.outflow.saver.is_writing and self.intake.needs_checkpoint():
                 await self.outflow.save(tasks, self._state)
             self.reporting.waited(time.monotonic() - began_at)
@@ -135,15 +131,15 @@ class TrainingLoop:
         """Make the steps of one batch. With the last step, its groups are settled and its weights pushed."""
         self.reporting.waits_for("")
         await self.outflow.let_sleep()
-        groups = with_advantages(batch, self._config)
+        groups = with_advantages(batch, self._config)  # each reward relative to its group (advantages.py)
         for planned in await self._trainer.plan(groups, num_steps_left=self._num_steps_left()):
             trained = await self._trainer.step(planned)
             if planned.is_last:
                 self.intake.settle(batch, step=self.core.policy_version)
                 await self.outflow.push_if_needed()
-                await self._look_around()
+                await self._read_changes()
                 if self._num_steps_left():
-                    await self.intake.heed_requests()
+                    await self.intake.pause_or_resume()
                 await self.intake.admit(num_steps_left=self._num_steps_left())
             await self.reporting.step(groups, trained)
 
@@ -159,7 +155,7 @@ class TrainingLoop:
     async def _finish_evaluation(self) -> Ending:
         """Wait for the evaluation under way, and for the last step's evaluation if it is due."""
         while True:
-            await self._look_around()
+            await self._read_changes()
             if self._terminate.is_set():
                 return "terminated"
             await self.intake.make_up_losses()
@@ -177,10 +173,10 @@ class TrainingLoop:
         if result is not None:
             await self.reporting.evaluation(result)
 
-    async def _look_around(self) -> None:
+    async def _read_changes(self) -> None:
         """Read what has changed outside: requests to stop or pause, new generators, buried groups."""
-        if await self.intake.look():
-            await self.outflow.push_if_needed()
+        if await self.intake.read_changes():  # about twice a second
+            await self.outflow.push_if_needed()  # a generator may have joined
 
     def _num_steps_left(self) -> int:
         return self._total_steps - self.core.policy_version

@@ -73,7 +73,7 @@ def shard(module: nn.Module, config: RunConfig, *, ranks: Ranks, device: torch.d
     """Shard a module in place, whose ``lm`` comes from `load_policy_on`. Call it on every rank.
 
     Args:
-        module: Its forward runs the whole model.
+        module: A module whose forward runs the whole model.
         config: The run's settings.
         ranks: Two or more ranks.
         device: The device of this rank.

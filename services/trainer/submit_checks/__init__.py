@@ -1,1 +1,1 @@
-"""What is checked before a run is accepted: data set, model, engine, rewards, places."""
+"""The checks before a run is accepted: data set, model, engine, rewards, places."""

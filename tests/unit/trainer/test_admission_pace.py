@@ -1,7 +1,7 @@
 """Admission goes on as far as staleness allows. While the run is paused, it stops or admits single test groups."""
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.admission_pace import AdmissionPace
+from services.trainer.intake.admission_pace import AdmissionPace
 from shared.pause import PausedBy
 from shared.run_options.run_config import RunConfig
 

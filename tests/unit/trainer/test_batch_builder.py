@@ -7,8 +7,8 @@ import pytest
 
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.waiting_group import WaitingGroup
-from services.trainer.loop.batch_builder import Batch, BatchBuilder, with_advantages
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.batch_builder import Batch, BatchBuilder, with_advantages
+from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.messages import RewardOutcome, ScoredGroup
 from shared.run_options.run_config import RunConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.trainer.loop.run_pause import how_to_mend
+from services.trainer.intake.run_pause import how_to_mend
 
 
 @pytest.mark.parametrize(

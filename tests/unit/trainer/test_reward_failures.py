@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.loop.reward_failures import RewardFailures, first_failure
+from services.trainer.intake.reward_failures import RewardFailures, first_failure
 from services.trainer.objective.advantages import GroupOutcomes
 from shared.messages import Outcome, RewardOutcome
 from shared.run_options.run_config import RunConfig

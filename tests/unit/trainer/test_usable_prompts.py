@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.trainer.data.dataset import Row
-from services.trainer.loop.evaluation import refuse_without_usable_prompts
+from services.trainer.intake.evaluation import refuse_without_usable_prompts
 from shared.errors import UserError
 from shared.messages import Prompt
 from shared.run_options.run_config import parse_run_config

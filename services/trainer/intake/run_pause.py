@@ -20,7 +20,7 @@ import time
 
 import msgspec
 
-from services.trainer.loop.reward_failures import RewardFailures
+from services.trainer.intake.reward_failures import RewardFailures
 from services.trainer.telemetry.run_log import RunLog
 from shared.pause import Pause, PausedBy, Wishes
 from shared.redis.run_record import RunRecord
@@ -56,7 +56,7 @@ class RunPause:
         """Return how long the run has been paused so far, over all of its trainers, in seconds."""
         return self._paused_s if self._pause is None else self._pause.total_s(time.time())
 
-    async def heed(self, wishes: Wishes) -> None:
+    async def begin_or_end(self, wishes: Wishes) -> None:
         """Pause or resume the run, as requested or as its rewards require.
 
         Raises:

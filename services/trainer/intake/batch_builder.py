@@ -18,8 +18,8 @@ from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import is_too_stale, stragglers
 from services.trainer.groups.waiting_group import WaitingGroup
-from services.trainer.loop.reward_failures import RewardFailures, first_failure
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.reward_failures import RewardFailures, first_failure
+from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.objective.advantages import Rewards, batch_advantages, combined_rewards, is_scorable, teaches
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.step_metrics import TrainedGroup

@@ -24,8 +24,8 @@ from services.trainer.groups.group_ids import evaluation_id
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import window
 from services.trainer.groups.waiting_group import WaitingGroup
-from services.trainer.loop.admission import Encoder, PromptRow, UnusableRowError, prompt_payload, send_off
-from services.trainer.loop.reconcile import buried, groups_in_flight
+from services.trainer.intake.admission import Encoder, PromptRow, UnusableRowError, prompt_payload, send_off
+from services.trainer.intake.reconcile import buried, groups_in_flight
 from services.trainer.objective.advantages import combined_rewards
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
 from shared.errors import UserError

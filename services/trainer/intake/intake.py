@@ -1,6 +1,6 @@
 """Takes in the groups of one run: admits prompts, receives scored groups, chooses batches, and keeps the ledger.
 
-    data set --admit--> prompts ... scored --consider--> [waiting] --next_batch--> a batch --settle--> ledger
+    data set --admit--> prompts ... scored --judge_arrivals--> [waiting] --next_batch--> a batch --settle--> ledger
                            the streams of evaluations, too
 
 A user's request, or rewards that fail, can pause the intake (run_pause.py). Groups that were buried or lost on the way
@@ -8,14 +8,14 @@ are noticed here: they are dropped or admitted again, so that no batch waits for
 """
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.admission import Admission
-from services.trainer.loop.admission_pace import AdmissionPace
-from services.trainer.loop.batch_builder import Batch, BatchBuilder
-from services.trainer.loop.evaluation import EvaluationResult, Evaluations
-from services.trainer.loop.external_changes import ExternalChanges
-from services.trainer.loop.lost_writes import LostWrites
-from services.trainer.loop.run_pause import RunPause
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.admission import Admission
+from services.trainer.intake.admission_pace import AdmissionPace
+from services.trainer.intake.batch_builder import Batch, BatchBuilder
+from services.trainer.intake.evaluation import EvaluationResult, Evaluations
+from services.trainer.intake.external_changes import ExternalChanges
+from services.trainer.intake.lost_writes import LostWrites
+from services.trainer.intake.run_pause import RunPause
+from services.trainer.intake.scored_groups import ScoredGroups
 
 _RECEIVE_BLOCK_S = 0.2
 _MAX_UNACKED_WHILE_PAUSED = 256
@@ -35,7 +35,7 @@ class Intake:
         batches: Chooses among the groups that came back.
         evaluations: The evaluations of the run, whose groups travel on the same streams.
         pause: Whether the run is paused.
-        changes: What users and other services have changed.
+        changes: Reads the changes that users and other services make.
         lost_writes: Notices groups that Redis has lost.
     """
 
@@ -76,18 +76,18 @@ class Intake:
         for waiting in recovered:
             self._batches.judge(waiting)
 
-    async def look(self) -> bool:
+    async def read_changes(self) -> bool:
         """Read requests, dead letters and groups that were begun, if it is time to. Return whether it was.
 
         Raises:
             FencedError: A newer incarnation owns the run.
             StateLostError: Redis has lost the run.
         """
-        return await self._changes.look()
+        return await self._changes.read()
 
-    async def heed_requests(self) -> None:
+    async def pause_or_resume(self) -> None:
         """Pause or resume the run, as users asked or as its rewards require."""
-        await self.pause.heed(self._changes.wishes)
+        await self.pause.begin_or_end(self._changes.wishes)
 
     async def make_up_losses(self) -> None:
         """Admit groups again that Redis lost when it was restarted."""
@@ -119,7 +119,7 @@ class Intake:
             return Batch(())
         batch = self._choose(policy_version, num_steps_left)
         if batch.groups:
-            # Sampling may have begun since the last look, so choose again on fresh data.
+            # Sampling may have begun since the last read, so choose again on fresh data.
             await self._changes.read_started()
             batch = self._choose(policy_version, num_steps_left)
         return batch
@@ -133,17 +133,17 @@ class Intake:
         """Wait a moment for entries of the scored stream."""
         await self.scored.receive(block_s=_RECEIVE_BLOCK_S)
 
-    async def consider(self, *, num_steps_left: int) -> None:
+    async def judge_arrivals(self, *, num_steps_left: int) -> None:
         """Judge the next arrival, or wait a moment for one; then further ones, while a batch lacks groups.
 
         One arrival at a time: the choice of a batch must not depend on how many arrived together.
         """
-        if not self._consider_next():
+        if not self._judge_next():
             await self.receive()
-        while self._batches.num_missing(num_steps_left=num_steps_left) and self._consider_next():
+        while self._batches.num_missing(num_steps_left=num_steps_left) and self._judge_next():
             pass
 
-    def _consider_next(self) -> bool:
+    def _judge_next(self) -> bool:
         waiting = self.scored.consider()
         if waiting is not None:
             self._batches.judge(waiting)

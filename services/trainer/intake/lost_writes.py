@@ -9,10 +9,10 @@ looks for entries of its own that reappear after it handed them off (streams.py)
 import logging
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.loop.admission import Admission
-from services.trainer.loop.evaluation import Evaluations
-from services.trainer.loop.reconcile import missing_groups
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.admission import Admission
+from services.trainer.intake.evaluation import Evaluations
+from services.trainer.intake.reconcile import missing_groups
+from services.trainer.intake.scored_groups import ScoredGroups
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.redis_restarts import RestartWatch

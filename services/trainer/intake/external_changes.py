@@ -1,6 +1,6 @@
 """Sees external changes to a run in training: takeovers, user requests, groups that were begun or buried.
 
-    incarnation, wishes, started, dead  --look--> wishes, started; drops in the ledger, losses of an evaluation
+    incarnation, wishes, started, dead  --read--> wishes, started; drops in the ledger, losses of an evaluation
 
 Redis is read at most twice a second, so a batch is chosen on data up to half a second old. Only ``started`` is read
 again right before a batch is chosen.
@@ -12,9 +12,9 @@ import time
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.group_ids import group_id, is_evaluation, training_number
 from services.trainer.groups.ledger import DEAD_LETTER, Ledger
-from services.trainer.loop.evaluation import Evaluations
-from services.trainer.loop.run_context import RunContext
-from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.intake.evaluation import Evaluations
+from services.trainer.intake.scored_groups import ScoredGroups
+from services.trainer.run_context import RunContext
 from services.trainer.telemetry.run_log import RunLog
 from shared.lineage import LineageVersion
 from shared.pause import Wishes
@@ -54,23 +54,23 @@ class ExternalChanges:
         self._evaluations = evaluations
         self._log = log
         self._last_dead_letter = "-"
-        self._looked_at = 0.0
+        self._read_at = 0.0
 
     @property
     def should_stop(self) -> bool:
         """Whether a user asked the run to stop."""
         return self.wishes.desired == "stop"
 
-    async def look(self) -> bool:
+    async def read(self) -> bool:
         """Read the state if it is time to, and return whether it was.
 
         Raises:
             FencedError: A newer incarnation owns the run.
             StateLostError: Redis has lost the run.
         """
-        if time.monotonic() - self._looked_at < _EVERY_S:
+        if time.monotonic() - self._read_at < _EVERY_S:
             return False
-        self._looked_at = time.monotonic()
+        self._read_at = time.monotonic()
         await check_not_fenced(self._run.redis, self._run.keys, self._run.incarnation)
         self.wishes = await self._run.store.wishes(self._run.keys.run_id)
         await self._note_dead_letters()
