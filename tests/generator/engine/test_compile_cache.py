@@ -12,6 +12,8 @@ import pytest
 from services.generator.engine import compile_cache
 from services.generator.engine.compile_cache import claim_compile_cache
 
+pytestmark = pytest.mark.unit
+
 HOLDER = """
 import os, sys
 from services.generator.engine.compile_cache import claim_compile_cache

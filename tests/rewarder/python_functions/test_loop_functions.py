@@ -13,6 +13,8 @@ from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
 QUICK = "async def quick(**_): return [1.0]"
 SLOW = """

@@ -18,6 +18,8 @@ from services.rewarder.python_functions.worker_pool import RewardFailure
 from services.rewarder.reward_call import RewardCall
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
 ADVICE = "a function that blocks should be a plain def"
 REWARDS = """

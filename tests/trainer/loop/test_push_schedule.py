@@ -20,7 +20,7 @@ from shared.control import CommitReply
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import Waiting
-from tests.unit.weights.test_blame import INFO
+from tests.trainer.push.test_blame import INFO
 
 REQUIREMENTS = Requirements("run-test", "gloo", "2.13.0", None, why_transport="there is no GPU")
 CLIENT = httpx.AsyncClient()

@@ -22,6 +22,8 @@ from services.trainer.push.replicas import Member, Replica
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
 
+pytestmark = pytest.mark.unit
+
 Answer = Callable[[], Awaitable[ReplicaInfo]]
 
 INFO = ReplicaInfo(

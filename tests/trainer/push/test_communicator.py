@@ -13,6 +13,8 @@ from services.trainer.push import communicator as communicator_module
 from services.trainer.push.communicator import GlooCommunicator, NcclCommunicator
 from shared.errors import PushError
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_store_that_torch_cannot_open_is_a_failed_push(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:

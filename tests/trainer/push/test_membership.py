@@ -8,6 +8,8 @@ import pytest
 from services.trainer.push.membership import Abilities, Requirements, choose_transport, is_ready, rank_offsets, refusal
 from shared.control import ReplicaInfo
 
+pytestmark = pytest.mark.unit
+
 
 def info(**changes: Any) -> ReplicaInfo:
     fields: dict[str, Any] = {

@@ -15,7 +15,7 @@ from shared.redis.lease import renew
 from shared.redis.redis_connection import Redis, call
 from shared.redis.run_store import Progress, RunStore
 from shared.refusals import refuse, take_back
-from tests.api.api_rig import KEY
+from tests.trainer.api_rig import KEY
 
 Run = dict[str, Any]
 
