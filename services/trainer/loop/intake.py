@@ -7,6 +7,8 @@ A user's request, or rewards that fail, can pause the intake (run_pause.py). Gro
 are noticed here: they are dropped or admitted again, so that no batch waits for them.
 """
 
+import time
+
 from services.trainer.groups.ledger import Ledger
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
@@ -122,6 +124,9 @@ class Intake:
             # Sampling may have begun since the last look, so choose again on fresh data.
             await self._changes.read_started()
             batch = self._choose(policy_version, num_steps_left)
+        if batch.groups:
+            await self.scored.receive(block_s=None)  # counts what has arrived meanwhile
+            self.pace.note_batch(num_spare=len(self.scored.numbers()) - len(batch.groups))
         return batch
 
     def _choose(self, policy_version: int, num_steps_left: int) -> Batch:
@@ -139,7 +144,10 @@ class Intake:
         One arrival at a time: the choice of a batch must not depend on how many arrived together.
         """
         if not self._consider_next():
+            began_at = time.monotonic()
             await self.receive()
+            if self.pause.by is None:
+                self.pace.note_wait(time.monotonic() - began_at)
         while self._batches.num_missing(num_steps_left=num_steps_left) and self._consider_next():
             pass
 
