@@ -156,7 +156,7 @@ def generator_spec(
 
 def importable_environment() -> dict[str, str]:
     """Return this process's environment, changed so that a Python subprocess imports our packages."""
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     return {
         **os.environ,
         # Our packages have generic names: a folder `services` in the user's working directory must not hide ours.
