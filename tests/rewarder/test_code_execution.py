@@ -286,18 +286,20 @@ BOMBS = {
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("tests", [ADD, ECHO], ids=["asserts", "cases"])
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_code_that_takes_all_that_it_may_is_wrong_on_a_busy_machine_too(bwrap: str, crowd: None, bomb: str) -> None:
+def test_code_that_takes_all_that_it_may_is_wrong_on_a_busy_machine_too(
+    bwrap: str, crowd: None, bomb: str, tests: Any
+) -> None:
     choose(SandboxChoice(bwrap=bwrap))
     try:
-        judged = [
-            verdict
-            for tests in (ADD, ECHO)
-            for verdict in code_execution_reward([fenced(BOMBS[bomb])], tests=[tests], timeout_s=2.0, cpu_s=100)
-        ]
+        for timeout_s in (2.0, 16.0):  # a ninth of a processor may not be enough to start Python and the bomb in 2 s
+            (judged,) = code_execution_reward([fenced(BOMBS[bomb])], tests=[tests], timeout_s=timeout_s, cpu_s=100)
+            if judged.outcome == "scored":
+                break
     finally:
         choose(SandboxChoice())
-    assert [(verdict.outcome, verdict.value) for verdict in judged] == [("scored", 0.0)] * 2, judged
+    assert (judged.outcome, judged.value) == ("scored", 0.0), judged
 
 
 def test_each_worker_runs_so_many_programs_that_all_of_them_have_a_processor_each() -> None:
