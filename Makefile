@@ -12,6 +12,7 @@ LIGHT := .venv-check/.installed-dev
 
 # Files that need torch or its like, however indirectly, are type-checked where their types are installed (`make types`).
 light_files = $$(.venv-check/bin/python requirements/light_files.py)
+unit_files = $$(.venv-check/bin/python requirements/unit_files.py)
 
 # node comes from a wheel, pyright from its own; neither is looked for outside, and nothing is downloaded at run time.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
@@ -36,8 +37,8 @@ test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault ma
 	@.venv/bin/python -m pytest -m "long and not gpu and not engine" $(ARGS)
 
 test-api-schemas: $(FULL_WITH_TOOLS) ## schemathesis, every phase, against each service for SECONDS_EACH (300)
-	@SCHEMATHESIS_SECONDS=$${SECONDS_EACH:-300} .venv/bin/python -m pytest -s --timeout 1200 -m "not vllm" tests/rewarder/test_openapi.py \
-		tests/api/test_openapi.py tests/generator_contract/test_openapi.py $(ARGS)
+	@SCHEMATHESIS_SECONDS=$${SECONDS_EACH:-300} .venv/bin/python -m pytest -s --timeout 1200 -m "not vllm" tests/rewarder/score_api/test_openapi.py \
+		tests/trainer/run_api/test_openapi.py tests/generator_contract/test_openapi.py $(ARGS)
 
 test-compose: $(FULL_WITH_TOOLS) ## the compose stack in a real Docker engine: build, run, kill, scale; half an hour
 	@tests/compose/run.sh .venv/bin/python $(ARGS)
@@ -62,7 +63,7 @@ check-imports: $(LIGHT)
 	@.venv-check/bin/lint-imports | tail -n +12
 
 check-unit: $(LIGHT)
-	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow and not long and not engine" tests/unit tests/fundamentals
+	@.venv-check/bin/python -m pytest -q -m "unit and not gpu and not vllm and not slow and not long and not engine" $(unit_files)
 
 types: $(FULL_WITH_TOOLS) ## mypy and pyright, strict, on every file, with torch and vLLM installed
 	@status=0; \

@@ -9,6 +9,8 @@ from shared.serving.listening import listening_socket
 from tests.kept_ports import kept_port
 from tests.shared_process import SharedProcess, lent
 
+pytestmark = pytest.mark.unit
+
 
 class Started:
     def __init__(self) -> None:

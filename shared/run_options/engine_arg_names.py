@@ -1,7 +1,7 @@
 """The names that a run file's `vllm:` section may use. Each was looked up in vLLM 0.32: none loads code or files.
 
 Every other name is refused (engine_args.py), so new arguments of a later vLLM are refused until they are looked up.
-tests/generator/test_engine_arg_names.py compares with vLLM. The lists are grouped as vLLM's are.
+tests/generator/engine/test_engine_arg_names.py compares with vLLM. The lists are grouped as vLLM's are.
 """
 
 from typing import Final

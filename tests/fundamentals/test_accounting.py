@@ -28,6 +28,8 @@ from shared.run_options.run_config import RunConfig
 from tests.groups import completed_group, scored_group
 from tests.stream_view import entries
 
+pytestmark = pytest.mark.unit
+
 
 @dataclass
 class FakeRow:

@@ -16,6 +16,8 @@ from shared.redis.streams import StreamConsumer
 from tests.groups import scored_group
 from tests.stream_view import entries
 
+pytestmark = pytest.mark.unit
+
 ORDER = [number ^ 1 for number in range(150)]
 """1 0 3 2 5 4 ...: groups overtake each other on their way."""
 

@@ -18,6 +18,8 @@ from shared.redis.streams import StreamConsumer, give_back, settle
 from tests.groups import prompt_group
 from tests.stream_view import entries
 
+pytestmark = pytest.mark.unit
+
 
 async def admit(redis: Redis, keys: RunKeys, group_id: str, *, incarnation: int = 1) -> bool:
     added = await call(

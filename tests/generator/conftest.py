@@ -1,4 +1,7 @@
-"""A real vLLM engine on CPU, one for all tests of this folder, and a model small enough for it."""
+"""A real vLLM engine on CPU, one for all tests of this folder, and a model small enough for it.
+
+Nothing here imports torch or vLLM before they are used: `make check` runs the unit tests of this folder without them.
+"""
 
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +15,6 @@ from services.generator.engine.engine_spec import EngineSpec
 from services.generator.engine.vllm_environment import set_environment
 from shared.redis.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer
-from tests.tiny_model import make_tiny_model
 
 MAX_MODEL_LEN = 128
 
@@ -20,6 +22,8 @@ MAX_MODEL_LEN = 128
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a model with random weights."""
+    from tests.tiny_model import make_tiny_model
+
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 

@@ -11,7 +11,9 @@ from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
-from tests.unit.generator.test_generation_loop import CommandedEngine, admit
+from tests.generator.test_generation_loop import CommandedEngine, admit
+
+pytestmark = pytest.mark.unit
 
 
 class Gate:

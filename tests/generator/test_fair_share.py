@@ -12,6 +12,8 @@ from shared.lineage import LineageVersion
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
 
+pytestmark = pytest.mark.unit
+
 TICK_S = 0.1
 
 

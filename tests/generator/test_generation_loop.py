@@ -25,6 +25,8 @@ from tests.eventually import eventually
 from tests.groups import prompt_group
 from tests.stream_view import entries
 
+pytestmark = pytest.mark.unit
+
 
 class CommandedEngine:
     """Samples one token per completion, once the test lets it."""

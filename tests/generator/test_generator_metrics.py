@@ -9,6 +9,8 @@ from services.generator.metrics import GeneratorMetrics
 from shared.errors import UserError
 from shared.serving.metrics_server import serving_metrics
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_metrics_port_that_is_taken_is_the_operators_mistake() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -5,10 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.generator.inflight_window import AIM, HIGH, EngineLoad, InflightWindow, first_size
+
+pytestmark = pytest.mark.unit
 
 NUM_GENERATIONS = 4
 

@@ -10,6 +10,8 @@ from shared.errors import MessageError
 from shared.messages import CompletedGroup, Turn, VersionSpan, decode_completed_group, encode
 from tests.groups import prompt_group
 
+pytestmark = pytest.mark.unit
+
 Spans = list[tuple[str, int, int]]
 
 

@@ -1,7 +1,11 @@
 """What /readyz tells everyone, and what an OpenAI route tells a client with a key."""
 
+import pytest
+
 from services.generator.service_state import ServiceState
 from shared.lineage import NO_WEIGHTS, LineageVersion
+
+pytestmark = pytest.mark.unit
 
 
 class Holds:

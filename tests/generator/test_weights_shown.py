@@ -32,7 +32,9 @@ from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.service import stopped_processes
 from tests.eventually import eventually
-from tests.unit.generator.test_generation_loop import CommandedEngine
+from tests.generator.test_generation_loop import CommandedEngine
+
+pytestmark = pytest.mark.unit
 
 HELD_AT_3, NOTHING = (1.0, 3.0), (0.0, -1.0)
 

@@ -8,6 +8,8 @@ from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
 from shared.run_options.run_config import parse_run_config
 
+pytestmark = pytest.mark.unit
+
 MINIMAL = "model: org/model\ndataset_name: org/data\nreward_funcs: [accuracy_reward]\n"
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from headrace.terminal import console, printable
 
+pytestmark = pytest.mark.unit
+
 
 def test_control_characters_are_written_out_and_lines_stay_lines() -> None:
     assert printable("a\x1b[31mred\x07\x9b2J\x7f\r") == r"a\x1b[31mred\x07\x9b2J\x7f\r"

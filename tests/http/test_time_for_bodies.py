@@ -18,6 +18,8 @@ from shared.near_name import nearest
 from shared.run_options.run_config import parse_run_config
 from shared.serving.json_body import BodyError, decode_json
 
+pytestmark = pytest.mark.unit
+
 _GENEROUS_S = 0.5
 _RUN: dict[str, Any] = {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"]}
 

@@ -11,6 +11,8 @@ from headrace.cli.command_line import make_parser
 from headrace.client import HeadraceClient
 from shared.run_options.run_config import parse_run_config
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]

@@ -18,6 +18,8 @@ from services.trainer.submit_checks.dataset_check import check_dataset
 from shared.messages import Prompt
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 GSM8K = Path(os.environ.get("GSM8K_JSONL", ROOT.parent / "shared" / "data" / "gsm8k" / "train.jsonl"))
 

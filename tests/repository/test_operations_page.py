@@ -8,6 +8,8 @@ import yaml
 
 from headrace.cli.command_line import make_parser
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 ALERTS = ROOT / "deploy" / "observability" / "alerts" / "headrace.yml"

@@ -9,7 +9,11 @@ import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from tests.unit.test_repository import ROOT
+import pytest
+
+from tests.repository.test_repository import ROOT
+
+pytestmark = pytest.mark.unit
 
 PLACES = ["services", "shared", "headrace", "docs", "README.md", "CONTRIBUTING.md"]
 MOST_OVERALL, MOST_IN_A_FOLDER = 1.0, 2.0

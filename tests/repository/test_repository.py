@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ["services", "shared", "headrace"]
 MAX_LINES = 500
@@ -79,6 +81,16 @@ def test_nobody_looks_for_a_port_that_is_bound_later() -> None:
     everywhere = [path for folder in ("benchmarks", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
     found = [str(path.relative_to(ROOT)) for path in [*python_files(), *everywhere] if seekers.search(path.read_text())]
     assert not found
+
+
+def test_make_check_runs_every_file_with_unit_tests() -> None:
+    script = [sys.executable, "requirements/unit_files.py"]
+    listed = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert len(listed) > 100
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    marked = {str(path.relative_to(ROOT)) for path in files if re.search(r"\bmark\.unit\b", path.read_text())}
+    beyond = {path for path in marked - set(listed) if not path.startswith("tests/weights/")}
+    assert not beyond, f"write `pytestmark = pytest.mark.unit` at the beginning of a line: {beyond}"
 
 
 def test_shared_imports_neither_torch_nor_vllm_nor_transformers() -> None:

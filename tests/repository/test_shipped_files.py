@@ -8,6 +8,8 @@ import yaml
 
 from shared.run_options.run_config import parse_run_config
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 

@@ -11,6 +11,8 @@ from services.rewarder.function_parameters import may_read_keywords
 from services.rewarder.reward_call import RewardCall, arguments_for
 from shared.arrays import pack_ids
 
+pytestmark = pytest.mark.unit
+
 
 class Methods:
     def ignores(self, completions: Any, *_: Any, weight: float = 1.0, **kwargs: Any) -> float:

@@ -4,6 +4,8 @@ import pytest
 
 from services.rewarder.outages import Outages
 
+pytestmark = pytest.mark.unit
+
 
 class Told:
     """Outages with a fake clock, and their log lines. A call takes a second."""

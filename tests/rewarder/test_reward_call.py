@@ -22,6 +22,8 @@ from services.rewarder.reward_call import (
 )
 from shared.arrays import pack_ids
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(
     prompts=["p", "p"],
     completions=["a", "b"],

@@ -12,6 +12,8 @@ from shared.errors import UserError
 from shared.run_options.reward_kwargs import also_columns
 from shared.run_options.run_config import parse_run_config
 
+pytestmark = pytest.mark.unit
+
 RUN = {"model": "m", "dataset_name": "/d.jsonl", "reward_funcs": ["regex_reward", "mine:f"]}
 
 

@@ -16,6 +16,8 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from shared.messages import Outcome, RewardOutcome
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from services.rewarder.turnstile import TurnedAwayError, Turnstile, WaitedTooLongError
 
+pytestmark = pytest.mark.unit
+
 
 def turnstile(
     *, now: float = 0.0, max_concurrency: int = 2, max_queued: int = 10, rpm: int | None = None, tpm: int | None = None

@@ -4,6 +4,8 @@ import pytest
 
 from services.rewarder.rewarder_metrics import ValueDrift
 
+pytestmark = pytest.mark.unit
+
 
 def test_the_first_values_have_their_mean_and_their_standard_deviation() -> None:
     drift = ValueDrift()

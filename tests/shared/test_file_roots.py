@@ -20,6 +20,8 @@ from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import misplaced
 from shared.settings import ServiceSettings
 
+pytestmark = pytest.mark.unit
+
 
 def why_not(roots: FileRoots, path: object, *, whole: bool = False) -> str:
     try:

@@ -16,6 +16,8 @@ import pytest
 from shared import health_check
 from shared.health_check import main
 
+pytestmark = pytest.mark.unit
+
 KEY = "the-key"
 
 

@@ -7,6 +7,8 @@ import pytest
 from shared import interfaces
 from shared.interfaces import interface_of, let_nccl_use
 
+pytestmark = pytest.mark.unit
+
 
 def own_address() -> str:
     """Return an address of this machine other than loopback."""

@@ -25,6 +25,8 @@ from shared.messages import (
 )
 from tests.groups import completed_group, prompt_group, rollout, scored_group
 
+pytestmark = pytest.mark.unit
+
 
 def turn(start: int, end: int, *, ended_at_s: float = 3.0) -> Turn:
     return Turn("assistant", start, end, "stop", 2.0, ended_at_s)

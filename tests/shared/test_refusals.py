@@ -8,6 +8,8 @@ from redis.exceptions import ResponseError
 from shared.redis.redis_connection import Redis
 from shared.refusals import refuse
 
+pytestmark = pytest.mark.unit
+
 
 class FullRedis:
     async def hset(self, *_: Any) -> None:

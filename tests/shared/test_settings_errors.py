@@ -7,6 +7,8 @@ from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
 from shared.settings import ServiceSettings, from_environment
 
+pytestmark = pytest.mark.unit
+
 
 def test_settings_that_are_right_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_PORT", "8123")

@@ -1,4 +1,7 @@
-"""A run API on a real port, with a real Redis and a tiny rewarder behind it."""
+"""A run API on a real port, with a real Redis and a tiny rewarder behind it; and a tiny model on disk.
+
+Nothing here imports torch before it is used, because `make check` runs the unit tests of this folder without it.
+"""
 
 import asyncio
 import os
@@ -13,10 +16,18 @@ from pydantic import SecretStr
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
-from tests.api.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, serving
-from tests.api.rank_rig import COMMAND, RankPlan
-from tests.api.service_rig import Service, Start, wait_until
 from tests.kept_ports import kept_port
+from tests.trainer.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, serving
+from tests.trainer.rank_rig import COMMAND, RankPlan
+from tests.trainer.service_rig import Service, Start, wait_until
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a tiny model. Do not change it."""
+    from tests.tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture

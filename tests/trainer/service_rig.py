@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from tests.api.api_rig import KEY
+from tests.trainer.api_rig import KEY
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = dict[str, Any]

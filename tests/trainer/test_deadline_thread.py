@@ -7,6 +7,8 @@ import pytest
 
 from services.trainer.deadline_thread import in_thread
 
+pytestmark = pytest.mark.unit
+
 
 async def test_the_result_comes_back() -> None:
     assert await in_thread(lambda: threading.current_thread().name, timeout_s=10, name="a look") == "a look"

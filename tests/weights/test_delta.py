@@ -17,6 +17,8 @@ from services.generator.worker.staged_weights import apply_delta
 from services.trainer.push.sent_weights import encode_delta
 from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 
+pytestmark = pytest.mark.unit
+
 DTYPES = {1: torch.int8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 ITEM_BYTES = st.sampled_from([1, 2, 4, 8])
 Bytes = npt.NDArray[np.uint8]

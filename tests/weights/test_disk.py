@@ -22,6 +22,8 @@ from shared.weights import weight_manifest
 from shared.weights.weight_manifest import MANIFEST
 from shared.weights.weight_store import LocalStore, WeightStore, open_store
 
+pytestmark = pytest.mark.unit
+
 Named = list[tuple[str, torch.Tensor]]
 SHAPE = (64, 33)
 _NUMBERS = itertools.count()

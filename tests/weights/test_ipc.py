@@ -28,6 +28,8 @@ from services.trainer.push.packing import announce, pack
 from shared.control import IpcBuffer
 from shared.errors import PushError
 
+pytestmark = pytest.mark.unit
+
 UUID = "8a1c5f2e-0000-4000-8000-0123456789ab"
 BUFFER_BYTES = 1_000
 DEVICE = torch.device("cuda", 0)

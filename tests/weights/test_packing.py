@@ -10,6 +10,8 @@ from services.generator.worker.gloo_wire import cut, unpack
 from services.trainer.push.packing import announce, difference, pack
 from shared.errors import PushError
 
+pytestmark = pytest.mark.unit
+
 
 def named() -> list[tuple[str, torch.Tensor]]:
     """Return parameters of 8, 6, 4, 0 and 12 bytes."""

@@ -13,6 +13,8 @@ from services.trainer.push.packing import announce
 from services.trainer.push.sent_weights import SentWeights
 from shared.errors import PushError
 
+pytestmark = pytest.mark.unit
+
 Named = list[tuple[str, torch.Tensor]]
 
 

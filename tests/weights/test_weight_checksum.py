@@ -17,6 +17,8 @@ from services.trainer.push.packing import digest as digest_of_sender
 from services.trainer.push.packing import digest_on_device as digest_on_senders_device
 from shared.weights.weight_checksum import WORDS_A_ROW, checksum, digest
 
+pytestmark = pytest.mark.unit
+
 ROW_BYTES = 8 * WORDS_A_ROW
 
 

@@ -5,6 +5,8 @@ import pytest
 from benchmarks.bench_simulated.bound import groups_per_s
 from benchmarks.bench_simulated.load import Load
 
+pytestmark = pytest.mark.unit
+
 
 def load(num_replicas: int, *, max_staleness: int, sigma: float) -> Load:
     return Load(

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.chaos.left_files import PROMPTS, Files
+from tests.benchmarks.chaos.left_files import PROMPTS, Files
+
+pytestmark = pytest.mark.unit
 
 
 @pytest.fixture

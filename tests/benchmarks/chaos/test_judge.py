@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks.chaos.history import Sighting, read_history
 from benchmarks.chaos.judge import Verdict, judge
-from tests.unit.chaos.left_files import EPOCH_1, EPOCH_2, Files, rollout
+from tests.benchmarks.chaos.left_files import EPOCH_1, EPOCH_2, Files, rollout
+
+pytestmark = pytest.mark.unit
 
 
 @pytest.fixture

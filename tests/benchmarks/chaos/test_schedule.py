@@ -2,8 +2,12 @@
 
 import itertools
 
+import pytest
+
 from benchmarks.chaos import schedule
 from benchmarks.chaos.schedule import CELLS, Fault, Strike
+
+pytestmark = pytest.mark.unit
 
 
 def first(number: int, seed: int) -> list[Strike]:

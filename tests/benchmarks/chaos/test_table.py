@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.chaos import record, table
 from benchmarks.chaos.judge import Verdict
 from benchmarks.chaos.record import FaultRecord, TrialRecord
+
+pytestmark = pytest.mark.unit
 
 
 def trial(seed: int) -> TrialRecord:

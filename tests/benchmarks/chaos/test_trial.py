@@ -1,6 +1,10 @@
 """How long a fault kept a run from training."""
 
+import pytest
+
 from benchmarks.chaos.trial import recovery_s
+
+pytestmark = pytest.mark.unit
 
 
 def test_recovery_ends_with_the_next_step() -> None:

@@ -12,6 +12,8 @@ import pytest
 from services.generator.engine import vllm_environment
 from services.generator.engine.vllm_environment import claim_compile_cache
 
+pytestmark = pytest.mark.unit
+
 HOLDER = """
 import os, sys
 from services.generator.engine.vllm_environment import claim_compile_cache

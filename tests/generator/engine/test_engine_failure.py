@@ -8,6 +8,8 @@ import pytest
 
 from services.generator.engine import engine_failure
 
+pytestmark = pytest.mark.unit
+
 LOGGER = logging.getLogger("vllm.v1.engine.core")
 
 

@@ -12,6 +12,8 @@ from services.generator.settings import GeneratorSettings, read_settings
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 
 def a_config(**changes: Any) -> RunConfig:
     return RunConfig.model_validate(

@@ -1,6 +1,10 @@
 """An engine hangs that holds requests and ends no step, for as long as a step may take."""
 
+import pytest
+
 from services.generator.engine.engine_failure import EngineWatch
+
+pytestmark = pytest.mark.unit
 
 TIMEOUT_S = 10.0
 LOOKS = int(TIMEOUT_S)

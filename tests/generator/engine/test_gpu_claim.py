@@ -14,6 +14,8 @@ from services.generator.engine.gpu_claim import claim_gpus
 from services.generator.settings import GeneratorSettings
 from shared.errors import UserError
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:  # a process keeps its claims until it ends; a test must not

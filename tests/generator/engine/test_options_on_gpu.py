@@ -8,7 +8,7 @@ import torch
 
 from services.generator.engine.engine import start_engine
 from services.generator.engine.engine_spec import spec_for
-from tests.generator.reference import Reference
+from tests.generator.engine.reference import Reference
 from tests.generator.test_generation import a_config
 from tests.tiny_model import VOCAB_SIZE
 

@@ -7,6 +7,8 @@ import pytest
 
 from services.generator.engine.output_gate import GatedClient, OutputGate, UnverifiedError
 
+pytestmark = pytest.mark.unit
+
 
 class Client:
     """A client of an engine that streams letters, and records when a stream is closed."""

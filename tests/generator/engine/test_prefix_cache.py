@@ -13,7 +13,7 @@ from services.generator.engine.engine import Engine, start_engine
 from services.generator.engine.engine_spec import spec_for
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
-from tests.generator.reference import Reference
+from tests.generator.engine.reference import Reference
 from tests.generator.test_generation import a_config
 from tests.tiny_model import make_tiny_model
 

@@ -7,6 +7,8 @@ import pytest
 
 from services.generator.engine.engine_config import num_places, reserve_place
 
+pytestmark = pytest.mark.unit
+
 
 def a_scheduler_config(**changes: Any) -> Any:
     """Return the relevant fields of vLLM's SchedulerConfig."""

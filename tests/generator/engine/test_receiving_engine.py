@@ -15,6 +15,8 @@ from services.generator.worker.worker_reports import Progress
 from shared.control import BeginRequest
 from shared.errors import PushError, UnavailableError
 
+pytestmark = pytest.mark.unit
+
 BODY = BeginRequest(
     run_id="r", epoch=1, policy_version=1, names=["w"], dtype_names=["float32"], shapes=[[1]], timeout_s=0.1
 )

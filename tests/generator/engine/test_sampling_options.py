@@ -12,7 +12,7 @@ from services.generator.engine.engine import Engine
 from services.generator.rollouts import SampledCompletion
 from shared.errors import MessageError
 from shared.run_options.run_config import RunConfig
-from tests.generator.reference import Reference, of_sampled, only
+from tests.generator.engine.reference import Reference, of_sampled, only
 from tests.generator.test_generation import a_config
 from tests.tiny_model import CHARACTERS, EOS_TOKEN_ID, SPECIAL, VOCAB_SIZE
 

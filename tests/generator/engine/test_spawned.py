@@ -5,7 +5,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from services.generator.engine.spawned import _PARENT  # pyright: ignore[reportPrivateUsage]
+
+pytestmark = pytest.mark.unit
 
 CHILD = "import time; from services.generator.engine.spawned import end_with_parent; end_with_parent(); time.sleep(60)"
 

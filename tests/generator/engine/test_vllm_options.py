@@ -18,7 +18,7 @@ from shared.errors import UserError
 from shared.file_roots import FileRoots
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
-from tests.generator.reference import Reference
+from tests.generator.engine.reference import Reference
 from tests.generator.test_generation import a_config, a_prompt, admit, completed, generating
 
 ANYWHERE = FileRoots(("/",), "HEADRACE_DATA_ROOTS")

@@ -6,6 +6,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from services.generator.policy_api.openai_routes import MODELS_PATH, OpenAiRoutes
 
+pytestmark = pytest.mark.unit
+
 
 async def listed(answer: Response) -> httpx.Response:
     routes = OpenAiRoutes(lambda: None, policy_version=lambda: 7)

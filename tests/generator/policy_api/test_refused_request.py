@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from services.generator.engine.output_gate import OutputGate
 from services.generator.policy_api.generate_route import GenerateRequest, SampledPrompt, make_generate_router
+
+pytestmark = pytest.mark.unit
 
 
 class GatedSampler:

@@ -22,6 +22,8 @@ from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.lineage import LineageVersion, epoch_of
 
+pytestmark = pytest.mark.unit
+
 EPOCH = epoch_of(1, 1)
 ASK = {"model": "policy", "prompt": [4, 5, 6], "max_tokens": 2}
 

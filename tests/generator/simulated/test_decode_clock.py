@@ -5,6 +5,8 @@ import pytest
 from services.generator.simulated.decode_clock import DecodeClock, DecodedSequence
 from shared.lineage import LineageVersion
 
+pytestmark = pytest.mark.unit
+
 
 def v(policy_version: int) -> LineageVersion:
     return LineageVersion(2, policy_version)

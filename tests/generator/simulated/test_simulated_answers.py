@@ -12,6 +12,8 @@ from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.unit
+
 ASKED = {"prompt": [4, 5, 6], "max_tokens": 50, "ignore_eos": True}
 
 

@@ -12,6 +12,8 @@ from services.generator.simulated.model_facts import ModelFacts, read_model_fact
 from services.generator.simulated.simulation_settings import SimulationSettings, read_simulation_settings
 from shared.errors import UserError
 
+pytestmark = pytest.mark.unit
+
 FACTS = ModelFacts(vocab_size=50, eos_token_id=7, max_positions=64)
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from services.generator.worker.worker_reports import Progress, ReportTo, WorkerReports
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 async def reports_of() -> AsyncGenerator[Callable[[int], WorkerReports]]:

@@ -7,6 +7,8 @@ import pytest
 from headrace.cli import command_line as cli
 from tests.headrace.scripted_api import Asked, problem, serving
 
+pytestmark = pytest.mark.unit
+
 Runs = list[dict[str, Any]]
 
 

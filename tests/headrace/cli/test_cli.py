@@ -11,6 +11,8 @@ from headrace.cli import command_line as cli
 from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Answer, Asked, problem, serving
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from headrace.local import process_table
 from headrace.local.state_dir import Endpoint, StateDir
 from shared.errors import UserError
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def told() -> list[int]:

@@ -12,7 +12,7 @@ from headrace.demo import apart, task, warmup
 from headrace.demo.model import make_model, make_tokenizer
 from headrace.demo.warmup import WarmupProgress
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 
 
 def untrained(model_dir: Path, splits: task.Splits, *, seed: int, **_: Any) -> WarmupProgress:

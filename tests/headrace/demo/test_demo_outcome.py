@@ -9,6 +9,8 @@ import pytest
 
 from headrace.demo.outcome import Outcome, make_outcome, trained_groups
 
+pytestmark = pytest.mark.unit
+
 RUN: dict[str, Any] = {
     "status": "finished",
     "started_at_s": 100.0,

@@ -10,7 +10,7 @@ from headrace.asking import Answer as Answered
 from headrace.doctor.examination import examine
 from headrace.doctor.findings import CANNOT_LOOK, FINE, PROBLEMS, exit_status
 from headrace.doctor.service_checks import Service, door
-from tests.headrace.doctor_rig import (
+from tests.headrace.doctor.doctor_rig import (
     ABOUT,
     API_KEY,
     INTERNAL_KEY,

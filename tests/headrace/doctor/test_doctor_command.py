@@ -13,7 +13,7 @@ import redis
 
 from headrace.cli import command_line as cli
 from shared.redis.keys import FLEET, FLEET_LEASES
-from tests.headrace.doctor_rig import API_KEY, INTERNAL_KEY, service
+from tests.headrace.doctor.doctor_rig import API_KEY, INTERNAL_KEY, service
 from tests.headrace.launcher_rig import ROOT, local_service
 from tests.kept_ports import kept_port
 

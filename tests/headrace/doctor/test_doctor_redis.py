@@ -11,7 +11,7 @@ from headrace.doctor.redis_checks import LookedAtRedis, look_at_redis, server_fi
 from shared.redis.keys import FLEET, FLEET_LEASES, RUNS
 from shared.redis.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer, write_until_refused
-from tests.headrace.doctor_rig import hanging_port, level, redis_server, service, targets, wrong
+from tests.headrace.doctor.doctor_rig import hanging_port, level, redis_server, service, targets, wrong
 from tests.kept_ports import kept_port
 
 AOF = ("--appendonly", "yes", "--save", "")

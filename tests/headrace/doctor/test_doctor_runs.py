@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.doctor.examination import examine
-from tests.headrace.doctor_rig import level, service, targets, wrong
+from tests.headrace.doctor.doctor_rig import level, service, targets, wrong
 
 
 def run_page(**more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from headrace.cli import command_line as cli
 from headrace.local.state_dir import StateDir
 from shared.access.keyring import Keyring
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,8 @@ import pytest
 
 from headrace.local.cpu_placement import has_gpu, place
 
+pytestmark = pytest.mark.unit
+
 
 def cores_of(variables: dict[str, str]) -> list[int]:
     return [int(core) for core in variables["VLLM_CPU_OMP_THREADS_BIND"].split(",")]

@@ -7,6 +7,8 @@ import pytest
 from headrace.local import generator_scaling
 from headrace.local.generator_scaling import rearrange
 
+pytestmark = pytest.mark.unit
+
 
 class Generator:
     """Plays a generator that is not ready for a while after a move."""

@@ -14,6 +14,8 @@ from headrace.local.launch_ports import DEFAULT_API_PORT, hold_ports
 from shared.errors import UserError
 from shared.serving.listening import listening_socket
 
+pytestmark = pytest.mark.unit
+
 _SERVES_ONCE = """
 import sys
 from shared.serving.listening import listening_socket

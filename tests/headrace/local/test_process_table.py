@@ -5,8 +5,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from headrace.local import process_table
 from headrace.local.state_dir import ProcessMark
+
+pytestmark = pytest.mark.unit
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 

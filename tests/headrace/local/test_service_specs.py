@@ -17,6 +17,8 @@ from shared.errors import UserError
 from shared.service.child_secrets import handed_on
 from shared.settings import ServiceSettings, from_environment
 
+pytestmark = pytest.mark.unit
+
 
 def specs_of(settings: UpSettings) -> dict[str, ServiceSpec]:
     state = StateDir(settings.state_dir)

@@ -9,6 +9,8 @@ import pytest
 from headrace.local.state_dir import Endpoint, ProcessMark, StateDir, choose_state_dir, write_privately
 from shared.errors import UserError
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_key_is_made_once_and_shown_by_no_repr(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "state")

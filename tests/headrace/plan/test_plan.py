@@ -9,7 +9,9 @@ from headrace.cli import command_line as cli
 from headrace.plan.redis_memory import group_bytes
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.unit.headrace.plan_rig import PACE, large_model, planned, value
+from tests.headrace.plan.plan_rig import PACE, large_model, planned, value
+
+pytestmark = pytest.mark.unit
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,10 @@ import pytest
 
 from headrace.plan.from_run import measured
 from shared.errors import UserError
+from tests.headrace.plan.plan_rig import TINY, planned, value
 from tests.headrace.scripted_api import Asked, serving
-from tests.unit.headrace.plan_rig import TINY, planned, value
+
+pytestmark = pytest.mark.unit
 
 
 def lines(*, train_s: float, step_s: float) -> list[dict[str, Any]]:

@@ -12,9 +12,11 @@ from headrace.plan import model_source
 from headrace.plan.model_shape import model_shape
 from headrace.plan.model_source import read_shape
 from shared.errors import UserError
-from tests.headrace.doctor_rig import dripping_port
+from tests.headrace.doctor.doctor_rig import dripping_port
+from tests.headrace.plan.plan_rig import TINY
 from tests.headrace.scripted_api import Answer, serving
-from tests.unit.headrace.plan_rig import TINY
+
+pytestmark = pytest.mark.unit
 
 FAMILIES: list[dict[str, Any]] = [
     {"model_type": "llama"},

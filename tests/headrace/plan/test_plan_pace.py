@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.headrace.plan_rig import PACE, large_model, planned, value
+from tests.headrace.plan.plan_rig import PACE, large_model, planned, value
+
+pytestmark = pytest.mark.unit
 
 
 @pytest.fixture

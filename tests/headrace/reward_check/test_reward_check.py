@@ -18,6 +18,8 @@ from services.rewarder.python_functions.worker_frames import Inspected
 from shared.errors import UserError
 from shared.messages import Outcome, RewardOutcome
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

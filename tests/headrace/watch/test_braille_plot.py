@@ -1,6 +1,10 @@
 """Curves of dots, checked dot by dot."""
 
+import pytest
+
 from headrace.watch.braille_plot import braille_curve, nice_bounds, sparkline
+
+pytestmark = pytest.mark.unit
 
 
 def test_a_rising_line_goes_from_the_lower_left_dot_to_the_upper_right_one() -> None:

@@ -3,11 +3,14 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from headrace.event_stream import Event
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
+
+pytestmark = pytest.mark.unit
 
 
 def make_run(**changes: Any) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from services.rewarder.built_ins.reasoning_accuracy import reasoning_accuracy_re
 from services.rewarder.built_ins.think_format import think_format_reward
 from services.rewarder.reward_call import CallError, Completion, Verdict
 
+pytestmark = pytest.mark.unit
+
 GSM8K = (
     ("Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 altogether.\n#### 72", "72"),
     ("He drove 20 miles twice, so 2*20=40 miles.\nThat leaves 1,040 - 40 = 1,000.\n#### 1,000", "1000"),

@@ -5,6 +5,8 @@ import pytest
 from services.rewarder.built_ins.code_execution import RowTests, code_of, read_tests
 from services.rewarder.built_ins.time_limit import time_limit
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("text", "code"),

@@ -21,6 +21,8 @@ from services.rewarder.built_ins.repetition import repetition_penalty_reward
 from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
 from services.rewarder.reward_call import CallError, Completion, Verdict
 
+pytestmark = pytest.mark.unit
+
 NOT_APPLICABLE = ("not_applicable", None)
 RIGHT, WRONG = ("scored", 1.0), ("scored", 0.0)
 

@@ -7,6 +7,8 @@ import pytest
 from services.rewarder.endpoints.registry import Registry
 from shared.redis.redis_connection import Redis
 
+pytestmark = pytest.mark.unit
+
 
 class FakeRedis:
     """A Redis with one hash."""

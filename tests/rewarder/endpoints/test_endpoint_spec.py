@@ -17,6 +17,8 @@ from services.rewarder.endpoints.transport.secret_files import SecretError, Secr
 from services.rewarder.endpoints.transport.signing import signature_headers
 from services.rewarder.settings import RewarderSettings
 
+pytestmark = pytest.mark.unit
+
 
 def spec(**fields: Any) -> EndpointSpec:
     return EndpointSpec.model_validate({"url": "https://judge.example/", **fields})

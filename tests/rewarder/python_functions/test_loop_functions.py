@@ -13,6 +13,8 @@ from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
 QUICK = "async def quick(**_): return [1.0]"
 SLOW = """

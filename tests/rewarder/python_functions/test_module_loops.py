@@ -18,6 +18,8 @@ from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
 ADVICE = "a function that blocks should be a plain def"
 REWARDS = """

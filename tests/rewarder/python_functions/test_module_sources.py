@@ -16,6 +16,8 @@ from services.rewarder.python_functions.module_sources import (
 from services.rewarder.python_functions.reward_places import RewardPlaces
 from shared.errors import UserError
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 

@@ -15,6 +15,8 @@ from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.python_functions.worker_frames import Inspected, Refused
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.unit
+
 
 class FakePool:
     """Finds ``def NAME(`` in the current file; ``after_reading`` is called before it reports that."""

@@ -13,6 +13,8 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
 from shared.arrays import pack_ids
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={}, completion_ids=[pack_ids([1] * 60)])
 
 

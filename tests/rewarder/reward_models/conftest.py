@@ -1,4 +1,7 @@
-"""Tiny reward models on disk, made once, and a source that serves them in real processes."""
+"""Tiny reward models on disk, made once, and a source that serves them in real processes.
+
+Nothing here imports torch before it is used, because `make check` runs the unit tests of this folder without it.
+"""
 
 import contextlib
 import json
@@ -12,18 +15,21 @@ from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from tests.tiny_reward_model import make_tiny_reward_model
 
 
 @pytest.fixture(scope="session")
 def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a reward model."""
+    from tests.tiny_reward_model import make_tiny_reward_model
+
     return make_tiny_reward_model(tmp_path_factory.mktemp("reward model") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def other_reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the directory of a second reward model, which gives other rewards."""
+    from tests.tiny_reward_model import make_tiny_reward_model
+
     return make_tiny_reward_model(tmp_path_factory.mktemp("other model") / "tiny", seed=1)
 
 

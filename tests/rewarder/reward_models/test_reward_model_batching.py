@@ -2,10 +2,13 @@
 
 from collections import deque
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.rewarder.reward_models.batching import PASSES_A_ROUND, next_round, passes
+
+pytestmark = pytest.mark.unit
 
 
 def test_a_pass_is_filled_with_texts_of_like_length_up_to_the_limit_with_padding() -> None:

@@ -8,6 +8,8 @@ from services.rewarder.reward_models.model_name import ModelPlace, is_reward_mod
 from shared.errors import UserError
 from shared.file_roots import FileRoots
 
+pytestmark = pytest.mark.unit
+
 ANYWHERE = FileRoots(("/",), "HEADRACE_DATA_ROOTS")
 
 

@@ -21,6 +21,8 @@ from services.rewarder.reward_models.reward_models import RewardModels
 from shared.service.logs import JsonLines, about
 from tests.eventually import eventually
 
+pytestmark = pytest.mark.unit
+
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
 LOADED: list[Reply] = [Described("Fake", None), Loaded("Fake", "v1", "cpu", "float32")]
 

@@ -14,6 +14,8 @@ import pytest
 from services.rewarder.sandbox.docker_container import DockerSandbox, container_options
 from services.rewarder.sandbox.sandbox import Limits, SandboxUnavailableError
 
+pytestmark = pytest.mark.unit
+
 LIMITS = Limits(wall_s=30.0, output_bytes=1000)
 
 

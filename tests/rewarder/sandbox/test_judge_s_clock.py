@@ -4,6 +4,8 @@ import pytest
 
 from services.rewarder.sandbox.inside.judge import was_too_busy
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("used_s", "waited_s", "is_too_busy"),

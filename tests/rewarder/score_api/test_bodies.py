@@ -8,6 +8,8 @@ from pydantic import ValidationError
 from services.rewarder.score_api.bodies import ScoreRequest
 from services.rewarder.score_api.endpoint_bodies import TrialRequest
 
+pytestmark = pytest.mark.unit
+
 GOOD: dict[str, Any] = {"reward_funcs": ["accuracy_reward"], "prompts": ["p"], "completions": ["c"]}
 
 

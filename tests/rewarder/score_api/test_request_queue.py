@@ -11,6 +11,8 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.score_api.request_queue import BOUNDED_PATHS, RequestQueue
 from shared.serving.http_guard import Message, Receive, Scope, Send
 
+pytestmark = pytest.mark.unit
+
 
 class Application:
     """Reads the whole body, and answers when the test lets it."""

@@ -21,6 +21,8 @@ from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer, write_until_refused
 from tests.fundamentals.test_accounting import Trainer, consumer, generate, score
 
+pytestmark = pytest.mark.unit
+
 PATIENCE_S = 1.0
 """Enough time for a round trip on a busy machine."""
 LONGER_S = 2.5

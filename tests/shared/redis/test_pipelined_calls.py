@@ -13,6 +13,8 @@ from shared.redis.pipelined_calls import PipelinedCalls
 from shared.redis.redis_connection import Redis
 from shared.redis.streams import StreamConsumer
 
+pytestmark = pytest.mark.unit
+
 
 def consumer_of(redis: Redis, keys: RunKeys) -> StreamConsumer:
     return StreamConsumer(

@@ -17,6 +17,8 @@ from shared.redis.redis_connection import (
     wait_until_ready,
 )
 
+pytestmark = pytest.mark.unit
+
 
 async def test_a_task_that_talks_to_redis_ends_whenever_it_is_cancelled(redis: Redis) -> None:
     async def talk() -> None:

@@ -9,6 +9,8 @@ from redis.exceptions import AuthenticationError
 from shared.redis.redis_connection import connect
 from tests.conftest import RedisServer
 
+pytestmark = pytest.mark.unit
+
 
 async def test_services_go_over_to_a_new_password_one_by_one_and_those_connected_stay(tmp_path: Path) -> None:
     (tmp_path / "redis").mkdir()

@@ -8,6 +8,8 @@ from shared.errors import UserError
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+pytestmark = pytest.mark.unit
+
 BASE: dict[str, Any] = {"model": "m", "reward_funcs": ["accuracy_reward"]}
 ONE: dict[str, Any] = {**BASE, "dataset_name": "org/data"}
 MIXED: dict[str, Any] = {**BASE, "datasets": [{"path": "/a.jsonl"}, {"path": "org/b", "name": "main", "split": "all"}]}

@@ -12,6 +12,8 @@ from shared.run_options.engine_args import OPERATORS_ENGINE_ARGS, RESERVED_ENGIN
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+pytestmark = pytest.mark.unit
+
 MINIMAL = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 
 

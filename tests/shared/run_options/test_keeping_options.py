@@ -7,6 +7,8 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+pytestmark = pytest.mark.unit
+
 PLAIN: dict[str, Any] = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 GOOD = ("better", "group/better", "Group_1/Qwen2.5-0.5B_grpo", "0/1")
 BAD = (

@@ -7,6 +7,8 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.run_config import parse_run_config
 
+pytestmark = pytest.mark.unit
+
 MINIMAL: dict[str, Any] = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 LORA: dict[str, Any] = {**MINIMAL, "use_peft": True}
 IN_4BIT: dict[str, Any] = {**LORA, "load_in_4bit": True, "dtype": "bfloat16"}

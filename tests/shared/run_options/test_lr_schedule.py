@@ -7,6 +7,8 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+pytestmark = pytest.mark.unit
+
 PLAIN = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 STAGES = {"lr_scheduler_type": "warmup_stable_decay", "max_steps": 10, "warmup_steps": 3}
 

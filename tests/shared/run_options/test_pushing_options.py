@@ -7,6 +7,8 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+pytestmark = pytest.mark.unit
+
 RUN: dict[str, Any] = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 
 

@@ -9,6 +9,8 @@ from shared.errors import UserError
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+pytestmark = pytest.mark.unit
+
 MINIMAL: dict[str, Any] = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 
 

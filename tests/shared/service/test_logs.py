@@ -21,6 +21,8 @@ from shared.service.logs import (
 )
 from shared.settings import ServiceSettings
 
+pytestmark = pytest.mark.unit
+
 log = logging.getLogger("services.somewhere")
 
 

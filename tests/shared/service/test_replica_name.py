@@ -9,6 +9,8 @@ import pytest
 from shared.service import replica_name as module
 from shared.service.replica_name import replica_name
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(autouse=True)
 def _asked_anew() -> Iterator[None]:

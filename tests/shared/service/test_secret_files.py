@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from shared.settings import ServiceSettings
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
 SERVICES = ["services.generator", "services.rewarder", "services.trainer"]
 
 

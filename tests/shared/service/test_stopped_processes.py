@@ -11,7 +11,9 @@ import pytest
 
 from shared.service.stopped_processes import STOPPED_S, Stops
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+NO_PROC = not Path("/proc/self/stat").exists()
+
+pytestmark = [pytest.mark.unit, pytest.mark.skipif(NO_PROC, reason="there is no /proc")]
 LOOKS = int(STOPPED_S)
 
 

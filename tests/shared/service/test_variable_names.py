@@ -11,7 +11,9 @@ from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
 from shared.service.variable_names import DEPLOYMENT, OTHERS, SETTINGS, warn_of_unknown_variables
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+pytestmark = pytest.mark.unit
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, environment: dict[str, str], simulated: tuple[str, ...] = ()) -> str:

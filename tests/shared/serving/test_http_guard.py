@@ -10,6 +10,8 @@ import pytest
 from shared.serving.http_guard import App, HttpGuard, Message, Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits
 
+pytestmark = pytest.mark.unit
+
 LIMITS = HttpLimits(body_timeout_s=0.05, max_body_bytes=100)
 
 

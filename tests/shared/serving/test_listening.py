@@ -9,6 +9,8 @@ import pytest
 from shared.errors import UserError
 from shared.serving.listening import listening_socket
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:

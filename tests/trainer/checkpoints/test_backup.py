@@ -22,6 +22,8 @@ from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.fundamentals.test_accounting import Trainer, generate, score
 
+pytestmark = pytest.mark.unit
+
 _PIECE_BYTES = 2048
 """Bytes copied at a time, with a write of the server after each piece; more than what that write adds to the file."""
 

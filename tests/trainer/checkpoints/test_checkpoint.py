@@ -20,6 +20,8 @@ from services.trainer.checkpoints.manifest import write_manifest
 from shared.errors import FencedError
 from tests.checkpoints import save_checkpoint
 
+pytestmark = pytest.mark.unit
+
 MODEL = "model/shard-00001-model-00001-of-00001.safetensors"
 
 

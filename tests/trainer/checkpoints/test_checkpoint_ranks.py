@@ -14,15 +14,15 @@ from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.checkpoints.shards import read_shards, saved_shapes
 from tests.checkpoints import save_checkpoint
-from tests.trainer.sharded_learner import Learner
+from tests.trainer.checkpoints.sharded_learner import Learner
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def run_ranks(num_ranks: int, root: Path, *, resume: Path) -> None:
     command = ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}", "--standalone"]
     finished = subprocess.run(
-        [sys.executable, *command, "-m", "tests.trainer.sharded_learner", str(root), str(resume)],
+        [sys.executable, *command, "-m", "tests.trainer.checkpoints.sharded_learner", str(root), str(resume)],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

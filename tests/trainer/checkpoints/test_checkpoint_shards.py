@@ -13,11 +13,11 @@ from torch import Tensor
 
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid, remove_leftovers
 from services.trainer.checkpoints.shards import Part, ShardError, read_shards, saved_dtypes, saved_shapes, write_shards
-from tests.trainer.sharded_learner import Learner
+from tests.trainer.checkpoints.sharded_learner import Learner
 
 dcp: Any = torch.distributed.checkpoint
 WITHOUT_RANKS = "ignore:torch.distributed is disabled, unavailable or uninitialized"
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def tensors() -> dict[str, Tensor]:
@@ -125,7 +125,7 @@ import os, signal, sys
 from pathlib import Path
 from services.trainer.checkpoints.checkpoint import CheckpointWriter
 from tests.checkpoints import save_checkpoint
-from tests.trainer.sharded_learner import Learner
+from tests.trainer.checkpoints.sharded_learner import Learner
 root, learner = Path(sys.argv[1]), Learner()
 save_checkpoint(root, learner.train(1), {}, step=1, keep=2)
 CheckpointWriter(root, keep=2).begin(learner.train(1), {}, step=2)

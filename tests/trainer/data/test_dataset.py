@@ -10,6 +10,8 @@ from services.trainer.submit_checks.dataset_check import check_dataset
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 Write = Callable[..., RunConfig]
 
 

@@ -16,6 +16,8 @@ from shared.errors import UserError
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 SHARES = [
     (1,),
     (1, 1),

@@ -1,4 +1,4 @@
-"""Parquet files and the hub. JSON Lines are tested in tests/unit, which needs neither pyarrow nor datasets."""
+"""Parquet files and the hub. JSON Lines are tested in test_dataset.py, which needs neither pyarrow nor datasets."""
 
 import datetime
 import decimal

@@ -23,7 +23,7 @@ from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
 from tests.checkpoints import save_checkpoint
 from tests.trainer.cores import make_config, make_core, random_rows, weights
-from tests.trainer.fake_hub import TOKEN, FakeHub, fake_hub
+from tests.trainer.export.fake_hub import TOKEN, FakeHub, fake_hub
 
 RUN_ID = "run-7f"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from services.trainer.groups.ledger import DEAD_LETTER, Ledger
 from shared.errors import HeadraceError
 
+pytestmark = pytest.mark.unit
+
 
 def test_every_admitted_group_is_trained_dropped_or_in_flight() -> None:
     ledger = Ledger(admitted=5)

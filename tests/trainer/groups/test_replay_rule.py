@@ -8,6 +8,8 @@ import pytest
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import is_too_stale, num_admissible, stragglers
 
+pytestmark = pytest.mark.unit
+
 STEPS = 60
 
 

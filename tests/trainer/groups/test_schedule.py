@@ -4,6 +4,8 @@ from services.trainer.groups.schedule import BatchShape, total_steps
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 
 def config(**settings: object) -> RunConfig:
     return RunConfig.model_validate(

@@ -2,11 +2,14 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import is_too_stale, num_admissible, staleness, stragglers, window
+
+pytestmark = pytest.mark.unit
 
 
 def test_the_first_admission_fills_the_window() -> None:

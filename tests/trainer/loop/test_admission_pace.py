@@ -1,9 +1,13 @@
 """Admission goes on as far as staleness allows. While the run is paused, it stops or admits single test groups."""
 
+import pytest
+
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.admission_pace import AdmissionPace
 from shared.pause import PausedBy
 from shared.run_options.run_config import RunConfig
+
+pytestmark = pytest.mark.unit
 
 
 def pace(config: RunConfig, *, in_flight: int = 0, test_group_every_s: float = 3600.0) -> AdmissionPace:

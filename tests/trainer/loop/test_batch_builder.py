@@ -14,6 +14,8 @@ from shared.messages import RewardOutcome, ScoredGroup
 from shared.run_options.run_config import RunConfig
 from tests.groups import scored_group
 
+pytestmark = pytest.mark.unit
+
 
 class FakeScoredGroups:
     """The waiting groups, without a stream."""

@@ -4,6 +4,8 @@ import pytest
 
 from services.trainer.intake.run_pause import how_to_mend
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("reward_func", "says"),

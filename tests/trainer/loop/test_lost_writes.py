@@ -22,6 +22,8 @@ from tests.eventually import eventually
 from tests.fundamentals.test_accounting import FakeEncoder, FakeRows, Trainer, consumer, generate, score
 from tests.stream_view import entries
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:

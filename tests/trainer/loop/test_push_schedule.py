@@ -19,7 +19,7 @@ from shared.control import CommitReply
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Waiting
-from tests.unit.weights.test_blame import INFO
+from tests.trainer.push.test_blame import INFO
 
 CLIENT = httpx.AsyncClient()
 PROBER = Prober(lambda _: [-1.0], token_ids=[5, 6], tolerance=0.5)

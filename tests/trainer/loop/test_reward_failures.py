@@ -9,6 +9,8 @@ from services.trainer.objective.advantages import GroupOutcomes
 from shared.messages import Outcome, RewardOutcome
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 
 def failures(config: RunConfig, **changes: Any) -> RewardFailures:
     plain = {"reward_failure_window": 2, "reward_failure_threshold": 0.5, "min_scored_completions": 2}

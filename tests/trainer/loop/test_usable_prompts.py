@@ -11,6 +11,8 @@ from shared.errors import UserError
 from shared.messages import Prompt
 from shared.run_options.run_config import parse_run_config
 
+pytestmark = pytest.mark.unit
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -16,6 +16,8 @@ from services.trainer.objective.advantages import (
 )
 from shared.messages import Outcome, RewardOutcome
 
+pytestmark = pytest.mark.unit
+
 
 def scored(value: float, *, weight: float = 1.0) -> RewardOutcome:
     return RewardOutcome(name="f", outcome="scored", value=value, weight=weight)

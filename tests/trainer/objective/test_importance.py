@@ -8,7 +8,7 @@ import torch
 
 from services.trainer.objective.importance import correction_weights, log_ratios, off_policy_mask
 from services.trainer.objective.loss_settings import LossSettings
-from tests.trainer.test_loss import Case, loss_of
+from tests.trainer.objective.test_loss import Case, loss_of
 
 LN2 = math.log(2)
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])

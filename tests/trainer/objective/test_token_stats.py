@@ -7,7 +7,7 @@ import pytest
 
 from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.token_stats import TokenStats
-from tests.trainer.test_loss import Case, loss_of
+from tests.trainer.objective.test_loss import Case, loss_of
 
 LN2 = math.log(2)
 SAMPLING = {"corrects": True, "correction_mode": "token_truncate"}

@@ -1,6 +1,7 @@
-"""Training ranks as processes, without Redis or a run: rank 0 makes steps on some models, the others follow.
+r"""Training ranks as processes, without Redis or a run: rank 0 makes steps on some models, the others follow.
 
-    python -m services.trainer.supervision.rank_launcher --nproc-per-node 2 DIR -- python -m tests.trainer.sharded_steps
+    python -m services.trainer.supervision.rank_launcher --nproc-per-node 2 \
+        DIR -- python -m tests.trainer.policy.sharded_steps
 
 For each DIR/NAME/config.json it writes the same files as `make_steps` does in this process. Then it writes the results
 of a series of failures to DIR/troubles.json.
@@ -31,7 +32,7 @@ from shared.run_options.run_config import RunConfig
 from tests.trainer.cores import per_token_advantages, random_rows
 
 NUM_STEPS = 20
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 WITHIN_S = 200
 BUCKET_BYTES = 20_000
 
@@ -43,7 +44,7 @@ def start(
     num_nodes: int = 1,
     node_rank: int = 0,
     endpoint: str = "127.0.0.1:0",
-    worker: Sequence[str] = (sys.executable, "-m", "tests.trainer.sharded_steps"),
+    worker: Sequence[str] = (sys.executable, "-m", "tests.trainer.policy.sharded_steps"),
 ) -> "subprocess.Popen[str]":
     """Start a launcher of ``num_ranks`` ranks."""
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HEADRACE_COLLECTIVE_TIMEOUT_S": "60"}

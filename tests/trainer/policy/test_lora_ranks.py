@@ -11,7 +11,7 @@ from torch import Tensor
 from services.trainer.policy.lora import adapters
 from shared.run_options.run_config import RunConfig
 from tests.trainer.cores import make_config, make_core
-from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
+from tests.trainer.policy.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
 from tests.trainer.tensor_files import load_file
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02}

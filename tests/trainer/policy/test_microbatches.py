@@ -8,6 +8,8 @@ import pytest
 from services.trainer.policy.microbatches import TrainRow, needs_backward, pack_rows
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 
 def row(
     token_ids: list[int],

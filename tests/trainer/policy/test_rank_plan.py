@@ -1,9 +1,12 @@
 """How the rows of a step are divided among training ranks."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.trainer.policy.rank_plan import RankPlan, Slot, plan_passes
+
+pytestmark = pytest.mark.unit
 
 rows_strategy = st.lists(st.tuples(st.integers(1, 120), st.booleans()), max_size=40)
 

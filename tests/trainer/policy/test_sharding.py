@@ -20,7 +20,7 @@ from tests.eventually import eventually
 from tests.kept_ports import kept_port
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_moe, make_tiny_tokenizer
 from tests.trainer.cores import CPU, make_config
-from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
+from tests.trainer.policy.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
 from tests.trainer.tensor_files import load_file
 
 LOSSES_AGREE, WEIGHTS_AGREE = 1e-4, 1e-6

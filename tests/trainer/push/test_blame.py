@@ -21,6 +21,8 @@ from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
 
+pytestmark = pytest.mark.unit
+
 Answer = Callable[[], Awaitable[ReplicaInfo]]
 
 INFO = ReplicaInfo(

@@ -14,6 +14,8 @@ from services.trainer.push.gloo_communicator import GlooCommunicator
 from services.trainer.push.nccl_communicator import NcclCommunicator
 from shared.errors import PushError
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_store_that_torch_cannot_open_is_a_failed_push(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:

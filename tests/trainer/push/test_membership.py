@@ -7,6 +7,8 @@ import pytest
 from services.trainer.push.membership import Abilities, choose_transport, is_ready, rank_offsets, refusal
 from shared.control import ReplicaInfo, Transport
 
+pytestmark = pytest.mark.unit
+
 
 def info(**changes: Any) -> ReplicaInfo:
     fields: dict[str, Any] = {

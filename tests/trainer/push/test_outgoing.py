@@ -19,6 +19,8 @@ from shared.control import Transport
 from shared.run_options.pushing import PushEncoding
 from shared.weights.weight_store import StoreError
 
+pytestmark = pytest.mark.unit
+
 
 def weights(version: int) -> list[tuple[str, torch.Tensor]]:
     wide = torch.zeros(100, 100)

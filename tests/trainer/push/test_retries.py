@@ -7,6 +7,8 @@ import pytest
 from services.trainer.push.membership import Retries, lacks, retry_after_s
 from shared.control import ReplicaInfo
 
+pytestmark = pytest.mark.unit
+
 
 def info(**changes: Any) -> ReplicaInfo:
     fields: dict[str, Any] = {

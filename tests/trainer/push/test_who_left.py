@@ -14,7 +14,9 @@ from services.trainer.push.blame import until_one_is_silent, who_left
 from services.trainer.push.replicas import Member, Replica
 from shared.control import CommitReply, CommitRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
-from tests.unit.weights.test_blame import INFO
+from tests.trainer.push.test_blame import INFO
+
+pytestmark = pytest.mark.unit
 
 Says = Callable[[], Awaitable[ReplicaInfo]]
 SETTLE_S = 0.1

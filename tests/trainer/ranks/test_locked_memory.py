@@ -8,6 +8,8 @@ import pytest
 
 from services.trainer.ranks.locked_memory import warn_of_little_locked_memory
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def devices(tmp_path: Path) -> Path:

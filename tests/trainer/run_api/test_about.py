@@ -11,8 +11,8 @@ from services.trainer.run_api.trainer_api import TrainerApi
 from shared.run_options.run_config import RunConfig
 from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About
 from shared.version import VERSION
-from tests.api.api_rig import INTERNAL_KEY, KEY
 from tests.conftest import RedisServer
+from tests.trainer.api_rig import INTERNAL_KEY, KEY
 
 
 def with_key(key: str) -> dict[str, str]:
@@ -20,7 +20,7 @@ def with_key(key: str) -> dict[str, str]:
 
 
 def test_the_release_in_the_code_is_that_of_the_project() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert project["version"] == VERSION
 
 

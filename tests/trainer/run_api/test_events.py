@@ -13,7 +13,7 @@ from services.trainer.settings import TrainerSettings
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
-from tests.api.api_rig import serving, wait_until
+from tests.trainer.api_rig import serving, wait_until
 
 Run = dict[str, Any]
 Event = dict[str, str]

@@ -12,7 +12,7 @@ from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import NoRoomError
 from shared.redis.keys import RUNS, SUBMIT
 from shared.redis.redis_connection import Redis
-from tests.api.api_rig import DatasetFile, FakeRewarder
+from tests.trainer.api_rig import DatasetFile, FakeRewarder
 
 Run = dict[str, Any]
 KEYED = {"Idempotency-Key": "6f1c"}

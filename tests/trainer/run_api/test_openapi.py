@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.api_rig import KEY
-from tests.api.service_rig import Start, wait_until
 from tests.schema_check import check_schema
+from tests.trainer.api_rig import KEY
+from tests.trainer.service_rig import Start, wait_until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="needs schemathesis")
 

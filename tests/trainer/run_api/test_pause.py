@@ -20,9 +20,9 @@ from shared.redis.redis_connection import Redis, connect, wait_until_ready
 from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
-from tests.api.api_rig import supervising, wait_until
-from tests.api.rank_rig import RankPlan
 from tests.conftest import RedisServer, write_until_refused
+from tests.trainer.api_rig import supervising, wait_until
+from tests.trainer.rank_rig import RankPlan
 
 Run = dict[str, Any]
 FAILING = Pause(

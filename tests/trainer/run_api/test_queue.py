@@ -16,8 +16,8 @@ from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Status
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
-from tests.api.api_rig import serving, supervising, wait_until
-from tests.api.rank_rig import RankPlan
+from tests.trainer.api_rig import serving, supervising, wait_until
+from tests.trainer.rank_rig import RankPlan
 
 Run = dict[str, Any]
 

@@ -16,7 +16,7 @@ from shared.redis.redis_connection import Redis, call
 from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.refusals import refuse, take_back
-from tests.api.api_rig import KEY
+from tests.trainer.api_rig import KEY
 
 Run = dict[str, Any]
 

@@ -12,11 +12,11 @@ import httpx
 import redis
 
 from shared.redis.keys import RunKeys
-from tests.api.api_rig import KEY, FakeRewarder
-from tests.api.rank_rig import RankPlan, is_alive
-from tests.api.service_rig import ROOT, Run, Service, Start, wait_until
 from tests.conftest import RedisServer
 from tests.kept_ports import kept_port
+from tests.trainer.api_rig import KEY, FakeRewarder
+from tests.trainer.rank_rig import RankPlan, is_alive
+from tests.trainer.service_rig import ROOT, Run, Service, Start, wait_until
 
 
 def test_sigterm_ends_streams_and_rank_and_the_run_goes_on_at_the_next_start(

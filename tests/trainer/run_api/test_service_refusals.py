@@ -9,9 +9,9 @@ import sys
 import pytest
 import redis
 
-from tests.api.api_rig import KEY
-from tests.api.service_rig import ROOT
 from tests.kept_ports import kept_port
+from tests.trainer.api_rig import KEY
+from tests.trainer.service_rig import ROOT
 
 
 def end(environment: dict[str, str]) -> tuple[int, str]:

@@ -4,6 +4,8 @@ import pytest
 
 from services.trainer.run_api.stream_ids import parse_stream_id
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize("text", ["0-0", "1763635200123-0", "18446744073709551615-0"])
 def test_an_id_is_an_id(text: str) -> None:

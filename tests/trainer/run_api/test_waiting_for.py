@@ -10,6 +10,8 @@ from shared.pause import Pause
 from shared.redis.run_record import Progress, RunRecord, Waiting
 from shared.refusals import Kind, Refusal
 
+pytestmark = pytest.mark.unit
+
 NOW_S = 1000.0
 REFUSED = RefusalView(kind="generator", replica_id="generator-0", reason="no GPU here", at_s=990.0)
 ALIVE = GeneratorView(replica_id="generator-0", url="http://127.0.0.1:1", is_alive=True)

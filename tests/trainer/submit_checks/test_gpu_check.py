@@ -5,6 +5,8 @@ import pytest
 from services.trainer.submit_checks.gpu_check import what_needs_a_gpu
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -11,6 +11,8 @@ import pytest
 from services.trainer.submit_checks.model_check import HubLookup, hub_lookup
 from shared.errors import UnavailableError, UserError
 
+pytestmark = pytest.mark.unit
+
 pytest.importorskip("huggingface_hub")
 
 ANSWERS: dict[str, tuple[int, str, dict[str, Any]]] = {

@@ -14,6 +14,8 @@ from services.trainer.supervision.rank_command import ranks_per_node
 from shared.errors import UnavailableError, UserError
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 
 def config(model: str | Path, **changes: Any) -> RunConfig:
     values: dict[str, Any] = {

@@ -14,7 +14,7 @@ from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.run_validation import RunValidator
 from shared.redis.keys import RUNS, RunKeys
 from shared.redis.redis_connection import Redis
-from tests.api.api_rig import KEY, DatasetFile, FakeRewarder, serving
+from tests.trainer.api_rig import KEY, DatasetFile, FakeRewarder, serving
 
 Run = dict[str, Any]
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.api.api_rig import DatasetFile
-from tests.api.test_submit import refusal
+from tests.trainer.api_rig import DatasetFile
+from tests.trainer.submit_checks.test_submit import refusal
 
 Run = dict[str, Any]
 

@@ -9,6 +9,8 @@ from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.surroundings_check import check_surroundings, has_hub_token
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 
 def run(**settings: Any) -> RunConfig:
     return RunConfig(model="m", dataset_name="d.jsonl", reward_funcs=["accuracy_reward"], **settings)

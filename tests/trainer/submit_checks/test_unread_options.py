@@ -7,6 +7,8 @@ import pytest
 from services.trainer.submit_checks.unread_options import unread_options
 from shared.run_options.run_config import parse_run_config
 
+pytestmark = pytest.mark.unit
+
 ONE: dict[str, Any] = {"model": "m", "dataset_name": "org/data", "reward_funcs": ["accuracy_reward"]}
 EVALUATED: dict[str, Any] = {"dataset_test_split": "test", "eval_steps": 5}
 

@@ -8,6 +8,8 @@ import pytest
 
 from services.trainer.submit_checks.weight_dir_check import check_weight_dir
 
+pytestmark = pytest.mark.unit
+
 fsspec: Any = pytest.importorskip("fsspec")
 
 

@@ -7,9 +7,9 @@ import httpx
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
-from tests.api.api_rig import serving, supervising, wait_until
-from tests.api.rank_rig import RankPlan
 from tests.small_disk import fill, free, small_disk
+from tests.trainer.api_rig import serving, supervising, wait_until
+from tests.trainer.rank_rig import RankPlan
 
 
 async def test_a_failed_run_is_resumed_and_one_that_failed_before_its_first_checkpoint_is_not(

@@ -11,6 +11,8 @@ from shared.errors import UserError
 from shared.gpus import num_gpus
 from shared.run_options.run_config import RunConfig
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> TrainerSettings:

@@ -8,8 +8,10 @@ import pytest
 
 from services.trainer.supervision.rank_process import RankProcess, last_line
 from shared.errors import UserError
-from tests.api.api_rig import wait_until
-from tests.api.rank_rig import is_alive
+from tests.trainer.api_rig import wait_until
+from tests.trainer.rank_rig import is_alive
+
+pytestmark = pytest.mark.unit
 
 
 async def start(code: str, log: Path) -> RankProcess:

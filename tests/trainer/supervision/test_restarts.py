@@ -1,6 +1,10 @@
 """How often a crashed rank is restarted, and after which pause."""
 
+import pytest
+
 from services.trainer.supervision.restarts import Restarts
+
+pytestmark = pytest.mark.unit
 
 
 def make(max_without_progress: int = 3, *, best_step: int = 0) -> Restarts:

@@ -14,9 +14,9 @@ from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Progress, RunRecord
 from shared.run_options.run_config import RunConfig
 from shared.service import stopped_processes
-from tests.api.api_rig import supervising, wait_until
-from tests.api.rank_rig import RankPlan, is_alive
 from tests.conftest import RedisServer
+from tests.trainer.api_rig import supervising, wait_until
+from tests.trainer.rank_rig import RankPlan, is_alive
 
 
 async def submit(api: TrainerApi, config: RunConfig, run_id: str = "run-a") -> RunRecord:

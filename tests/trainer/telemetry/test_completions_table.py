@@ -4,12 +4,15 @@ import dataclasses
 
 import msgspec
 import numpy as np
+import pytest
 
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.completions_table import completions_table, prompt_text, rendered
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.messages import RewardOutcome
 from tests.groups import scored_group
+
+pytestmark = pytest.mark.unit
 
 
 def group(number: int, *, prompt: str = "abc", completion: str = "42") -> TrainedGroup:

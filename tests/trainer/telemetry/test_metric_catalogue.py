@@ -12,6 +12,8 @@ from services.trainer.submit_checks.report_check import check_reports, is_instal
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
 from services.trainer.telemetry.reports import MetricWindow, tracker_names
 
+pytestmark = pytest.mark.unit
+
 
 def test_no_two_metrics_share_a_name_in_the_log_or_on_prometheus() -> None:
     assert len({metric.name for metric in METRICS}) == len(METRICS)

@@ -2,6 +2,8 @@ import pytest
 
 from services.trainer.telemetry.recent_rate import WINDOW_S, RecentRate
 
+pytestmark = pytest.mark.unit
+
 
 def test_bursts_are_evened_out() -> None:
     rate = RecentRate()

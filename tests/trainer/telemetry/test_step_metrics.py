@@ -22,6 +22,8 @@ from shared.messages import RewardOutcome, Rollout, Stamp
 from shared.run_options.run_config import RunConfig
 from tests.groups import rollout, scored_group
 
+pytestmark = pytest.mark.unit
+
 CONFIG = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"])
 Said = dict[str, float | str | None]
 

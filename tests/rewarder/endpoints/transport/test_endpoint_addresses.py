@@ -16,6 +16,8 @@ from services.rewarder.endpoints.transport.outbound_rules import (
     parse_ports,
 )
 
+pytestmark = pytest.mark.unit
+
 PUBLIC = OutboundRules()
 
 

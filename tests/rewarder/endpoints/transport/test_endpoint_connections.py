@@ -12,6 +12,8 @@ import pytest
 from services.rewarder.endpoints.transport.bounded_stream import BoundedStream
 from services.rewarder.endpoints.transport.pinned_network import Resolver
 
+pytestmark = pytest.mark.unit
+
 
 async def turn_loop() -> None:
     for _ in range(10):

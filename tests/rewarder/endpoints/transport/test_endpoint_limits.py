@@ -7,6 +7,8 @@ import pytest
 from services.rewarder.endpoints.transport.breaker import Breaker
 from services.rewarder.endpoints.transport.retries import backoff_s, outcome_of_status
 
+pytestmark = pytest.mark.unit
+
 
 def test_a_breaker_opens_after_failures_in_a_row_only() -> None:
     breaker = Breaker(max_failures=2, pause_s=10)

@@ -21,7 +21,7 @@ from tests.rewarder.endpoints.conftest import ALL_PORTS, LOOPBACK, ask, endpoint
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, Received, answers
 
 CALL = call_with("a")
-HERE = Path(__file__).parent
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
 
 
 class NameServer:
@@ -176,14 +176,14 @@ async def tls_server() -> AsyncIterator[tuple[int, list[str | None]]]:
     contexts: dict[str, ssl.SSLContext] = {}
     for host in ("judge", "old"):
         contexts[f"{host}.example"] = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(HERE / "certificates" / f"{host}.pem")
+        context.load_cert_chain(CERTIFICATES / f"{host}.pem")
 
     def choose(connection: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> None:
         seen.append(name)
         connection.context = contexts.get(name or "", contexts["judge.example"])
 
     door = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    door.load_cert_chain(HERE / "certificates" / "judge.pem")
+    door.load_cert_chain(CERTIFICATES / "judge.pem")
     door.sni_callback = choose
     server = MisbehavingServer()
     server.on("/", closing)
@@ -203,7 +203,7 @@ async def test_certificates_are_checked_against_the_name_and_not_the_address(
     redis: Redis, metrics: RewarderMetrics, tls_server: tuple[int, list[str | None]]
 ) -> None:
     port, seen = tls_server
-    names, own = NameServer(["127.0.0.1"]), HERE / "certificates" / "authority.pem"
+    names, own = NameServer(["127.0.0.1"]), CERTIFICATES / "authority.pem"
     async with endpoints_on(redis, metrics=metrics, resolve=names, ca_file=own) as endpoints:
         assert await tls_outcome(endpoints, "judge.example", port) == "scored"
         assert seen == ["judge.example"]

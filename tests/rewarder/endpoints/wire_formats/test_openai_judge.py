@@ -13,6 +13,8 @@ from services.rewarder.endpoints.wire_formats.openai_judge_format import OpenAIJ
 from services.rewarder.endpoints.wire_formats.wire_format import InvalidAnswerError, NothingToJudgeError, RequestContext
 from services.rewarder.reward_call import CallError, RewardCall, Verdict
 
+pytestmark = pytest.mark.unit
+
 FORMAT = OpenAIJudgeFormat()
 CONTEXT = RequestContext("r-1", None, 0.0)
 CALL = RewardCall(prompts=["6*7?"], completions=["42"], columns={"answer": ["forty-two"], "facts": [{"n": 1}]})

@@ -26,6 +26,8 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
 from services.rewarder.reward_call import CallError, RewardCall, TrainerState, Verdict
 from shared.arrays import pack_ids
 
+pytestmark = pytest.mark.unit
+
 CONTEXT = RequestContext("r-1", "run-a", 1795174943.5)
 CALL = RewardCall(
     prompts=["6*7?", "6*7?"],
