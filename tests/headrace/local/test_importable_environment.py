@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from headrace.local.service_specs import importable_environment
+
+pytestmark = pytest.mark.unit
 
 
 def test_the_first_place_to_import_from_is_the_folder_that_holds_our_packages() -> None:

@@ -14,7 +14,7 @@ from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.trainer.incarnations import create, json_lines, small_config
-from tests.trainer.loop.pause_rig import Grader, Watcher, assert_exact, training
+from tests.trainer.intake.pause_rig import Grader, Watcher, assert_exact, training
 from tests.trainer.played import RUN_ID
 
 LONG: dict[str, Any] = {"max_steps": 100_000, "save_steps": 100_000}
