@@ -221,4 +221,8 @@ def _first(error: BaseException) -> BaseException:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    if exit_status == CRASHED:
+        logging.shutdown()
+        os._exit(exit_status)  # sys.exit would wait for a thread that is stuck in torch
+    sys.exit(exit_status)

@@ -99,18 +99,18 @@ class Intake:
         Raises:
             UserError: The data set has no usable rows.
         """
-        here = self.scored.numbers()
+        here, paused_by = self.scored.numbers(), self.pause.by
         self._admission.leave_out(here)
         count = self.pace.num_to_admit(
             num_unadmitted=self._admission.num_unadmitted,
             num_waiting=len(here),
             num_steps_left=num_steps_left,
-            paused_by=self.pause.by,
+            paused_by=paused_by,
         )
         if not count:
             return
         numbers = await self._admission.admit(count)
-        if self.pause.by == "rewards":
+        if paused_by == "rewards":
             self._batches.failures.expect_test_group(numbers[-1])
 
     async def next_batch(self, *, policy_version: int, num_steps_left: int) -> Batch:
@@ -166,13 +166,17 @@ class Intake:
         """Return whether failed test groups need a checkpoint to leave their stream. A pause may last for days."""
         return self.pause.by is not None and len(self.scored.settled()) >= _MAX_UNACKED_WHILE_PAUSED
 
+    def is_evaluation_due(self, policy_version: int) -> bool:
+        """Return whether an evaluation is to begin on this version."""
+        return self.evaluations.is_due(policy_version) and self.pause.by is None
+
     def begin_evaluation(self, policy_version: int) -> str:
         """Begin an evaluation if one is due, but not in a pause.
 
         Returns:
             A message about due evaluations that are not made at their own steps; empty if all are.
         """
-        return self.evaluations.begin(policy_version) if self._is_evaluation_due(policy_version) else ""
+        return self.evaluations.begin(policy_version) if self.is_evaluation_due(policy_version) else ""
 
     async def advance_evaluation(self) -> EvaluationResult | None:
         """Send and receive groups of the evaluation under way. Return its result once it is complete."""
@@ -180,7 +184,4 @@ class Intake:
 
     def has_evaluations_left(self, policy_version: int) -> bool:
         """Return whether an evaluation is under way or due."""
-        return self.evaluations.is_running or self._is_evaluation_due(policy_version)
-
-    def _is_evaluation_due(self, policy_version: int) -> bool:
-        return self.evaluations.is_due(policy_version) and self.pause.by is None
+        return self.evaluations.is_running or self.is_evaluation_due(policy_version)

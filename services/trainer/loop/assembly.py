@@ -109,6 +109,7 @@ async def assemble(
             run_dir=files.run_dir,
             in_hand=in_hand,
             torch_thread=torch_thread,
+            weights_may_change=outflow.finish_push,
         ),
         intake=intake,
         outflow=outflow,
@@ -235,7 +236,7 @@ def _make_outflow(
     pushes = PushSchedule(
         sender,
         run_log=run_log,
-        prober=make_prober(config, inputs.core, inputs.encoder, inputs.rows),
+        prober=make_prober(config, inputs.core, inputs.encoder, inputs.rows, torch_thread=torch_thread),
         num_pushes=progress.pushes,
         num_confirmed=progress.pushes_confirmed,
         num_probes_failed=progress.probes_failed,

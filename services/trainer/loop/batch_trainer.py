@@ -15,7 +15,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,7 @@ class BatchTrainer:
         in_hand: Records which groups are computed on, and which to try by themselves first.
         torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
             ``close`` ends it.
+        weights_may_change: Awaited before each optimizer step. Until it returns, others read the weights.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class BatchTrainer:
         run_dir: Path,
         in_hand: GroupsInHand,
         torch_thread: ThreadPoolExecutor,
+        weights_may_change: Callable[[], Awaitable[None]],
     ) -> None:
         self._core = core
         self._config = config
@@ -98,6 +100,7 @@ class BatchTrainer:
         self._run_dir = run_dir
         self._in_hand = in_hand
         self._torch = torch_thread
+        self._weights_may_change = weights_may_change
 
     async def plan(self, groups: Sequence[TrainedGroup], *, num_steps_left: int) -> list[PlannedStep]:
         """Return the steps of the batch that begins now, scored as far as its steps need."""
@@ -140,6 +143,7 @@ class BatchTrainer:
                 accumulated = await self._in_torch_thread(
                     lambda: self._core.accumulate(minibatch.rows, totals=planned.totals, per_token=sorted(wanted))
                 )
+                await self._weights_may_change()
                 stats = await self._in_torch_thread(self._core.step)
         except NonFiniteError as error:
             raise await self._post_mortem(error, planned.minibatch, planned.totals) from error

@@ -1,16 +1,21 @@
 """Sends out the weights of one run: pushes to its generators, and checkpoints to its directory.
 
-    batch trained --push_if_needed--> generators
-                  --save_if_due-----> checkpoint on disk --> its groups are acked
+    batch trained --begin_push--> generators
+                  --save_if_due-> checkpoint on disk --> its groups are acked
 
-Both are made between batches only. A push is waited for (push_schedule.py); a checkpoint is copied and then written
-while training goes on (checkpoint_saver.py).
+Both begin between batches only, and go on while the gradients of the next batch are computed. A push reads the weights
+until it ends, so the next optimizer step waits for it. A checkpoint is written from a copy (checkpoint_saver.py).
+
+Training waits for the push if there are several ranks, which gather the weights together, and on a GPU, where reading
+the weights would queue behind the passes of the next batch.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import torch
 
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.push_schedule import PushSchedule
@@ -46,10 +51,36 @@ class Outflow:
         self._core = core
         self._config = config
         self._torch = torch_thread
+        self._must_wait = core.num_ranks > 1 or torch.cuda.is_available()
+        self._pushing: asyncio.Task[None] | None = None
 
-    async def push_if_needed(self) -> None:
-        """Push the newest weights if a generator does not have them. A failed push does not raise."""
+    @property
+    def is_pushing(self) -> bool:
+        """Whether a push is under way, or what was to follow it."""
+        return self._pushing is not None and not self._pushing.done()
+
+    async def begin_push_if_needed(self, tasks: asyncio.TaskGroup, *, then: Callable[[], Awaitable[None]]) -> None:
+        """Begin to push the newest weights if a generator does not have them. A failed push does not raise.
+
+        Does nothing while a push is under way.
+
+        Args:
+            tasks: Run the push. What it raises ends the group.
+            then: Called after the push, and if no generator needed one.
+        """
+        if not self.is_pushing:
+            self._pushing = tasks.create_task(self._push(then), name=f"push of version {self._core.policy_version}")
+        if self._must_wait:
+            await self.finish_push()
+
+    async def _push(self, then: Callable[[], Awaitable[None]]) -> None:
         await self.pushes.push_if_needed(self._core.named_weights, policy_version=self._core.policy_version)
+        await then()
+
+    async def finish_push(self) -> None:
+        """Wait for the push under way, if there is one. Then the weights may change."""
+        if self._pushing is not None:
+            await asyncio.shield(self._pushing)
 
     async def let_sleep(self) -> None:
         """Let the generators on the trainer's GPU release their memory until the next push, if the run wants that.
@@ -70,5 +101,6 @@ class Outflow:
             await self.save(tasks, state)
 
     async def finish(self) -> None:
-        """Wait until the checkpoint that was begun last is on disk and its groups are acked."""
+        """Wait until the push under way has ended, and the checkpoint that was begun last is on disk."""
+        await self.finish_push()
         await self.saver.finish()

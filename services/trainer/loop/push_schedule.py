@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from services.trainer.intake.admission import Encoder, PromptRows
@@ -109,6 +110,8 @@ class PushSchedule:
             took_s = time.monotonic() - now
             self._not_before = now + min(took_s / _SHARE_OF_ASKING, max(_ASKED_WITHIN_S, took_s))
             return
+        if self._prober is not None:
+            self._prober.begin(policy_version)  # before the next batch keeps its thread busy
         result = await self._sender.push(weights, policy_version=policy_version, prober=self._prober)
         self._pushed_version = policy_version
         self._members, self._failed = result.members, result.failed
@@ -154,6 +157,8 @@ class PushSchedule:
         """Return which generators the run waits for; None if some hold the newest version."""
         if self._members:
             return None
+        if self._pushed_version is None:
+            return Waiting("work", "the first push")
         if self._failed:
             replica, reason = next(iter(self._failed.items()))
             return Waiting("push_failed", f"a generator: the push to {replica} failed ({reason})")
@@ -180,7 +185,9 @@ class PushSchedule:
         return metrics
 
 
-def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: PromptRows) -> Prober | None:
+def make_prober(
+    config: RunConfig, core: TrainingCore, encoder: Encoder, rows: PromptRows, *, torch_thread: Executor
+) -> Prober | None:
     """Return the prober of a run; None if probing is off, or if no prompt has enough tokens."""
     is_quantised = config.load_in_4bit or config.vllm.get("quantization") is not None
     tolerance = tolerance_of(config.push_probe_tolerance, dtype=config.dtype, is_quantised=is_quantised)
@@ -189,7 +196,7 @@ def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: P
     token_ids = _first_tokens(encoder, rows, longest=max(2, min(MAX_TOKENS, config.max_prompt_length or MAX_TOKENS)))
     if len(token_ids) < 2:  # the first token has no logprob
         return None
-    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, is_alone=core.num_ranks == 1)
+    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, thread=torch_thread)
 
 
 def _first_tokens(encoder: Encoder, rows: PromptRows, *, longest: int) -> list[int]:

@@ -8,11 +8,12 @@
     outflow    weights: pushes and checkpoints                                (outflow.py)
     reporting  progress, steps and evaluations, for users                     (reporting.py)
 
-Blocking: a batch waits for its groups and for stragglers (staleness.py). A push waits for the generators, bounded by
-push_timeout_s. Nothing waits for watchers or evaluations. Generation goes on meanwhile, within the admission bound,
-except in pauses (run_pause.py).
+Blocking: a batch waits for its groups and for stragglers (staleness.py). Its gradients are computed while the weights of
+the last batch are pushed, and its optimizer step waits for that push, bounded by push_timeout_s. Groups are admitted,
+and evaluations begun, after the push, so that no older weights sample them. Nothing waits for watchers. Generation goes
+on meanwhile, within the admission bound, except in pauses (run_pause.py).
 
-Weights are pushed, and checkpoints written, only between batches. A crash within a batch repeats it from its beginning,
+Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning,
 and a request to end or pause the run waits for the end of the batch. A group counts as trained when a checkpoint with
 it in the ledger is on disk; only then is its entry acked.
 """
@@ -97,26 +98,31 @@ class TrainingLoop:
             batch = await self._wait_for_batch(tasks)
             if batch is None:
                 return await self._end_early(tasks)
-            await self._train_on(batch)
+            await self._train_on(batch, tasks)
             if self._num_steps_left() > 0:  # the last checkpoint is written when the ledger is finished
                 await self.outflow.save_if_due(tasks, self._state)
         self.reporting.waits_for("the last push and checkpoint")
-        await self.outflow.push_if_needed()
+        await self.outflow.finish_push()
+        await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # again, if a generator failed
+        await self.outflow.finish_push()
         self.intake.drop_the_rest(RUN_ENDED)
         await self.outflow.save(tasks, self._state)
-        return await self._finish_evaluation()
+        return await self._finish_evaluation(tasks)
 
     async def _wait_for_batch(self, tasks: asyncio.TaskGroup) -> Batch | None:
         """Return the next batch, or None if the run or this process is to end."""
         num_steps_left = self._num_steps_left()
         while True:
             began_at = time.monotonic()
-            await self._read_changes()
+            await self._read_changes(tasks)
             if self._terminate.is_set() or self.intake.should_stop:
                 return None
             await self.intake.pause_or_resume()
-            await self.intake.make_up_losses()
-            await self.intake.admit(num_steps_left=num_steps_left)
+            if self.intake.is_evaluation_due(self.core.policy_version):
+                await self.outflow.finish_push()
+            if not self.outflow.is_pushing:
+                await self.intake.make_up_losses()
+                await self._admit()
             await self._evaluate()
             batch = await self.intake.next_batch(policy_version=self.core.policy_version, num_steps_left=num_steps_left)
             if batch.groups:
@@ -127,8 +133,8 @@ class TrainingLoop:
                 await self.outflow.save(tasks, self._state)
             self.reporting.waited(time.monotonic() - began_at)
 
-    async def _train_on(self, batch: Batch) -> None:
-        """Make the steps of one batch. With the last step, its groups are settled and its weights pushed."""
+    async def _train_on(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
+        """Make the steps of one batch. After the last one, its groups are settled and the push of its weights begins."""
         self.reporting.waits_for("")
         await self.outflow.let_sleep()
         groups = with_advantages(batch, self._config)  # each reward relative to its group (advantages.py)
@@ -136,14 +142,14 @@ class TrainingLoop:
             trained = await self._trainer.step(planned)
             if planned.is_last:
                 self.intake.settle(batch, step=self.core.policy_version)
-                await self.outflow.push_if_needed()
-                await self._read_changes()
+                await self.outflow.begin_push_if_needed(tasks, then=self._admit)
+                await self._read_changes(tasks)
                 if self._num_steps_left():
                     await self.intake.pause_or_resume()
-                await self.intake.admit(num_steps_left=self._num_steps_left())
             await self.reporting.step(groups, trained)
 
     async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
+        await self.outflow.finish_push()
         if self._terminate.is_set():
             if self.core.policy_version != self.outflow.saver.saved_step:
                 await self.outflow.save(tasks, self._state)
@@ -152,10 +158,10 @@ class TrainingLoop:
         await self.outflow.save(tasks, self._state)
         return "stopped"
 
-    async def _finish_evaluation(self) -> Ending:
+    async def _finish_evaluation(self, tasks: asyncio.TaskGroup) -> Ending:
         """Wait for the evaluation under way, and for the last step's evaluation if it is due."""
         while True:
-            await self._read_changes()
+            await self._read_changes(tasks)
             if self._terminate.is_set():
                 return "terminated"
             await self.intake.make_up_losses()
@@ -173,10 +179,14 @@ class TrainingLoop:
         if result is not None:
             await self.reporting.evaluation(result)
 
-    async def _read_changes(self) -> None:
+    async def _read_changes(self, tasks: asyncio.TaskGroup) -> None:
         """Read what has changed outside: requests to stop or pause, new generators, buried groups."""
         if await self.intake.read_changes():  # about twice a second
-            await self.outflow.push_if_needed()  # a generator may have joined
+            await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # a generator may have joined
+
+    async def _admit(self) -> None:
+        """Send the prompts that there is room for. Before the newest weights are pushed, older ones would sample them."""
+        await self.intake.admit(num_steps_left=self._num_steps_left())
 
     def _num_steps_left(self) -> int:
         return self._total_steps - self.core.policy_version

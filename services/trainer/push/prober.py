@@ -11,9 +11,9 @@ a late join.
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from typing import Literal
 
-from services.trainer.deadline_thread import in_thread
 from shared.control import Probe
 from shared.errors import PushError, UnavailableError
 
@@ -34,15 +34,14 @@ def tolerance_of(tolerance: Tolerance, *, dtype: str, is_quantised: bool) -> flo
 
 
 class Prober:
-    """Makes the probes of a run.
+    """Makes the probes of a run: one for each policy version, however often it is pushed.
 
     Args:
         logprobs: Returns the logprob of every token but the first at temperature 1, under the trainer's weights. With
             several ranks, all of them take part.
         token_ids: The prompt; tokens after the first ``MAX_TOKENS`` are ignored.
         tolerance: See `tolerance_of`.
-        is_alone: Whether a single rank has all weights and computes the probe. Then the weights may be sent meanwhile.
-            With several ranks, the probe's collectives would run beside the push's own.
+        thread: Where ``logprobs`` is called; None: in the event loop's default executor.
     """
 
     def __init__(
@@ -51,75 +50,50 @@ class Prober:
         *,
         token_ids: Sequence[int],
         tolerance: float,
-        is_alone: bool = False,
+        thread: Executor | None = None,
     ) -> None:
-        self.is_alone = is_alone
         self._logprobs = logprobs
         self._token_ids = list(token_ids[:MAX_TOKENS])
         self._tolerance = tolerance
+        self._thread = thread
+        self._policy_version: int | None = None
+        self._computing: asyncio.Future[list[float]] | None = None
 
-    def probe(self, *, timeout_s: float) -> Probe:
-        """Return the probe of the current weights. Blocks: call it off the event loop.
+    def begin(self, policy_version: int) -> None:
+        """Begin to compute the probe of this version, unless that was begun before."""
+        if self._computing is None or policy_version != self._policy_version:
+            self._policy_version = policy_version
+            self._computing = asyncio.get_running_loop().run_in_executor(self._thread, self._compute)
+            self._computing.add_done_callback(_mark_as_seen)
+
+    def _compute(self) -> list[float]:
+        return [float(logprob) for logprob in self._logprobs(self._token_ids)]
+
+    async def probe(self, policy_version: int, *, timeout_s: float) -> Probe:
+        """Return the probe of this version. The generators have half of ``timeout_s`` to answer it.
 
         Raises:
             PushError: A logprob is not finite under the trainer's own weights.
+            UnavailableError: The logprobs are not there after ``timeout_s``.
         """
-        logprobs = [float(logprob) for logprob in self._logprobs(self._token_ids)]
+        self.begin(policy_version)
+        assert self._computing is not None
+        try:
+            logprobs = await asyncio.wait_for(asyncio.shield(self._computing), timeout_s)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the trainer did not compute the logprobs of the probe within {timeout_s:.0f} s (push_timeout_s): "
+                "it is stuck and must be restarted"
+            ) from error
         if not all(map(math.isfinite, logprobs)):
             raise PushError(
                 "the trainer's own weights give a prompt logprobs that are not finite: they have diverged, and are not "
                 "pushed"
             )
-        return Probe(
-            token_ids=self._token_ids,
-            logprobs=logprobs,
-            tolerance=self._tolerance,
-            timeout_s=timeout_s,
-        )
+        return Probe(token_ids=self._token_ids, logprobs=logprobs, tolerance=self._tolerance, timeout_s=timeout_s / 2)
 
 
-class StartedProbe:
-    """A probe that is computed while replicas join and get ready.
-
-    The weights must not be read before ``result`` returns, unless ``may_go_on`` is true. They must not change before
-    ``ended`` returns.
-
-    Args:
-        prober: Makes the probe; None: nothing is probed, and ``result`` returns None.
-        timeout_s: Deadline of the computation, in seconds. The generators have half of it to answer.
-    """
-
-    def __init__(self, prober: Prober | None, *, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._is_alone = prober is not None and prober.is_alone
-        self._task: asyncio.Task[Probe] | None = None
-        if prober is not None:
-            computing = in_thread(lambda: prober.probe(timeout_s=timeout_s / 2), timeout_s=timeout_s, name="probe")
-            self._task = asyncio.create_task(computing, name="probe")
-
-    @property
-    def may_go_on(self) -> bool:
-        """Whether the probe is still being computed and may go on while the weights are read and sent from the host."""
-        return self._is_alone and self._task is not None and not self._task.done()
-
-    async def result(self) -> Probe | None:
-        """Wait for the probe and return it.
-
-        Raises:
-            PushError: The weights have diverged.
-            UnavailableError: The trainer is stuck.
-        """
-        if self._task is None:
-            return None
-        try:
-            return await asyncio.shield(self._task)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"the trainer did not compute the logprobs of the probe within {self._timeout_s:.0f} s "
-                "(push_timeout_s): it is stuck and must be restarted"
-            ) from error
-
-    async def ended(self) -> None:
-        """Wait until the computation has ended, successfully or not."""
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+def _mark_as_seen(computing: asyncio.Future[list[float]]) -> None:
+    """Keep asyncio from reporting the error of a probe that nobody waits for any more."""
+    if not computing.cancelled():
+        computing.exception()

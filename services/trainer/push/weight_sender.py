@@ -22,9 +22,8 @@
                                  failed step: 3 s to leave the communicator. Abort: 5 s. Probe: push_timeout_s here,
                                  half of it in a generator
 
-The trainer computes its own logprobs of the probe while replicas join and get ready, and finishes before the weights
-are read: with several training ranks both use collectives, which must not run beside each other. Over gloo, if one rank
-has all weights, it only has to finish before the commit.
+The trainer computes its own logprobs of the probe before the weights are read: with several training ranks both use
+collectives, which must not run beside each other.
 
 A replica without the required version takes no prompts until a later epoch gives it a complete set of weights. Epochs
 in this folder count communicators within one incarnation of the trainer (communicator_epochs.py). The run's epoch
@@ -44,9 +43,10 @@ from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Parcel, Weights
-from services.trainer.push.prober import Prober, StartedProbe
+from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Member, RunReplicas
+from shared.control import Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.lineage import LineageVersion
 from shared.redis.keys import RunKeys
@@ -135,19 +135,17 @@ class WeightSender:
         if result.fleet.ready:
             timeout_s = self._push_timeout_s
             deadline = time.monotonic() + timeout_s
-            whole = await self._outgoing.announce(weights, policy_version=policy_version, timeout_s=timeout_s)
-            probing = StartedProbe(None if result.transport == "simulated" else prober, timeout_s=timeout_s)
             try:
-                await self._try_twice(result, whole, probing, deadline=deadline)
-                await probing.result()
+                is_probed = prober is not None and result.transport != "simulated"
+                probe = await prober.probe(policy_version, timeout_s=timeout_s) if is_probed else None
+                whole = await self._outgoing.announce(weights, policy_version=policy_version, timeout_s=timeout_s)
+                await self._try_twice(result, whole, probe, deadline=deadline)
             except (PushError, UnavailableError):
                 # A trainer process that was stopped for a while finds its deadlines passed. Check first whether it was
                 # superseded.
                 with contextlib.suppress(UnavailableError):
                     await check_not_fenced(self._redis, self._keys, self._incarnation)
                 raise
-            finally:
-                await probing.ended()
         if result.failed:
             result.departed = result.failed.keys() - await self._replicas.listed()
         result.tell(self._retries, now=time.monotonic())
@@ -162,7 +160,7 @@ class WeightSender:
         )
         return result
 
-    async def _try_twice(self, result: PushResult, whole: Parcel, probing: StartedProbe, *, deadline: float) -> None:
+    async def _try_twice(self, result: PushResult, whole: Parcel, probe: Probe | None, *, deadline: float) -> None:
         """Make one attempt and, if it fails before its commits, another one without the replicas to blame.
 
         ``deadline`` (monotonic) is that of the first attempt; the second one has ``push_timeout_s``. The outcome is
@@ -170,7 +168,7 @@ class WeightSender:
         """
         for is_last in (False, True):
             try:
-                await self._attempt(result, whole, probing, deadline=deadline)
+                await self._attempt(result, whole, probe, deadline=deadline)
             except AttemptError as error:
                 log.warning(
                     "pushing version %d in epoch %d failed: %s", result.policy_version, self._epochs.current, error
@@ -190,16 +188,13 @@ class WeightSender:
                 return
             deadline = time.monotonic() + self._push_timeout_s
 
-    async def _attempt(self, result: PushResult, whole: Parcel, probing: StartedProbe, *, deadline: float) -> None:
+    async def _attempt(self, result: PushResult, whole: Parcel, probe: Probe | None, *, deadline: float) -> None:
         """Prepare the weights, join, begin, broadcast and commit. ``result`` records the commits that fail.
 
         Raises AttemptError if a step before the commits failed, and FencedError if a newer incarnation has taken over.
         """
         infos = [member.info for member in result.fleet.ready.values()]
-        is_asleep = any(info.is_asleep for info in infos)
-        if is_asleep or self._outgoing.is_compared(result.transport):
-            await probing.result()
-        if is_asleep:
+        if any(info.is_asleep for info in infos):
             # torch keeps memory that the optimizer no longer uses; the engine needs it when it wakes.
             torch.cuda.empty_cache()
         staged = [info.staged_checksum for info in infos]
@@ -213,11 +208,7 @@ class WeightSender:
         if members := result.lacking():
             result.begun_checksum = parcel.checksum
             await self._epochs.begin(members, parcel, deadline=deadline)
-            # On a GPU, a broadcast without receivers would block other work on that device.
-            if not (result.transport == "gloo" and probing.may_go_on):
-                await probing.result()
             checksum = await self._epochs.broadcast(members, parcel, deadline=deadline)
-            probe = await probing.result()
             # These weights must not replace a newer trainer's.
             await check_not_fenced(self._redis, self._keys, self._incarnation)
             result.replies, failed = await self._epochs.commit(

@@ -1,17 +1,18 @@
-"""The probe that generators answer after a push, and whether weights may be sent while it is computed."""
+"""The prompt that generators score after a push."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from services.trainer.loop.push_schedule import make_prober
 from services.trainer.push.prober import Prober
 from shared.run_options.run_config import RunConfig
 
+THREAD = ThreadPoolExecutor(max_workers=1)
 
-def prober_of(num_ranks: int, prompts: list[list[int]], **options: Any) -> Prober | None:
-    """Return the prober for a core with this many ranks and a data set whose prompts are token ids."""
+
+def prober_of(prompts: list[list[int]], **options: Any) -> Prober | None:
+    """Return the prober for a data set whose prompts are token ids."""
     config = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"], **options)
 
     def probe(token_ids: list[int]) -> list[float]:
@@ -20,23 +21,21 @@ def prober_of(num_ranks: int, prompts: list[list[int]], **options: Any) -> Probe
     def row_at(number: int) -> SimpleNamespace:
         return SimpleNamespace(problem=None, prompt=prompts[number])
 
-    core: Any = SimpleNamespace(num_ranks=num_ranks, probe=probe)
+    core: Any = SimpleNamespace(probe=probe)
     encoder: Any = SimpleNamespace(encode=list)
     rows: Any = SimpleNamespace(row_at=row_at)
-    return make_prober(config, core, encoder, rows)
+    return make_prober(config, core, encoder, rows, torch_thread=THREAD)
 
 
-@pytest.mark.parametrize(("num_ranks", "is_alone"), [(1, True), (2, False)])
-def test_only_a_rank_that_is_alone_may_send_weights_meanwhile(num_ranks: int, is_alone: bool) -> None:
-    prober = prober_of(num_ranks, [[5] * 20, [6] * 20])
+async def test_the_probe_is_the_beginning_of_the_data_set() -> None:
+    prober = prober_of([[5] * 20, [6] * 20])
     assert prober is not None
-    assert prober.is_alone == is_alone
-    assert prober.probe(timeout_s=1.0).token_ids == [5] * 20 + [6] * 12
+    assert (await prober.probe(0, timeout_s=1.0)).token_ids == [5] * 20 + [6] * 12
 
 
 def test_a_prompt_of_one_token_has_no_logprob_to_compare() -> None:
-    assert prober_of(1, [[5], *([[]] * 63)]) is None
+    assert prober_of([[5], *([[]] * 63)]) is None
 
 
 def test_a_run_may_ask_for_no_probe() -> None:
-    assert prober_of(1, [[5] * 32], push_probe_tolerance=None) is None
+    assert prober_of([[5] * 32], push_probe_tolerance=None) is None
