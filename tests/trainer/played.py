@@ -1,7 +1,7 @@
 """Plays the services around the trainer on a real Redis: generator and rewarder by hand-offs, and a fleet of one."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -33,17 +33,23 @@ Reward = Callable[[str, int], float | None]
 """Group id and branch -> reward, or None for a failed reward function."""
 
 
+async def _at_once(_: int) -> None:
+    """Let a push begin."""
+
+
 class FakeSender:
     """Confirms every push at once, like a fleet of one replica.
 
     Attributes:
         versions: The versions pushed so far.
         slept_after: The versions after which generators were allowed to sleep.
+        may_push: Awaited within each push, with its version.
     """
 
     def __init__(self, redis: Redis) -> None:
         self.versions: list[int] = []
         self.slept_after: list[int] = []
+        self.may_push: Callable[[int], Awaitable[None]] = _at_once
         self._redis = redis
         self._pushed = asyncio.Condition()
 
@@ -59,6 +65,7 @@ class FakeSender:
         self, weights: Callable[[], Iterable[tuple[str, Any]]], *, policy_version: int, prober: Any = None
     ) -> PushResult:
         assert [name for name, _ in weights()]
+        await self.may_push(policy_version)
         async with self._pushed:
             self.versions.append(policy_version)
             self._pushed.notify_all()

@@ -8,10 +8,10 @@
     outflow    weights: pushes and checkpoints                                (outflow.py)
     reporting  progress, steps and evaluations, for users                     (reporting.py)
 
-Blocking: a batch waits for its groups and for stragglers (staleness.py). Its gradients are computed while the weights of
-the last batch are pushed, and its optimizer step waits for that push, bounded by push_timeout_s. Groups are admitted,
-and evaluations begun, after the push, so that no older weights sample them. Nothing waits for watchers. Generation goes
-on meanwhile, within the admission bound, except in pauses (run_pause.py).
+Blocking: a batch waits for its groups and for stragglers (staleness.py). Its gradients are computed while the weights
+of the last batch are pushed, and its optimizer step waits for that push, bounded by push_timeout_s. Groups are
+admitted, and evaluations begun, after the push, so that no older weights sample them. Nothing waits for watchers.
+Generation goes on meanwhile, within the admission bound, except in pauses (run_pause.py).
 
 Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning,
 and a request to end or pause the run waits for the end of the batch. A group counts as trained when a checkpoint with
@@ -134,7 +134,7 @@ class TrainingLoop:
             self.reporting.waited(time.monotonic() - began_at)
 
     async def _train_on(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
-        """Make the steps of one batch. After the last one, its groups are settled and the push of its weights begins."""
+        """Make the steps of one batch. After the last step, settle its groups and begin the push of the weights."""
         self.reporting.waits_for("")
         await self.outflow.let_sleep()
         groups = with_advantages(batch, self._config)  # each reward relative to its group (advantages.py)
@@ -185,7 +185,7 @@ class TrainingLoop:
             await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # a generator may have joined
 
     async def _admit(self) -> None:
-        """Send the prompts that there is room for. Before the newest weights are pushed, older ones would sample them."""
+        """Send the prompts that there is room for, after a push: before it, older weights would sample them."""
         await self.intake.admit(num_steps_left=self._num_steps_left())
 
     def _num_steps_left(self) -> int:

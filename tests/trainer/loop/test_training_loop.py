@@ -52,6 +52,63 @@ async def test_a_run_trains_every_admitted_group_once_and_pushes_every_version(
     assert max(line["staleness/max"] for line in metrics) <= 1
 
 
+async def test_a_batch_is_computed_beside_the_push_and_neither_stepped_nor_followed_by_groups_before_its_end(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """A step would change the weights that are being pushed. A group would be sampled by older ones."""
+    await create(redis, config, tmp_path)
+    sender, may_end, accumulated = FakeSender(redis), asyncio.Event(), asyncio.Event()
+    kept: list[TrainingLoop] = []
+
+    async def hold_the_third(version: int) -> None:
+        if version == 2:
+            await may_end.wait()
+
+    def watch(loop: TrainingLoop) -> None:
+        kept.append(loop)
+        core: Any = loop.core
+        accumulate, event_loop = core.accumulate, asyncio.get_running_loop()
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = accumulate(*args, **kwargs)
+            if core.policy_version == 2:
+                event_loop.call_soon_threadsafe(accumulated.set)
+            return result
+
+        core.accumulate = noted
+
+    sender.may_push = hold_the_third
+    run = asyncio.create_task(train(redis, played=PlayedServices(redis), sender=sender, meddle=watch), name="run")
+    async with asyncio.timeout(60):
+        await accumulated.wait()
+    (loop,) = kept
+    admitted = loop.ledger.admitted
+    await asyncio.sleep(1.0)
+    assert (loop.core.policy_version, loop.ledger.admitted, sender.versions) == (2, admitted, [0, 1])
+    may_end.set()
+    assert (await run)[0] == "finished"
+    assert sender.versions == [0, 1, 2, 3, 4, 5, 6]
+
+
+async def test_an_evaluation_begins_after_the_push_of_its_version(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "eval.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"{number} ="}) + "\n" for number in range(4)))
+    update = {"eval_dataset_name": str(prompts), "eval_steps": 2}
+    await create(redis, config.model_copy(update=update), tmp_path)
+    sender = FakeSender(redis)
+
+    async def take_a_while(_: int) -> None:
+        await asyncio.sleep(0.2)
+
+    sender.may_push = take_a_while
+    assert (await train(redis, played=PlayedServices(redis), sender=sender))[0] == "finished"
+    lines = json_lines(tmp_path / "run" / "evaluations.jsonl")
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    assert [line["eval_policy_version/min"] >= line["step"] for line in lines] == [True] * 3
+
+
 async def test_the_reason_for_the_transport_is_told_once(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
     await create(redis, config, tmp_path)
     sender = FakeSender(redis)
