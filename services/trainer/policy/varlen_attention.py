@@ -81,7 +81,7 @@ def packed_attention(
     runs = equal_runs(lengths, max_scores=0 if query_1HND.is_cuda else _MAX_SCORES)
     # split, not slices: the gradient of a slice is a tensor of all N tokens, so that many rows would cost N each.
     parts = [
-        tensor.split([num_rows * length for num_rows, length in runs], dim=2)
+        torch.split(tensor, [num_rows * length for num_rows, length in runs], dim=2)
         for tensor in (query_1HND, key_1HND, value_1HND)
     ]
     outputs = [
@@ -156,7 +156,8 @@ def _flash(
 
 def _in_rows(tensor_1HND: Tensor, num_rows: int) -> Tensor:
     """Return rows of equal length as ``(B, H, T, D)``."""
-    return tensor_1HND[0].unflatten(1, (num_rows, -1)).transpose(0, 1)
+    _, num_heads, num_tokens, size = tensor_1HND.shape
+    return tensor_1HND[0].view(num_heads, num_rows, num_tokens // num_rows, size).transpose(0, 1)
 
 
 def _attend(
