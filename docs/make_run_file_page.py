@@ -48,6 +48,7 @@ DEFAULTS_OF_TRL = {
     "save_steps": "500",
     "save_total_limit": "all are kept",
     "logging_steps": "10",
+    "gradient_checkpointing": "true",
     "project": "`huggingface`",
     "steps_per_generation": "`gradient_accumulation_steps`",
 }

@@ -33,7 +33,10 @@ class TrainingOptions(Section):
     # Memory and speed
     max_tokens_per_microbatch: int = Field(default=16384, ge=1, description="Most tokens in one forward pass of a rank")
     packing: bool = Field(default=True, description="Put several rollouts into one sequence, without padding")
-    gradient_checkpointing: bool = Field(default=True, description="Recompute activations instead of keeping them")
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Recompute activations instead of keeping them; auto keeps them on a CPU, if they are small",
+    )
     attn_implementation: Attention = Field(default="auto", description="As in transformers; auto chooses")
     cast_lm_head_to_fp32: bool = Field(
         default=False, description="Compute the last projection in float32 for any dtype"

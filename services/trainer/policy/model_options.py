@@ -11,6 +11,8 @@ from shared.run_options.run_config import RunConfig
 
 _OURS = ("auto", "sdpa")
 
+_MOST_KEPT_BYTES = 2 << 30
+
 
 def run_dtype(config: RunConfig) -> torch.dtype:
     """Return the dtype in which the run computes, pushes and exports. Trained weights are always float32."""
@@ -74,6 +76,37 @@ def turn_dropout_off(lm: Any) -> None:
         for name, value in vars(module).items():
             if isinstance(value, float) and ("dropout" in name or (name == "p" and "Dropout" in type(module).__name__)):
                 setattr(module, name, 0.0)
+
+
+def recomputes(lm: Any, config: RunConfig, *, is_alone: bool, device: torch.device) -> bool:
+    """Return whether the backward pass is to recompute activations.
+
+    ``auto`` keeps them if this rank is alone and on a CPU, and they are certainly small, or if the model cannot
+    recompute them. Several ranks must agree, because sharded layers are gathered again to be recomputed.
+    """
+    if config.gradient_checkpointing != "auto":
+        return config.gradient_checkpointing
+    are_small = is_alone and device.type == "cpu" and activation_bytes(lm, config) <= _MOST_KEPT_BYTES
+    return bool(lm.supports_gradient_checkpointing) and not are_small
+
+
+def activation_bytes(lm: Any, config: RunConfig) -> int:
+    """Return about how many bytes the backward pass of the fullest pass needs, without recomputation.
+
+    A decoder layer keeps about 8 vectors of its hidden size for a token (norms and residuals), 8 of its attention's and
+    5 of its intermediate size, all counted as float32. Attention scores are not counted: torch's kernel for a CPU keeps
+    none.
+    """
+    sizes = lm.config.get_text_config()
+    hidden = int(sizes.hidden_size)
+    heads = int(sizes.num_attention_heads)
+    attention = heads * int(getattr(sizes, "head_dim", None) or hidden // heads)
+    intermediate = max(
+        int(getattr(sizes, "intermediate_size", None) or 4 * hidden),
+        int(getattr(sizes, "moe_intermediate_size", None) or 0) * int(getattr(sizes, "num_experts_per_tok", None) or 1),
+    )
+    vectors = 8 * hidden + 8 * attention + 5 * intermediate
+    return 4 * int(sizes.num_hidden_layers) * config.max_tokens_per_microbatch * vectors
 
 
 def checkpoint_layers(lm: Any) -> None:

@@ -26,6 +26,7 @@ from services.trainer.policy.model_options import (
     attention_name,
     backbone,
     checkpoint_layers,
+    recomputes,
     run_dtype,
     set_attention,
     turn_dropout_off,
@@ -47,6 +48,7 @@ class PolicyModule(nn.Module):
         config: The run's config.
         device: Device that the module will compute on.
         is_frozen: Whether the module is never trained, as a reference model.
+        is_alone: Whether a single rank trains the module.
 
     Raises:
         UserError: The model or the device does not support what the config asks for.
@@ -56,7 +58,9 @@ class PolicyModule(nn.Module):
     _head_dtype: torch.dtype
     _boundaries_device: torch.device
 
-    def __init__(self, lm: Any, config: RunConfig, *, device: torch.device, is_frozen: bool = False) -> None:
+    def __init__(
+        self, lm: Any, config: RunConfig, *, device: torch.device, is_frozen: bool = False, is_alone: bool = True
+    ) -> None:
         super().__init__()
         self.lm = lm
         self.packs = True
@@ -71,7 +75,7 @@ class PolicyModule(nn.Module):
         is_fused = config.attn_implementation == "auto" and can_flash(device, self._dtype)
         self._boundaries_device = device if is_fused else torch.device("cpu")
         turn_dropout_off(lm)
-        if config.gradient_checkpointing and not is_frozen:
+        if not is_frozen and recomputes(lm, config, is_alone=is_alone, device=device):
             checkpoint_layers(lm)
         self._own_attention = set_attention(lm, self._attention)
         if is_frozen:

@@ -91,7 +91,7 @@ def _load_module(
     if config.use_peft:
         base = fingerprint(lm)
         add_adapters(lm, config)
-    module = PolicyModule(lm, config, device=device, is_frozen=is_frozen)
+    module = PolicyModule(lm, config, device=device, is_frozen=is_frozen, is_alone=ranks.mesh is None)
     if ranks.mesh is not None:
         shard(module, config, ranks=ranks, device=device)
     return module, base

@@ -1,6 +1,9 @@
 """Attention over rows that are packed end to end, as an attention implementation of transformers.
 
-    query, key, value of | row | row row | ...  --attention within each row-->  output in the same order
+    query, key, value of | row row row | row row | row | ...  --attention within each row-->  output in the same order
+                           equal         equal
+
+Without a fused kernel for packed rows, neighbours of equal length are computed in one call.
 
 A model selects it by name (``PACKED``). It gets the row boundaries as transformers passes them to flash attention:
 ``cu_seq_lens_q``. transformers builds no mask for an implementation without a mask function, which saves the ``N x N``
@@ -10,10 +13,11 @@ would attend across rows.
 Sliding windows, capped scores (Gemma 2) and attention sinks (gpt-oss) are supported. The last two have no fused kernel
 in torch and compute a row's ``T x T`` scores. Anything else that changes attention is refused.
 
-    N  tokens in all rows       H  heads       D  size of a head
+    N  tokens in all rows       H  heads       D  size of a head       B  rows of equal length       T  tokens of each
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -22,6 +26,9 @@ from torch.nn import functional
 
 PACKED = "headrace_packed"
 """Name of the implementation in transformers."""
+
+_MAX_SCORES = 2**20
+"""Most scores per head of one call for several rows: 4 MiB of float32 for each head where no fused kernel is used."""
 
 _MEANT = {"attention_mask", "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal"}
 _ROWS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
@@ -70,20 +77,42 @@ def packed_attention(
     if boundaries.is_cuda and is_plain and query_1HND.shape[-1] == value_1HND.shape[-1]:
         output_NHD = _flash(query_1HND, key_1HND, value_1HND, boundaries, kwargs["max_length_q"], scale, window)
         return output_NHD.unsqueeze(0), None
-    bounds = cast("list[int]", boundaries.tolist())
-    rows = [
-        _row_attention(
-            query_1HND[:, :, begin:end],
-            key_1HND[:, :, begin:end],
-            value_1HND[:, :, begin:end],
+    lengths = [end - begin for begin, end in itertools.pairwise(cast("list[int]", boundaries.tolist()))]
+    runs = equal_runs(lengths, max_scores=0 if query_1HND.is_cuda else _MAX_SCORES)
+    # split, not slices: the gradient of a slice is a tensor of all N tokens, so that many rows would cost N each.
+    parts = [
+        torch.split(tensor, [num_rows * length for num_rows, length in runs], dim=2)
+        for tensor in (query_1HND, key_1HND, value_1HND)
+    ]
+    outputs = [
+        _attend(
+            *(_in_rows(part, num_rows) for part in (query, key, value)),
             scale=scale,
             window=window,
             softcap=softcap,
             sinks_H=sinks_H,
         )
-        for begin, end in itertools.pairwise(bounds)
+        for (num_rows, _), query, key, value in zip(runs, *parts, strict=True)
     ]
-    return torch.cat([row.transpose(1, 2) for row in rows], dim=1), None
+    return torch.cat([output_BHTD.transpose(1, 2).flatten(0, 1) for output_BHTD in outputs])[None], None
+
+
+def equal_runs(lengths: Sequence[int], *, max_scores: int) -> list[tuple[int, int]]:
+    """Return number and length of the rows of each call: neighbours of equal length share one.
+
+    Passes are sorted by length (rank_plan.py), so that neighbours are often equal.
+
+    Args:
+        lengths: Number of tokens of each row, in order.
+        max_scores: Most scores (number of rows times length squared) of a call of several rows. It bounds the memory of
+            attention without a fused kernel. 0 makes a call for each row.
+    """
+    runs: list[tuple[int, int]] = []
+    for length, equal in itertools.groupby(lengths):
+        num_rows = len(list(equal))
+        most = max(1, max_scores // length**2)
+        runs += [(min(most, num_rows - first), length) for first in range(0, num_rows, most)]
+    return runs
 
 
 def can_flash(device: torch.device, dtype: torch.dtype) -> bool:
@@ -125,42 +154,49 @@ def _flash(
     return output_NHD
 
 
-def _row_attention(
-    query_1HTD: Tensor,
-    key_1HTD: Tensor,
-    value_1HTD: Tensor,
+def _in_rows(tensor_1HND: Tensor, num_rows: int) -> Tensor:
+    """Return rows of equal length as ``(B, H, T, D)``."""
+    _, num_heads, num_tokens, size = tensor_1HND.shape
+    return tensor_1HND[0].view(num_heads, num_rows, num_tokens // num_rows, size).transpose(0, 1)
+
+
+def _attend(
+    query_BHTD: Tensor,
+    key_BHTD: Tensor,
+    value_BHTD: Tensor,
     *,
     scale: float | None,
     window: int | None,
     softcap: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    length = query_1HTD.shape[2]
+    """Return attention within each of B rows of equal length, ``(B, H, T, D)``."""
+    length = query_BHTD.shape[2]
     mask_TT = None
     if window is not None and window < length:
-        places_T = torch.arange(length, device=query_1HTD.device)
+        places_T = torch.arange(length, device=query_BHTD.device)
         distance_TT = places_T[:, None] - places_T[None, :]
         mask_TT = (distance_TT >= 0) & (distance_TT < window)
     if softcap is None and sinks_H is None:
         return functional.scaled_dot_product_attention(
-            query_1HTD,
-            key_1HTD,
-            value_1HTD,
+            query_BHTD,
+            key_BHTD,
+            value_BHTD,
             attn_mask=mask_TT,
             is_causal=mask_TT is None,
             scale=scale,
-            enable_gqa=query_1HTD.shape[1] != key_1HTD.shape[1],
+            enable_gqa=query_BHTD.shape[1] != key_BHTD.shape[1],
         )
-    num_sharing = query_1HTD.shape[1] // key_1HTD.shape[1]
-    key_1HTD, value_1HTD = (tensor.repeat_interleave(num_sharing, dim=1) for tensor in (key_1HTD, value_1HTD))
-    scores_1HTT = query_1HTD @ key_1HTD.transpose(2, 3) * (query_1HTD.shape[-1] ** -0.5 if scale is None else scale)
+    num_sharing = query_BHTD.shape[1] // key_BHTD.shape[1]
+    key_BHTD, value_BHTD = (tensor.repeat_interleave(num_sharing, dim=1) for tensor in (key_BHTD, value_BHTD))
+    scores_BHTT = query_BHTD @ key_BHTD.transpose(2, 3) * (query_BHTD.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
-        scores_1HTT = softcap * torch.tanh(scores_1HTT / softcap)
+        scores_BHTT = softcap * torch.tanh(scores_BHTT / softcap)
     if mask_TT is None:
-        mask_TT = torch.ones(length, length, dtype=torch.bool, device=scores_1HTT.device).tril()
-    scores_1HTT = scores_1HTT.masked_fill(~mask_TT, float("-inf"))
+        mask_TT = torch.ones(length, length, dtype=torch.bool, device=scores_BHTT.device).tril()
+    scores_BHTT = scores_BHTT.masked_fill(~mask_TT, float("-inf"))
     if sinks_H is not None:  # an extra score per head, without a value
-        sinks_1HT1 = sinks_H.to(scores_1HTT.dtype)[None, :, None, None].expand(1, -1, length, 1)
-        scores_1HTT = torch.cat([scores_1HTT, sinks_1HT1], dim=-1)
-    weights_1HTT = scores_1HTT.softmax(-1, dtype=torch.float32)[..., :length]
-    return weights_1HTT.to(value_1HTD.dtype) @ value_1HTD
+        sinks_BHT1 = sinks_H.to(scores_BHTT.dtype)[None, :, None, None].expand(scores_BHTT.shape[0], -1, length, 1)
+        scores_BHTT = torch.cat([scores_BHTT, sinks_BHT1], dim=-1)
+    weights_BHTT = scores_BHTT.softmax(-1, dtype=torch.float32)[..., :length]
+    return weights_BHTT.to(value_BHTD.dtype) @ value_BHTD

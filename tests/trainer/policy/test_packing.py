@@ -10,9 +10,10 @@ import torch
 import transformers
 from torch import Tensor
 
+from services.trainer.policy import varlen_attention
 from services.trainer.policy.linear_logprobs import HeadTransform
 from services.trainer.policy.policy_core import PolicyCore
-from services.trainer.policy.varlen_attention import PACKED, NotPackableError, packed_attention
+from services.trainer.policy.varlen_attention import PACKED, NotPackableError, equal_runs, packed_attention
 from shared.errors import UserError
 from tests.tiny_model import VOCAB_SIZE
 from tests.trainer.cores import GRADIENT_DESCENT, make_core, random_rows
@@ -218,3 +219,26 @@ def test_attention_of_transformers_takes_packed_rows_too(tiny_model: Path) -> No
         torch.testing.assert_close(
             torch.tensor(left.trainer_logprobs), torch.tensor(right.trainer_logprobs), rtol=1e-4, atol=1e-5
         )
+
+
+def test_neighbours_of_equal_length_share_a_call_within_the_memory_for_their_scores() -> None:
+    lengths = [9, 9, 9, 4, 4, 9, 1]
+    assert equal_runs(lengths, max_scores=10**6) == [(3, 9), (2, 4), (1, 9), (1, 1)]
+    assert equal_runs(lengths, max_scores=2 * 81) == [(2, 9), (1, 9), (2, 4), (1, 9), (1, 1)]
+    assert equal_runs(lengths, max_scores=0) == [(1, length) for length in lengths]
+
+
+@pytest.mark.parametrize("max_scores", [200, 2**20])
+def test_the_gradient_is_the_same_however_many_rows_share_a_call(
+    model_directory: Path, max_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row for row in random_rows(6, seed=3) for _ in range(4)]
+    gradients: list[list[Tensor]] = []
+    for most in (0, max_scores):
+        monkeypatch.setattr(varlen_attention, "_MAX_SCORES", most)
+        core = make_core(model_directory)
+        core.accumulate(rows)
+        gradients.append([parameter.grad for parameter in core.lm.parameters() if parameter.grad is not None])
+    assert gradients[0]
+    for alone, together in zip(*gradients, strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)

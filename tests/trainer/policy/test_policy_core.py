@@ -14,11 +14,13 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.microbatches import TrainRow
+from services.trainer.policy.model_options import activation_bytes
 from services.trainer.policy.policy_core import PolicyCore
 from services.trainer.policy.rank_plan import Slot
 from tests.trainer.cores import (
     GRADIENT_DESCENT,
     assert_same_weights,
+    make_config,
     make_core,
     make_row,
     per_token_advantages,
@@ -358,6 +360,31 @@ def test_recomputed_activations_change_no_bit_and_are_fewer(tiny_model: Path) ->
         seen[recomputes] = num_bytes, [parameter.grad for parameter in core.lm.parameters()]
     assert all(torch.equal(*pair) for pair in zip(seen[True][1], seen[False][1], strict=True))
     assert seen[True][0] < seen[False][0] / 2
+
+
+def test_activations_are_kept_where_they_are_known_to_be_small(tiny_model: Path) -> None:
+    rows = random_rows(64)
+    num_tokens = sum(row.token_ids.size for row in rows)
+    settings: dict[str, Any] = {"max_completion_length": 8, "max_prompt_length": 8}
+    config = make_config(tiny_model, max_tokens_per_microbatch=num_tokens, **settings)
+    seen: list[int] = []
+    for max_tokens in (num_tokens, 10**9):
+        core = make_core(tiny_model, max_tokens_per_microbatch=max_tokens, **settings)
+        sizes = {parameter.untyped_storage().data_ptr(): 0 for parameter in core.lm.parameters()}
+        held: list[Tensor] = []  # so that no address is used twice
+
+        def keep(tensor: Tensor, sizes: dict[int, int] = sizes, held: list[Tensor] = held) -> Tensor:
+            held.append(tensor)
+            sizes.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            core.accumulate(rows)
+        seen.append(sum(sizes.values()))
+    kept, recomputed = seen
+    assert recomputed < kept / 2
+    expected = activation_bytes(core.lm, config)
+    assert expected / 1.5 < kept < expected * 1.5
 
 
 def test_bfloat16_is_close_to_float32_and_keeps_float32_weights(tiny_model: Path) -> None:
