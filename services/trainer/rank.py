@@ -19,13 +19,13 @@ import msgspec
 from services.trainer.checkpoints.checkpoint import CheckpointError
 from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
-from services.trainer.ranks.locked_memory import warn_of_little_locked_memory
 from services.trainer.ranks.rank_group import (
     die_with_launcher,
     follow_lead,
     is_follower,
     is_one_of_several,
     take_lead,
+    warn_of_little_locked_memory,
 )
 from services.trainer.ranks.rank_words import LastWords, leave_word
 from services.trainer.settings import TrainerSettings
