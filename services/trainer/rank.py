@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from services.trainer.checkpoints.checkpoint import CheckpointError
+from services.trainer.checkpoints.checkpoint_writer import CheckpointError
 from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
 from services.trainer.ranks.rank_group import (

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from services.trainer.checkpoints.checkpoint import CheckpointWriter, load_into, newest_valid, remove_leftovers
+from services.trainer.checkpoints.checkpoint import load_into, newest_valid
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
 from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval_dataset
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.fence import check_not_fenced

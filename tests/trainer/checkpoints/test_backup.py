@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from services.trainer.checkpoints.checkpoint import CheckpointWriter, newest_valid
+from services.trainer.checkpoints.checkpoint import newest_valid
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
 from services.trainer.fence import check_not_fenced
 from shared.errors import FencedError
 from shared.redis.keys import RunKeys
