@@ -185,8 +185,8 @@ class RunMetrics:
     async def refresh(self) -> None:
         """Set all gauges to the present state."""
         await self._redis_gauges.refresh(self._redis)
-        self._rank_up.set(0 if self._supervisor.rank is None else 1)
-        self._restarts.set(self._supervisor.num_restarts)
+        self._rank_up.set(0 if self._supervisor.keeper.rank is None else 1)
+        self._restarts.set(self._supervisor.keeper.num_restarts)
         counts = await self._counts.refreshed()
         for status in ("queued", "running", "paused", "finished", "stopped", "failed"):
             self._runs.labels(status).set(counts[status])

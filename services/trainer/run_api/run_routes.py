@@ -162,7 +162,7 @@ async def _listed(api: TrainerApi, record: RunRecord, current_run: str | None) -
 
 
 def _waiting(api: TrainerApi, record: RunRecord, around: Surroundings) -> dict[str, Any]:
-    note, stale_after_s = api.supervisor.note(record.run_id), api.settings.progress_is_stale_after_s
+    note, stale_after_s = api.supervisor.keeper.note(record.run_id), api.settings.progress_is_stale_after_s
     found = waiting_for(record, around, note=note, stale_after_s=stale_after_s, now_s=time.time())
     return {"waiting_for": found and found.says, "waiting_kind": found and found.kind}
 
