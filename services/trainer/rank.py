@@ -33,7 +33,8 @@ from shared.errors import FencedError, HeadraceError, StateLostError, Unavailabl
 from shared.interfaces import let_nccl_use
 from shared.redis.keys import TRAINERS, RunKeys
 from shared.redis.lease import lease
-from shared.redis.redis_connection import Redis, connect, wait_until_back
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_back
 from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_places import require_places

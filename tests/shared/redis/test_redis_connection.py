@@ -7,15 +7,8 @@ from typing import Any, cast
 import pytest
 
 from shared.errors import StateLostError, UnavailableError, UserError
-from shared.redis.redis_connection import (
-    MAX_CONNECTIONS,
-    Redis,
-    call,
-    connect,
-    patiently,
-    wait_until_back,
-    wait_until_ready,
-)
+from shared.redis.redis_connection import MAX_CONNECTIONS, Redis, call, connect, patiently
+from shared.redis.redis_readiness import wait_until_back, wait_until_ready
 
 pytestmark = pytest.mark.unit
 
