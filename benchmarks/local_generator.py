@@ -24,7 +24,8 @@ from headrace.local.held_port import HeldPort
 from shared.arrays import pack_ids
 from shared.messages import PromptGroup, encode
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 

@@ -30,7 +30,7 @@ A scored group, instead of the last rule:
     every rollout has outcomes of the same functions with the same weights, in the same order, at least one
     an outcome has a value if and only if it is ``scored``
 
-Limits that only the run knows (its vocabulary, its steps) are checked in services/trainer/loop/trainable.py.
+Limits that only the run knows (its vocabulary, its steps) are checked in services/trainer/intake/scored_groups.py.
 """
 
 import math

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from services.trainer.checkpoints.checkpoint import CheckpointWriter, SavableCore
+from services.trainer.checkpoints.checkpoint import SavableCore
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
 
 
 def save_checkpoint(

@@ -17,7 +17,8 @@ import hypothesis
 import pytest
 
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import NO_ROOM, Redis, connect, wait_until_ready
+from shared.redis.redis_connection import NO_ROOM, Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.kept_ports import kept_port

@@ -32,7 +32,8 @@ from headrace.local.service_specs import (
 from headrace.local.state_dir import Endpoint, StateDir
 from headrace.local.supervised_process import USER_ERROR, ServiceSpec
 from shared.errors import HeadraceError
-from shared.redis.redis_connection import connect, wait_until_ready
+from shared.redis.redis_connection import connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.service.tls import PeerTls
 
 _REDIS_START_TIMEOUT_S = 60.0

@@ -16,7 +16,8 @@ from services.generator.run_follower import RunFollower
 from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.refusals import refuse
 from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket

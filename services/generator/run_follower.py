@@ -29,7 +29,8 @@ from shared import refusals
 from shared.errors import StateLostError, UserError
 from shared.health_check import NO_RUN
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import Redis, wait_until_back
+from shared.redis.redis_connection import Redis
+from shared.redis.redis_readiness import wait_until_back
 from shared.redis.run_record import TERMINAL, RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig

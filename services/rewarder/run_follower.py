@@ -17,7 +17,8 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
 from shared.errors import StateLostError, UserError
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import Redis, wait_until_back
+from shared.redis.redis_connection import Redis
+from shared.redis.redis_readiness import wait_until_back
 from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 from shared.refusals import refuse, take_back

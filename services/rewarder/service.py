@@ -33,7 +33,8 @@ from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.route_table import REWARDER
 from shared.errors import HeadraceError
-from shared.redis.redis_connection import connect, wait_until_ready
+from shared.redis.redis_connection import connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.refusals import refuse, take_back
 from shared.service.replica_name import replica_name
 from shared.serving.http_guard import App

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from services.trainer.checkpoints.checkpoint import CheckpointError
+from services.trainer.checkpoints.checkpoint_writer import CheckpointError
 from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
-from services.trainer.ranks.locked_memory import warn_of_little_locked_memory
 from services.trainer.ranks.rank_group import (
     die_with_launcher,
     follow_lead,
     is_follower,
     is_one_of_several,
     take_lead,
+    warn_of_little_locked_memory,
 )
 from services.trainer.ranks.rank_words import LastWords, leave_word
 from services.trainer.settings import TrainerSettings
@@ -33,7 +33,8 @@ from shared.errors import FencedError, HeadraceError, StateLostError, Unavailabl
 from shared.interfaces import let_nccl_use
 from shared.redis.keys import TRAINERS, RunKeys
 from shared.redis.lease import lease
-from shared.redis.redis_connection import Redis, connect, wait_until_back
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_back
 from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_places import require_places

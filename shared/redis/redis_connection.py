@@ -7,30 +7,25 @@ other libraries are translated to errors.py.
 
 import asyncio
 import builtins
-import contextlib
 import importlib.resources
 import logging
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
-    AuthenticationError,
     BusyLoadingError,
     ConnectionError,  # noqa: A004  redis-py's own name
-    InvalidResponse,
-    NoPermissionError,
     OutOfMemoryError,
     RedisError,
     ResponseError,
     TimeoutError,  # noqa: A004  redis-py's own name
 )
 
-from shared.errors import FencedError, HeadraceError, NoRoomError, StateLostError, UnavailableError, UserError
+from shared.errors import FencedError, HeadraceError, NoRoomError, StateLostError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -99,103 +94,6 @@ def connect(url: str) -> Redis:
     )
     pool.connection_class = _CancellableTlsWrites if url.startswith("rediss:") else _CancellableWrites
     return aioredis.Redis.from_pool(pool)
-
-
-async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
-    """At the start of a service, wait until Redis answers, refuse an unusable one, and load our functions.
-
-    If this user may not load functions, wait until another service has loaded them; the trainer's user may. A server
-    without room that has our functions is accepted, so that runs on it can still be inspected and ended.
-
-    Raises:
-        UnavailableError: No answer within ``timeout_s``, or no functions.
-        UserError: The server is not a Redis, does not take the password, evicts keys, or lacks FUNCTION. The message
-            says what to change.
-    """
-    _require_certificates(client)
-    await patiently(lambda: _ping(client), what="Redis PING", timeout_s=timeout_s)
-    await wait_until_back(client, timeout_s=timeout_s)
-
-
-async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
-    """Wait in the same way for a Redis that took the password before. A replaced server may get its users a bit later.
-
-    Raises:
-        UnavailableError: No answer within ``timeout_s``, none to this user, or no functions.
-        UserError: The server evicts keys, or lacks FUNCTION. The message says what to change.
-    """
-    memory = await patiently(lambda: client.info("memory"), what="Redis INFO", timeout_s=timeout_s)
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise UserError(
-            f"Redis evicts keys when memory is short (maxmemory-policy {policy}) and would delete rollouts. "
-            "Set maxmemory-policy noeviction."
-        )
-    code = _our_functions()
-    try:
-        await patiently(lambda: _load(client, code), what="FUNCTION LOAD", timeout_s=timeout_s)
-    except NoPermissionError:
-        await _wait_for_functions(client, code, timeout_s=timeout_s)
-    except ResponseError as error:
-        raise UserError(f"this Redis cannot load functions ({error}); use Redis >= 7.0 or Valkey >= 7.2") from error
-
-
-def _require_certificates(client: Redis) -> None:
-    """Raise UserError if the file with certificates is missing. redis-py would only report a failed connection."""
-    certificates: str | None = client.connection_pool.connection_kwargs.get("ssl_ca_certs")
-    if certificates and not Path(certificates).is_file():
-        raise UserError(f"HEADRACE_REDIS_URL: the file {certificates} (ssl_ca_certs) does not exist")
-
-
-async def _ping(client: Redis) -> None:
-    try:
-        with contextlib.suppress(NO_ROOM):  # this is an answer too
-            await cast("Any", client).ping()
-    except AuthenticationError as error:  # for redis-py this is a ConnectionError
-        raise UserError(
-            f"Redis does not take the user and password that it was given ({error}): set the right ones in "
-            "HEADRACE_REDIS_URL, or the password in the file that HEADRACE_REDIS_PASSWORD_FILE names"
-        ) from error
-    except InvalidResponse as error:
-        raise UserError("the server at HEADRACE_REDIS_URL is not a Redis: it speaks another protocol") from error
-
-
-def _our_functions() -> str:
-    return importlib.resources.files("shared.redis").joinpath("functions.lua").read_text(encoding="utf-8")
-
-
-async def _load(client: Redis, code: str) -> None:
-    """Load our library unless the server has it. Without room, it refuses even a load that changes nothing."""
-    libraries: Any = await client.function_list(library="headrace", withcode=True)
-    if not any(code.encode() in library for library in libraries):
-        await client.function_load(code, replace=True)
-
-
-async def _load_into_wiped(client: Redis) -> bool:
-    """Load our functions into a wiped server. Return whether it has them; another release's functions are kept."""
-    try:
-        if await client.function_list(library="headrace"):
-            return False
-        await client.function_load(_our_functions())
-    except NO_ROOM:
-        raise
-    except ResponseError as error:  # another service was faster, or this user may not load functions
-        return "already exists" in str(error)
-    log.warning("Redis was wiped or replaced by an empty server: headrace's functions were loaded again")
-    return True
-
-
-async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> None:
-    """Wait until a user who may load functions has loaded this release's."""
-
-    async def look() -> None:
-        libraries: Any = await client.function_list(library="headrace", withcode=True)
-        if not libraries:
-            raise BusyLoadingError("headrace's functions are not loaded yet; the trainer loads them")
-        if not any(code.encode() in library for library in libraries):
-            raise BusyLoadingError("Redis has the functions of another release; start this release's trainer")
-
-    await patiently(look, what="waiting for the trainer to load functions into Redis", timeout_s=timeout_s)
 
 
 async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: bool = True) -> Any:
@@ -274,6 +172,25 @@ async def call(
         return await patiently(ask_whole_server, what=what, timeout_s=timeout_s, waits_for_room=waits_for_room)
     except ResponseError as error:
         raise translate(error) from error
+
+
+def our_functions() -> str:
+    """Return functions.lua of this release."""
+    return importlib.resources.files("shared.redis").joinpath("functions.lua").read_text(encoding="utf-8")
+
+
+async def _load_into_wiped(client: Redis) -> bool:
+    """Load our functions into a wiped server. Return whether it has them; another release's functions are kept."""
+    try:
+        if await client.function_list(library="headrace"):
+            return False
+        await client.function_load(our_functions())
+    except NO_ROOM:
+        raise
+    except ResponseError as error:  # another service was faster, or this user may not load functions
+        return "already exists" in str(error)
+    log.warning("Redis was wiped or replaced by an empty server: headrace's functions were loaded again")
+    return True
 
 
 def _no_room(error: Exception) -> str:

@@ -12,7 +12,7 @@ _MAX_REPO_ID = 96
 
 
 class KeepingOptions(Section):
-    """Options of the trainer's checkpoint.py, export.py, run_log.py and reports.py."""
+    """Options of the trainer's checkpoint_writer.py, export.py, run_log.py and reports.py."""
 
     save_steps: int = Field(
         default=10, ge=1, description="Optimizer steps between checkpoints, which are written while training goes on"

@@ -20,7 +20,8 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from shared.errors import UnavailableError
-from shared.redis.redis_connection import connect, wait_until_ready
+from shared.redis.redis_connection import connect
+from shared.redis.redis_readiness import wait_until_ready
 from tests.conftest import server_binary
 from tests.eventually import eventually
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for

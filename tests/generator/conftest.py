@@ -13,7 +13,8 @@ import pytest_asyncio
 from services.generator.engine.engine import Engine, import_vllm, start_engine
 from services.generator.engine.engine_spec import EngineSpec
 from services.generator.engine.vllm_environment import set_environment
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from tests.conftest import RedisServer
 
 MAX_MODEL_LEN = 128

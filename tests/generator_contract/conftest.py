@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from tests.conftest import RedisServer
 from tests.generator_contract.implementations import GeneratorProcess, Implementation, parameters
 from tests.generator_contract.played_trainer import PlayedTrainer, a_run

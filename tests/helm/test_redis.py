@@ -11,7 +11,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from shared.redis.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
 from shared.redis.lease import lease
-from shared.redis.redis_connection import wait_until_ready
+from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.refusals import refuse
 from shared.run_options.run_config import RunConfig

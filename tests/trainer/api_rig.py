@@ -123,4 +123,4 @@ async def supervising(settings: TrainerSettings, redis: Redis) -> AsyncGenerator
         api.stopping.set()
         async with asyncio.timeout(120):
             await task
-        assert api.supervisor.rank is None
+        assert api.supervisor.keeper.rank is None

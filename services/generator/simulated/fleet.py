@@ -23,7 +23,8 @@ from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.access.keyring import Keyring
 from shared.errors import StateLostError, UserError
 from shared.health_check import NO_RUN
-from shared.redis.redis_connection import Redis, wait_until_back, wait_until_ready
+from shared.redis.redis_connection import Redis
+from shared.redis.redis_readiness import wait_until_back, wait_until_ready
 from shared.redis.run_record import TERMINAL, RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig

@@ -11,18 +11,45 @@ import math
 import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from services.generator.engine.adapter import AdapterSpec
 from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
-from services.generator.simulated.transfer import Transfer
 from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
 from shared.control import Transport
 from shared.lineage import LineageVersion
 
 _SHORT_S = 0.002
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+class Transfer(Protocol):
+    """The only worker of a simulated replica: the moves of worker_transfer.WorkerTransfer. Each returns at once."""
+
+    def enter(self, where: dict[str, Any]) -> None:
+        """Begin to enter a communicator."""
+        ...
+
+    def receive(self, what: dict[str, Any]) -> None:
+        """Begin to receive."""
+        ...
+
+    def progress(self) -> Progress:
+        """Return the progress of the current job."""
+        ...
+
+    def leave(self) -> None:
+        """Leave the communicator."""
+        ...
+
+    def forget(self) -> None:
+        """Discard the received weights."""
+        ...
+
+    def load(self) -> None:
+        """Load the received weights."""
+        ...
 
 
 class NoTransfer:

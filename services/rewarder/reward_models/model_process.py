@@ -11,7 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -115,6 +117,30 @@ class ModelProcess:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
         return exit_code
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The current work of a process, on some calls or on no call while the model is being loaded.
+
+    Args:
+        ids: The calls' ids.
+        limit_s: Longest time for this work, in seconds.
+        ends_at: End of that time, by the monotonic clock in seconds.
+    """
+
+    ids: frozenset[int]
+    limit_s: float
+    ends_at: float
+
+    @classmethod
+    def begun(cls, limit_s: float, ids: Iterable[int] = ()) -> Self:
+        """Return work that begins now and may take ``limit_s`` seconds."""
+        return cls(frozenset(ids), limit_s, time.monotonic() + limit_s)
+
+    def left_s(self) -> float:
+        """Return the seconds left until the limit."""
+        return max(0.0, self.ends_at - time.monotonic())
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:

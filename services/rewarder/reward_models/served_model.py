@@ -23,7 +23,6 @@ from services.rewarder.python_functions.fork_server import describe_exit
 from services.rewarder.python_functions.worker_frames import Answer
 from services.rewarder.reward_call import RewardCall, describe
 from services.rewarder.reward_failure import RewardFailure
-from services.rewarder.reward_models.activity import Activity
 from services.rewarder.reward_models.model_frames import (
     Cancel,
     Described,
@@ -37,7 +36,7 @@ from services.rewarder.reward_models.model_frames import (
     Working,
 )
 from services.rewarder.reward_models.model_name import ModelPlace
-from services.rewarder.reward_models.model_process import ModelDiedError, ModelProcess
+from services.rewarder.reward_models.model_process import Activity, ModelDiedError, ModelProcess
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.waiting_call import WaitingCall

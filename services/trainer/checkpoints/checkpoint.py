@@ -1,23 +1,17 @@
-"""Writes checkpoints that are either complete or absent, and verifies their checksums before they are used.
+"""The files of a checkpoint, and the newest checkpoint whose checksums are right.
 
-    core --copy--> .writing-3-step_00000010-x/ --fsync, manifest, rename--> step_00000010/ --> old ones are pruned
-                               model/, optimizer/, rng/, core_state.json       the core's state (core_state.py)
-                               trainer_state.json                              step, incarnation, the loop's state
-                               manifest.json                                   sizes and SHA-256
+    step_00000010/  model/, optimizer/, rng/, core_state.json       the core's state (core_state.py)
+                    trainer_state.json                              step, incarnation, the loop's state
+                    manifest.json                                   sizes and SHA-256
 
 Checkpoints of the newest incarnation of the trainer decide what was trained, even if an older incarnation that was
-thought dead had got further. An older incarnation never replaces or prunes them, and runs resume from them.
-
-Training stands still only during the copy. A crash at any moment leaves the older checkpoints intact. ``extra`` belongs
-to the training loop and the core's files belong to the core; this module does not interpret them.
+thought dead had got further: runs resume from them. ``extra`` belongs to the training loop and the core's files belong
+to the core; this module does not interpret them. checkpoint_writer.py writes them.
 """
 
 import json
 import logging
 import re
-import secrets
-import shutil
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,22 +19,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from services.trainer.checkpoints.manifest import find_damage, has_all_files, write_manifest
-from shared.disk_sync import sync
-from shared.errors import FencedError, HeadraceError
+from services.trainer.checkpoints.manifest import find_damage
 from shared.message_invariants import Incarnation, Version
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
 _NAME = re.compile(r"^step_(\d{8,})$")
-_WRITING = ".writing-"
-_REPLACED = ".replaced-"
-WRITING_DEADLINE_S = 2 * 3600.0
-
-
-class CheckpointError(HeadraceError):
-    """A checkpoint could not be written. Older checkpoints are untouched."""
 
 
 class CheckpointState(msgspec.Struct):
@@ -76,158 +61,13 @@ class Checkpoint:
     """The training loop's state."""
 
 
-@dataclass(frozen=True, eq=False)
-class PendingCheckpoint:
-    """A checkpoint that is being written."""
-
-    step: int
-    directory: Path
-    """Temporary directory, used until the checkpoint is complete."""
-    written: "Future[None]"
-    """Done when the core's files are written."""
-    standstill_s: float
-    """How long training stood still for the copy, in seconds."""
-    began_at: float
-    """Start time on the monotonic clock."""
-
-
-class CheckpointWriter:
-    """Writes the checkpoints of one run, one at a time.
-
-    Args:
-        root: Directory of the checkpoints.
-        keep: Number of intact checkpoints to keep.
-        incarnation: Incarnation of the trainer that writes.
-    """
-
-    def __init__(self, root: Path, *, keep: int, incarnation: int = 0) -> None:
-        self.root = self._root = root
-        self._keep = keep
-        self._incarnation = incarnation
-        self._known_whole: set[Path] = set()
-
-    def begin(
-        self, core: SavableCore, extra: dict[str, Any], *, step: int, tokenizer: Any | None = None
-    ) -> PendingCheckpoint:
-        """Copy the contents of the checkpoint of ``step``. The core may continue when this returns.
-
-        Call `finish` before the next one begins.
-
-        Raises:
-            CheckpointError: The checkpoint cannot be written; the message says why.
-        """
-        name = f"{_WRITING}{self._incarnation}-{checkpoint_path(self._root, step).name}-{secrets.token_hex(4)}"
-        directory = self._root / name
-        began_at = time.monotonic()
-        try:
-            directory.mkdir(parents=True)
-            state = {"step": step, "incarnation": self._incarnation, "extra": extra}
-            (directory / STATE_FILE).write_text(json.dumps(state) + "\n")
-            written = core.begin_save(directory, tokenizer)
-        except OSError as error:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise self._error(step, error) from error
-        standstill_s = time.monotonic() - began_at
-        return PendingCheckpoint(step, directory, written, standstill_s=standstill_s, began_at=began_at)
-
-    def wait(self, pending: PendingCheckpoint) -> None:
-        """Wait until all files are written and synced to the disk. The checkpoint is not valid before `publish`.
-
-        Raises:
-            CheckpointError: The checkpoint could not be written; the message says why.
-        """
-        try:
-            try:
-                pending.written.result(timeout=WRITING_DEADLINE_S)
-            except TimeoutError as error:
-                if pending.written.done():
-                    raise  # from the file system, not from this wait
-                raise OSError(f"writing took longer than {WRITING_DEADLINE_S:g} s") from error
-            write_manifest(pending.directory)
-        except OSError as error:
-            shutil.rmtree(pending.directory, ignore_errors=True)
-            raise self._error(pending.step, error) from error
-
-    def publish(self, pending: PendingCheckpoint) -> Path:
-        """Make a written checkpoint valid, prune older ones, and return its directory. Call after `wait`.
-
-        A checkpoint of the same step is replaced: it is a damaged one, which the run did not resume from.
-
-        Raises:
-            CheckpointError: The checkpoint could not be renamed; the message says why.
-            FencedError: A newer incarnation has written a checkpoint of this step.
-        """
-        target = checkpoint_path(self._root, pending.step)
-        replaced = self._root / f"{_REPLACED}{target.name}"
-        try:
-            if target.exists():
-                self._set_aside(target, replaced)
-            pending.directory.rename(target)
-            sync(self._root)
-        except FencedError:
-            self.discard(pending)
-            raise
-        except OSError as error:
-            self.discard(pending)
-            raise self._error(pending.step, error) from error
-        shutil.rmtree(replaced, ignore_errors=True)
-        self._known_whole.add(target)
-        self._prune(newest=target)
-        return target
-
-    def discard(self, pending: PendingCheckpoint) -> None:
-        """Remove a written checkpoint that must not become valid, because another trainer owns the run."""
-        shutil.rmtree(pending.directory, ignore_errors=True)
-
-    def _set_aside(self, target: Path, replaced: Path) -> None:
-        """Rename a checkpoint that is to be replaced; raise FencedError if a newer incarnation wrote it."""
-        shutil.rmtree(replaced, ignore_errors=True)
-        target.rename(replaced)
-        if (newer := _incarnation(replaced)) > self._incarnation:
-            # Checked after the rename, so that no other trainer can have written it since.
-            replaced.rename(target)
-            raise FencedError(
-                f"{target} was written by incarnation {newer}; this trainer is incarnation {self._incarnation}"
-            )
-
-    def _error(self, step: int, error: OSError) -> CheckpointError:
-        return CheckpointError(
-            f"the checkpoint of step {step} could not be written to {self._root}: {error}; older checkpoints are "
-            "untouched. Free disk space or fix the directory; the training rank is restarted and tries again"
-        )
-
-    def _prune(self, *, newest: Path) -> None:
-        """Delete the checkpoints older than the newest ``keep`` intact ones; ``newest`` was written a moment ago.
-
-        A damaged checkpoint does not count as kept, or it would push out an intact one. Checkpoints of later steps are
-        not deleted: they are damaged, and replaced when the run reaches their step, or they belong to another trainer.
-        Checkpoints of newer incarnations are not deleted either, whatever their step.
-        """
-        num_whole = 1
-        paths = checkpoint_paths(self._root)
-        for path in paths[paths.index(newest) + 1 :]:
-            if _incarnation(path) > self._incarnation:
-                continue
-            if num_whole >= self._keep:
-                shutil.rmtree(path, ignore_errors=True)
-                self._known_whole.discard(path)
-            elif self._is_whole(path):
-                num_whole += 1
-
-    def _is_whole(self, path: Path) -> bool:
-        """Whether the files are unchanged. Checksums are computed once per checkpoint, because it may be large."""
-        if path not in self._known_whole and find_damage(path) is None:
-            self._known_whole.add(path)
-        return path in self._known_whole and has_all_files(path)
-
-
 def newest_valid(root: Path) -> Checkpoint | None:
     """Return the newest checkpoint of the newest incarnation whose files are all intact, or None.
 
     Damaged checkpoints are skipped, and logged with the name of the damaged file.
     """
     # The sort is stable: within an incarnation the newest step stays first.
-    for path in sorted(checkpoint_paths(root), key=_incarnation, reverse=True):
+    for path in sorted(checkpoint_paths(root), key=incarnation_that_wrote, reverse=True):
         damage = find_damage(path)
         state = _state(path) if damage is None else None
         if state is not None:
@@ -276,35 +116,7 @@ def _state(path: Path) -> CheckpointState | None:
         return None
 
 
-def _incarnation(path: Path) -> int:
+def incarnation_that_wrote(path: Path) -> int:
     """Return the incarnation that wrote a checkpoint; 0 if it cannot be read."""
     state = _state(path)
     return 0 if state is None else state.incarnation
-
-
-def remove_leftovers(root: Path, *, incarnation: int) -> None:
-    """Remove the files of a crash during writing. Called when a trainer starts, while no earlier trainer writes.
-
-    Args:
-        root: Directory of the checkpoints.
-        incarnation: Incarnation of this trainer. Files that newer incarnations are writing stay.
-    """
-    if not root.is_dir():
-        return
-    for path in sorted(root.iterdir()):
-        if path.name.startswith(_REPLACED):
-            original = root / path.name.removeprefix(_REPLACED)
-            if not original.exists() and find_damage(path) is None:
-                path.rename(original)  # the crash was between the two renames: this is the step's only checkpoint
-                continue
-        if path.name.startswith(_WRITING) and _writer_of(path) > incarnation:
-            continue
-        if path.name.startswith((_WRITING, _REPLACED)):
-            log.warning("removed %s, left by a crash while a checkpoint was written", path)
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _writer_of(path: Path) -> int:
-    """Return the incarnation that is writing a checkpoint; 0 if the directory's name does not contain it."""
-    number, _, _ = path.name.removeprefix(_WRITING).partition("-")
-    return int(number) if number.isdecimal() else 0

@@ -15,19 +15,16 @@ result was not recorded starts from the beginning.
 import logging
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
-
-import numpy as np
 
 from services.trainer.groups.group_ids import evaluation_id
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import window
-from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.intake.admission import Encoder, PromptRow, UnusableRowError, prompt_payload, send_off
 from services.trainer.intake.reconcile import buried, groups_in_flight
-from services.trainer.objective.advantages import combined_rewards
-from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
+from services.trainer.intake.running_evaluation import RunningEvaluation
+from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.errors import UserError
 from shared.messages import ScoredGroup
 from shared.redis.keys import RunKeys
@@ -48,24 +45,6 @@ class EvalRows(Protocol):
     def row_at(self, admission_number: int) -> PromptRow:
         """Return a prompt, always the same one for a number."""
         ...
-
-
-@dataclass
-class _Running:
-    """An evaluation under way."""
-
-    step: int
-    num_prompts: int
-    num_skipped: int
-    """Number of further evaluations that were due since the last one and are replaced by this one."""
-    began_at: float
-    next_index: int = 0
-    in_flight: dict[str, int] = field(default_factory=dict[str, int])
-    """Group id -> index of the prompt."""
-    groups: list[TrainedGroup] = field(default_factory=list[TrainedGroup])
-    num_unusable: int = 0
-    num_missing: int = 0
-    last_sign_at: float = 0.0
 
 
 class Evaluations:
@@ -104,7 +83,7 @@ class Evaluations:
         self.idle_s = IDLE_S
         # Without a recorded evaluation, act as if step 0 had been evaluated, unless eval_on_start asks for step 0.
         self._last_step = last_step if last_step is not None else (-1 if config.eval_on_start else 0)
-        self._running: _Running | None = None
+        self._running: RunningEvaluation | None = None
         self._fell_into: int | None = None
         """Step of the evaluation that was under way when the next one became due."""
 
@@ -153,7 +132,7 @@ class Evaluations:
         num_prompts = min(len(self._rows), self._config.max_eval_prompts)
         due = self._multiples_passed(policy_version)
         fell_into, self._fell_into = self._fell_into, None
-        self._running = _Running(
+        self._running = RunningEvaluation(
             step=policy_version,
             num_prompts=num_prompts,
             num_skipped=max(0, len(due) - 1),
@@ -175,7 +154,7 @@ class Evaluations:
         for group in arrived:
             index = running.in_flight.pop(group.prompt.group_id, None)
             if index is not None:  # else it is left over from an earlier incarnation's evaluation
-                running.groups.append(_evaluated(index, group))
+                running.add(index, group)
                 running.last_sign_at = time.monotonic()
         await self._send_off(running)
         if running.in_flight and time.monotonic() - running.last_sign_at < self.idle_s:
@@ -187,7 +166,7 @@ class Evaluations:
             )  # fmt: skip
         running.num_missing += len(running.in_flight) + running.num_prompts - running.next_index
         self._running = None
-        return EvaluationResult(running.step, _metrics(running, self._config), tuple(_in_order(running.groups)))
+        return EvaluationResult(running.step, running.metrics(self._config), tuple(running.in_order()))
 
     def lose(self, group_id: str) -> None:
         """Record that a group was buried and will not arrive."""
@@ -214,7 +193,7 @@ class Evaluations:
                 payload = self._payload(label, index)
                 await send_off(self._redis, self._keys, self._incarnation, label, payload, is_again=True)
 
-    async def _send_off(self, running: _Running) -> None:
+    async def _send_off(self, running: RunningEvaluation) -> None:
         """Keep as many groups in flight as training may have, so that streams stay short and training gets its turn."""
         assert self._rows is not None
         limit = window(
@@ -249,6 +228,21 @@ class Evaluations:
         )
 
 
+@dataclass(frozen=True)
+class EvaluationResult:
+    """A finished evaluation."""
+
+    step: int
+    """The policy version it began on."""
+    metrics: dict[str, float]
+    groups: tuple[TrainedGroup, ...]
+
+
+def evaluation_line(result: EvaluationResult) -> dict[str, Any]:
+    """Return the result as a line of the run's evaluation log."""
+    return {"step": float(result.step), "at_s": time.time(), **result.metrics}
+
+
 def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder: Encoder) -> None:
     """Check that at least one prompt can be evaluated on.
 
@@ -279,16 +273,6 @@ def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder:
     )
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
-    """A finished evaluation."""
-
-    step: int
-    """The policy version it began on."""
-    metrics: dict[str, float]
-    groups: tuple[TrainedGroup, ...]
-
-
 def _moved(due: range, *, to: int, fell_into: int) -> str:
     these = f"evaluation of step {due[0]} is" if len(due) == 1 else f"evaluations of steps {_listed(due)} are"
     return (
@@ -302,44 +286,3 @@ def _listed(steps: range) -> str:
     if len(steps) > 3:
         return f"{steps[0]}, {steps[1]}, ... and {steps[-1]}"
     return " and ".join([", ".join(map(str, steps[:-1])), str(steps[-1])])
-
-
-def _evaluated(index: int, group: ScoredGroup) -> TrainedGroup:
-    rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])
-    return TrainedGroup(
-        waiting=WaitingGroup(index, group, group.oldest_policy_version()),
-        rewards_G=rewards_G,
-        advantages_G=np.zeros_like(rewards_G),
-        has_signal=False,
-    )
-
-
-def _in_order(groups: Sequence[TrainedGroup]) -> list[TrainedGroup]:
-    return sorted(groups, key=lambda group: group.waiting.number)
-
-
-def _metrics(running: _Running, config: RunConfig) -> dict[str, float]:
-    """Return TRL's evaluation metrics over all prompts, and the range of policy versions that sampled them."""
-    groups = _in_order(running.groups)
-    metrics: dict[str, float] = {}
-    if groups:
-        of_rollouts = rollout_metrics(groups, policy_version=running.step, config=config)
-        versions = [group.waiting.oldest_policy_version for group in groups]
-        metrics = {name: value for name, value in of_rollouts.items() if not name.startswith("staleness/")} | {
-            "policy_version/min": float(min(versions)),
-            "policy_version/mean": float(np.mean(versions)),
-            "policy_version/max": float(max(versions)),
-        }
-    metrics |= {
-        "groups/done": float(len(groups)),
-        "groups/missing": float(running.num_missing),
-        "groups/unusable": float(running.num_unusable),
-        "skipped": float(running.num_skipped),
-        "runtime": time.monotonic() - running.began_at,
-    }
-    return {f"eval_{name}": value for name, value in metrics.items()}
-
-
-def evaluation_line(result: EvaluationResult) -> dict[str, Any]:
-    """Return the result as a line of the run's evaluation log."""
-    return {"step": float(result.step), "at_s": time.time(), **result.metrics}

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from services.trainer.checkpoints.checkpoint import CheckpointWriter, load_into, newest_valid, remove_leftovers
+from services.trainer.checkpoints.checkpoint import load_into, newest_valid
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
 from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval_dataset
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.fence import check_not_fenced
@@ -27,14 +28,13 @@ from services.trainer.intake.intake import Intake
 from services.trainer.intake.lost_writes import LostWrites
 from services.trainer.intake.reconcile import missing_groups, withdraw_unsampled
 from services.trainer.intake.run_pause import RunPause
-from services.trainer.intake.scored_groups import BEGINNING, ScoredGroups
+from services.trainer.intake.scored_groups import BEGINNING, ScoredGroups, require_trainable
 from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.push_schedule import PushSchedule, Sender, make_prober
 from services.trainer.loop.reporting import Reporting
-from services.trainer.loop.trainable import require_trainable
 from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.ranks.lead import Lead

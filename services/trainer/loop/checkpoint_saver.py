@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from services.trainer.checkpoints.checkpoint import CheckpointError, CheckpointWriter, PendingCheckpoint
+from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, PendingCheckpoint
 from services.trainer.fence import check_not_fenced
 from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore

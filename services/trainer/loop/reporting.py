@@ -10,8 +10,11 @@ rollout log                    in the first pass over a minibatch, because later
 
 import asyncio
 import logging
+import os
+import resource
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,11 +29,15 @@ from services.trainer.policy.training_core import TrainingCore
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.per_token_log import rollout_rows
-from services.trainer.telemetry.recent_rate import RecentRate
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
-from services.trainer.telemetry.step_memory import memory_metrics
-from services.trainer.telemetry.step_metrics import TrainedGroup, group_metrics, num_seen_tokens, rollout_metrics
+from services.trainer.telemetry.step_metrics import (
+    RecentRate,
+    TrainedGroup,
+    group_metrics,
+    num_seen_tokens,
+    rollout_metrics,
+)
 from shared.messages import Stamp
 from shared.redis.redis_connection import patiently
 from shared.redis.run_record import Progress, Waiting
@@ -224,3 +231,19 @@ class Reporting:
             "scored": self._run.keys.scored,
         }
         return {name: int(await self._run.redis.xlen(stream)) for name, stream in streams.items()}
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Return the present and the peak memory of this rank, on the GPU too if it has one. Resets the peak of the GPU."""
+    num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    metrics = {
+        # The kernel updates the two counters separately and late; use is never shown above the peak.
+        "memory/rss_bytes": float(min(num_pages * os.sysconf("SC_PAGE_SIZE"), peak_bytes)),
+        "memory/peak_rss_bytes": float(peak_bytes),
+    }
+    if device.type == "cuda":
+        metrics["memory/device_bytes"] = float(torch.cuda.memory_allocated(device))
+        metrics["memory/device_peak_bytes"] = float(torch.cuda.max_memory_allocated(device))
+        torch.cuda.reset_peak_memory_stats(device)
+    return metrics

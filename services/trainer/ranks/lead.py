@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from services.trainer.checkpoints.checkpoint import CheckpointError
+from services.trainer.checkpoints.checkpoint_writer import CheckpointError
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.distributed_ranks import DistributedRanks, is_rank_loss

@@ -9,7 +9,10 @@ With one rank, torchrun, process group and followers are not needed: `make_core`
 import ctypes
 import logging
 import os
+import resource
 import signal
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.trainer.policy.ranks import RankLostError
@@ -51,6 +54,26 @@ def die_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != int(launcher):
         os._exit(CRASHED)  # the launcher died before prctl took effect
+
+
+def warn_of_little_locked_memory(environment: Mapping[str, str], *, devices: Path = Path("/dev/infiniband")) -> None:
+    """Log a warning if NCCL would use RDMA here and this process may not lock unlimited memory.
+
+    RDMA pins memory, so NCCL would fail later. Containers do not run as root, so they have no capability to lift the
+    limit: it must be raised on the machine.
+    """
+    if environment.get("NCCL_IB_DISABLE") == "1" or environment.get("LOCAL_RANK", "0") != "0":
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY or not any(devices.glob("uverbs*")):
+        return
+    log.warning(
+        "there are RDMA devices in %s, but this process may lock only %d KiB of memory (`ulimit -l`): NCCL is likely "
+        "to fail with 'Call to ibv_reg_mr failed'. Start containers with an unlimited memlock (LimitMEMLOCK=infinity "
+        "in containerd's unit, `--ulimit memlock=-1` with Docker), or set NCCL_IB_DISABLE=1 to go without RDMA",
+        devices,
+        limit // 1024,
+    )
 
 
 def take_lead(settings: TrainerSettings) -> "Lead":

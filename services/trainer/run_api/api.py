@@ -18,6 +18,7 @@ from services.trainer.problems import Problem, add_problem_handlers, documented
 from services.trainer.run_api.about_routes import router as about_routes
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
+from services.trainer.run_api.submit_route import router as submit_route
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.access import entrance
 from shared.access.keyring import Keyring
@@ -47,6 +48,7 @@ def create_app(api: TrainerApi) -> FastAPI:
     app.state.trainer = api
     app.state.why_not_ready = SharedAnswer(partial(_why_not_ready, api))
     add_problem_handlers(app)
+    app.include_router(submit_route)
     app.include_router(run_routes)
     app.include_router(data_routes)
     app.include_router(about_routes)

@@ -3,33 +3,34 @@
     headrace_runs{status}            headrace_rank_up  headrace_rank_restarts_total
     headrace_run_*{run_id}           the current run: step, policy version, groups, streams, replicas, pauses, disk
     headrace_training_*{run_id}      its newest training metrics: training_gauges.py
-    headrace_redis_*                 redis_gauges.py
+    headrace_redis_*                 whether Redis answers, how full it is, whether it writes to its disk
     headrace_keys_file_broken        shared/access/keyring.py
 
 Only the current run has series, so that their number stays bounded however many runs there were. All series of a run
-are replaced at once (whole_registry.py), and keep their values if anything about the run cannot be read.
+are replaced at once, and keep their values if anything about the run cannot be read. Redis has no /metrics of its own,
+and monitoring headrace should need no further exporter for failures that stop a run.
 """
 
 import asyncio
 import contextlib
 import logging
 import shutil
+import threading
 from collections import Counter
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import Gauge
+from prometheus_client import CollectorRegistry, Gauge, Metric
 
-from services.trainer.run_api.redis_gauges import RedisGauges
 from services.trainer.run_api.run_view import Surroundings, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
-from services.trainer.run_api.whole_registry import WholeRegistry
 from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
 from services.trainer.supervision.run_supervisor import RunSupervisor
 from shared.access.keyring import Keyring, keys_file_gauge
 from shared.errors import HeadraceError, UnavailableError
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import Redis
+from shared.redis.redis_connection import TRANSIENT, Redis
 from shared.redis.run_record import TERMINAL, RunRecord, Status
 from shared.redis.run_store import RunStore
 
@@ -56,6 +57,62 @@ class RunCounts:
         known: dict[str, Status | None] = {run_id: found.get(run_id) or self._ended.get(run_id) for run_id in every_id}
         self._ended = {run_id: status for run_id, status in known.items() if status in TERMINAL}
         return Counter(status for status in known.values() if status is not None)
+
+
+class WholeRegistry(CollectorRegistry):
+    """A registry that is collected only between changes.
+
+    Scrapes run in a thread of their own. If a series were missing from a single scrape, because it was removed and not
+    yet set again, every alert on it would start anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._whole = threading.Lock()
+
+    @contextlib.contextmanager
+    def changing(self) -> Generator[None]:
+        """Change series in the body. It must not await, because scrapes wait for its end."""
+        with self._whole:
+            yield
+
+    def collect(self) -> Iterable[Metric]:
+        """Return all metrics as they are before or after a change, never in between."""
+        with self._whole:
+            return list(super().collect())
+
+
+class RedisGauges:
+    """Gauges that `refresh` sets. While Redis is away, ``headrace_redis_up`` is 0 and the others keep their values."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._up = Gauge("headrace_redis_up", "1 while Redis answers the trainer", registry=registry)
+        self._used = Gauge("headrace_redis_memory_used_bytes", "Memory that Redis uses", registry=registry)
+        self._most = Gauge(
+            "headrace_redis_memory_max_bytes",
+            "maxmemory: above it writes are refused; 0 means no limit",
+            registry=registry,
+        )
+        self._aof = Gauge(
+            "headrace_redis_aof_writing", "1 while Redis appends to its file; 0 if off or failing", registry=registry
+        )
+
+    async def refresh(self, redis: Redis) -> None:
+        """Ask Redis and set the gauges; bounded by the client's timeout.
+
+        Raises:
+            UnavailableError: Redis does not answer.
+        """
+        try:
+            memory, persistence = await redis.info("memory"), await redis.info("persistence")
+        except TRANSIENT as error:
+            self._up.set(0)
+            raise UnavailableError(f"Redis does not answer: {error}") from error
+        self._up.set(1)
+        self._used.set(int(memory["used_memory"]))
+        self._most.set(int(memory.get("maxmemory", 0)))
+        is_writing = bool(persistence.get("aof_enabled")) and persistence.get("aof_last_write_status") == "ok"
+        self._aof.set(is_writing)
 
 
 class RunMetrics:
@@ -128,8 +185,8 @@ class RunMetrics:
     async def refresh(self) -> None:
         """Set all gauges to the present state."""
         await self._redis_gauges.refresh(self._redis)
-        self._rank_up.set(0 if self._supervisor.rank is None else 1)
-        self._restarts.set(self._supervisor.num_restarts)
+        self._rank_up.set(0 if self._supervisor.keeper.rank is None else 1)
+        self._restarts.set(self._supervisor.keeper.num_restarts)
         counts = await self._counts.refreshed()
         for status in ("queued", "running", "paused", "finished", "stopped", "failed"):
             self._runs.labels(status).set(counts[status])

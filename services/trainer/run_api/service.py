@@ -21,7 +21,8 @@ from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, UserError
-from shared.redis.redis_connection import connect, wait_until_ready
+from shared.redis.redis_connection import connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.service.child_secrets import hide_secrets
 from shared.service.logs import configure_first_logging, configure_logging, log_lines
 from shared.service.tls import trusted

@@ -8,7 +8,7 @@ end the validation early. Blocking access to disk and hub happens in threads, wi
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,14 +19,15 @@ from services.trainer.submit_checks.checked import Checked
 from services.trainer.submit_checks.dataset_check import DatasetSummary, check_dataset
 from services.trainer.submit_checks.dataset_verdict import judge_dataset
 from services.trainer.submit_checks.engine_check import what_weakens_learning
-from services.trainer.submit_checks.gpu_check import what_needs_a_gpu
 from services.trainer.submit_checks.lora_check import why_not_4bit
 from services.trainer.submit_checks.model_check import HubLookup, check_model, hub_lookup, is_hub_id
-from services.trainer.submit_checks.report_check import check_reports
 from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards
-from services.trainer.submit_checks.surroundings_check import check_surroundings
-from services.trainer.submit_checks.unread_options import unread_options
-from services.trainer.submit_checks.weight_dir_check import check_weight_dir
+from services.trainer.submit_checks.surroundings_check import (
+    check_reports,
+    check_surroundings,
+    check_weight_dir,
+    what_needs_a_gpu,
+)
 from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.run_options.data import DatasetSource
@@ -223,3 +224,24 @@ def _missing_columns(needs: list[RewardNeeds], columns: list[str]) -> list[str]:
         for need in needs
         for missing in need.missing(columns)
     ]
+
+
+def unread_options(config: RunConfig) -> list[str]:
+    """Return a sentence for each option that was set without effect; ``config`` is as submitted."""
+    return [f"{name} has no effect: {reason}" for name, reason in _unread(config) if name in config.model_fields_set]
+
+
+def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
+    if not {"wandb", "trackio"} & set(config.report_to):
+        yield "project", "only wandb and trackio use it, and report_to has neither"
+    if config.logging_steps > 1 and not config.report_to and not config.log_completions:
+        yield (
+            "logging_steps",
+            "only report_to and log_completions use it, and neither is set; the run's own log has every step",
+        )
+    if config.max_steps > 0:
+        yield "num_train_epochs", f"max_steps={config.max_steps} determines the length of the run"
+    if config.lr_scheduler_type == "constant_with_warmup" and config.warmup_steps == 0:
+        yield "lr_scheduler_type", "constant_with_warmup without warmup_steps is constant; set warmup_steps"
+    if config.eval_source() is None:
+        yield "max_eval_prompts", "the run has no evaluation data; set eval_dataset_name or dataset_test_split"

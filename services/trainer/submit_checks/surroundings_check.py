@@ -3,20 +3,30 @@
     nnodes              several machines need an address at which their ranks meet
     nproc_per_node      each rank needs its own GPU, if there are any
     push_to_hub         needs a token, or the trained model would not be uploaded
+    report_to           needs the libraries of the trackers, which are not imported here
+    use_liger_kernel    and three other options need a GPU; found without torch
+    weight_dir          must be writable
 
-Tokens are looked for, but not tested.
+Tokens are looked for, but not tested. A store of weights is written to, read and cleaned up, which tests package,
+credentials, bucket and permissions. A local directory is not written to, so that a run that is only validated leaves
+nothing behind.
 """
 
-from collections.abc import Mapping
+import importlib.util
+import os
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.rank_command import rank_command
-from shared.errors import UserError
+from shared.errors import PushError, UserError
 from shared.gpus import num_gpus
 from shared.run_options.run_config import RunConfig
+from shared.weights.weight_store import open_store
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE")
+_PROBE = b"headrace tried whether it can write here; this may be removed"
 
 
 def check_surroundings(config: RunConfig, settings: TrainerSettings) -> list[tuple[str, str]]:
@@ -59,3 +69,68 @@ def has_hub_token(environment: Mapping[str, str]) -> bool:
         return bool(path.read_text(encoding="utf-8").strip())
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def what_needs_a_gpu(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return option and reason for each option that a training rank with this environment would refuse."""
+    if num_gpus(environment) == 0:
+        asked = {
+            "attn_implementation": config.attn_implementation not in ("auto", "sdpa", "eager"),
+            "use_liger_kernel": config.use_liger_kernel,
+            "weight_transport": config.weight_transport in ("nccl", "ipc"),
+            "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
+        }
+        return [
+            (name, f"{name}: {getattr(config, name)} needs a GPU, and the trainer has none; leave it out")
+            for name, is_asked in asked.items()
+            if is_asked
+        ]
+    if config.use_liger_kernel and importlib.util.find_spec("liger_kernel") is None:
+        return [("use_liger_kernel", "use_liger_kernel needs the package liger-kernel in the trainer's environment")]
+    return []
+
+
+def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
+    """Return field and sentence for each error."""
+    missing = [name for name in report_to if not is_installed(name)]
+    if not missing:
+        return []
+    return [
+        (
+            "report_to",
+            f"{' and '.join(missing)} cannot be used: not installed where the trainer runs. Install with "
+            '`pip install "headrace[report]"` there, or leave it out',
+        )
+    ]
+
+
+def is_installed(name: str) -> bool:
+    """Whether ``import name`` finds a library."""
+    spec = importlib.util.find_spec(name)
+    # A plain folder, such as the `wandb` that wandb leaves behind, can be imported too, but has no file.
+    return spec is not None and spec.origin is not None
+
+
+def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
+    """Return setting and sentence for each error. Blocks for as long as the store takes."""
+    path = weight_dir.removeprefix("file://")
+    if "://" not in path:
+        there = next(parent for parent in (Path(path), *Path(path).parents) if parent.exists())
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return []
+        return [
+            ("weight_dir", f"the trainer cannot write to {there}: fix its permissions, or choose another directory")
+        ]
+    name = f"check-{secrets.token_hex(8)}"
+    try:
+        store = open_store(weight_dir)
+        store.write(f"{name}/probe", _PROBE)
+        content = store.read(f"{name}/probe")
+        store.remove(name)
+    except UserError as error:
+        return [("weight_dir", str(error))]
+    except PushError as error:
+        return [("weight_dir", f"{error}. The trainer must be able to write, read and remove weights there")]
+    if content != _PROBE:
+        return [("weight_dir", f"{weight_dir} returned other content than was written to it")]
+    return []

@@ -2,14 +2,16 @@
 
     num_tokens  completions/  reward  rewards/NAME/  frac_reward_zero_std     rollouts trained in the step
     staleness/  groups/                                                       the pipeline
+    throughput/generated_tokens_per_s                                         RecentRate
 
-Pure functions of the trained groups; the core gives the metrics of loss, entropy, clipping and sampling. Means and stds
-leave unscored completions out, and stds have Bessel's correction, as in TRL's GRPOTrainer. Values that cannot be
-computed are NaN, so that every step logs the same names. metric_catalogue.py lists all metrics.
+The core gives the metrics of loss, entropy, clipping and sampling. All are pure functions of the trained groups, except
+RecentRate. Means and stds leave unscored completions out, and stds have Bessel's correction, as in TRL's GRPOTrainer.
+Values that cannot be computed are NaN, so that every step logs the same names. metric_catalogue.py lists all metrics.
 
     G  completions in a group       B  completions in the batch       F  reward functions
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +28,7 @@ from shared.run_options.run_config import RunConfig
 
 _CLOSE = 1e-8
 """torch.isclose's tolerance around zero."""
+WINDOW_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,29 @@ def group_metrics(counts: Counts) -> dict[str, float]:
         "groups/dropped": float(counts.num_dropped),
         **{f"groups/dropped/{reason}": float(count) for reason, count in counts.dropped_by_reason().items()},
     }
+
+
+class RecentRate:
+    """A rate over the newest steps that took at least ``WINDOW_S`` together, or over all steps until then.
+
+    Arrivals come in bursts: several groups finish together, then none for a step or two.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, float]] = deque()
+        self._amount = 0.0
+        self._elapsed_s = 0.0
+
+    def add(self, amount: float, *, elapsed_s: float) -> float:
+        """Add the amount of a step that took ``elapsed_s`` seconds, and return the rate per second."""
+        self._steps.append((amount, elapsed_s))
+        self._amount += amount
+        self._elapsed_s += elapsed_s
+        while self._elapsed_s - self._steps[0][1] >= WINDOW_S:
+            oldest, took_s = self._steps.popleft()
+            self._amount -= oldest
+            self._elapsed_s -= took_s
+        return self._amount / self._elapsed_s
 
 
 def num_seen_tokens(groups: Sequence[TrainedGroup]) -> int:

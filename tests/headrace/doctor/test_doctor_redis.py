@@ -9,7 +9,8 @@ from headrace.doctor.examination import examine
 from headrace.doctor.findings import CANNOT_LOOK, exit_status
 from headrace.doctor.redis_checks import LookedAtRedis, look_at_redis, server_findings
 from shared.redis.keys import FLEET, FLEET_LEASES, RUNS
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from tests.conftest import RedisServer, write_until_refused
 from tests.headrace.doctor.doctor_rig import hanging_port, level, redis_server, service, targets, wrong
 from tests.kept_ports import kept_port

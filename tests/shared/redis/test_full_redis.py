@@ -14,7 +14,8 @@ from services.trainer.fence import take_over
 from shared.errors import NoRoomError
 from shared.redis.keys import REWARDERS, TRAINERS, RunKeys
 from shared.redis.lease import alive, renew
-from shared.redis.redis_connection import Redis, call, connect, patiently, wait_until_ready
+from shared.redis.redis_connection import Redis, call, connect, patiently
+from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig

@@ -2,20 +2,11 @@
 
 import asyncio
 import random
-from typing import Any, cast
 
 import pytest
 
-from shared.errors import StateLostError, UnavailableError, UserError
-from shared.redis.redis_connection import (
-    MAX_CONNECTIONS,
-    Redis,
-    call,
-    connect,
-    patiently,
-    wait_until_back,
-    wait_until_ready,
-)
+from shared.errors import StateLostError, UnavailableError
+from shared.redis.redis_connection import MAX_CONNECTIONS, Redis, call, connect, patiently
 
 pytestmark = pytest.mark.unit
 
@@ -42,64 +33,6 @@ async def test_a_redis_that_is_away_is_given_up_after_the_time_that_was_said() -
     with pytest.raises(UnavailableError, match=r"Redis PING failed for 0 s"):
         await patiently(lambda: client.ping(), what="Redis PING", timeout_s=0.2)
     await client.aclose()
-
-
-@pytest.mark.parametrize("user", ["nobody:wrong", ":wrong"])
-async def test_a_password_that_redis_does_not_take_is_refused_at_once(redis_url: str, user: str) -> None:
-    client = connect(redis_url.replace("redis://", f"redis://{user}@"))
-    async with asyncio.timeout(120):
-        with pytest.raises(UserError, match="Redis does not take the user and password") as caught:
-            await wait_until_ready(client, timeout_s=600)
-    await client.aclose()
-    assert "HEADRACE_REDIS_PASSWORD_FILE" in str(caught.value)
-    assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
-
-
-async def test_what_is_no_redis_is_refused_at_once() -> None:
-    async def answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    async with asyncio.timeout(120), await asyncio.start_server(answer_http, "127.0.0.1", 0) as server:
-        client = connect(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
-        with pytest.raises(UserError, match="is not a Redis: it speaks another protocol"):
-            await wait_until_ready(client, timeout_s=600)
-        await client.aclose()
-
-
-async def test_a_certificate_that_is_not_there_is_named() -> None:
-    client = connect("rediss://127.0.0.1:1/0?ssl_ca_certs=/nope.crt")
-    with pytest.raises(UserError, match=r"the file /nope\.crt \(ssl_ca_certs\) does not exist"):
-        await wait_until_ready(client, timeout_s=600)
-
-
-async def test_who_was_let_in_before_waits_for_a_redis_that_learns_of_its_users_later(
-    redis: Redis, redis_url: str
-) -> None:
-    admin = cast("Any", redis)
-    client = connect(redis_url.replace("redis://", "redis://late:pw@"))
-    waiting = asyncio.create_task(wait_until_back(client, timeout_s=600))
-    try:
-        await asyncio.wait({waiting}, timeout=0.5)
-        assert not waiting.done()
-        await admin.execute_command("ACL", "SETUSER", "late", "on", ">pw", "~*", "+@all")
-        async with asyncio.timeout(120):
-            await waiting
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        await client.aclose()
-        await admin.execute_command("ACL", "DELUSER", "late")
-
-
-async def test_a_redis_that_evicts_keys_is_refused_with_what_to_change(redis: Redis) -> None:
-    await redis.config_set("maxmemory-policy", "allkeys-lru")
-    try:
-        with pytest.raises(UserError, match="Set maxmemory-policy noeviction"):
-            await wait_until_ready(redis, timeout_s=120)
-    finally:
-        await redis.config_set("maxmemory-policy", "noeviction")
 
 
 async def test_more_calls_at_once_than_connections_wait_for_one_and_none_fails(redis: Redis, redis_url: str) -> None:

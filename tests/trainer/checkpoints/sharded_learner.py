@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from services.trainer.checkpoints.checkpoint import CheckpointError, CheckpointWriter, load_into, newest_valid
+from services.trainer.checkpoints.checkpoint import load_into, newest_valid
+from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter
 from services.trainer.checkpoints.core_state import CoreState
 
 VOCAB_SIZE, WIDTH = 11, 10

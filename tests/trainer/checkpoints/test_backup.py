@@ -12,11 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from services.trainer.checkpoints.checkpoint import CheckpointWriter, newest_valid
+from services.trainer.checkpoints.checkpoint import newest_valid
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
 from services.trainer.fence import check_not_fenced
 from shared.errors import FencedError
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually

@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.trainer.checkpoints.checkpoint import (
-    CheckpointError,
-    CheckpointWriter,
-    checkpoint_paths,
-    load_into,
-    newest_valid,
-    remove_leftovers,
-)
+from services.trainer.checkpoints.checkpoint import checkpoint_paths, load_into, newest_valid
+from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, remove_leftovers
 from services.trainer.checkpoints.manifest import write_manifest
 from shared.errors import FencedError
 from tests.checkpoints import save_checkpoint
@@ -215,7 +209,7 @@ def test_two_that_write_the_same_step_do_not_write_into_each_other(tmp_path: Pat
 def test_a_core_that_never_finishes_writing_is_given_up_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.trainer.checkpoints.checkpoint.WRITING_DEADLINE_S", 0.01)
+    monkeypatch.setattr("services.trainer.checkpoints.checkpoint_writer.WRITING_DEADLINE_S", 0.01)
     writer = CheckpointWriter(tmp_path, keep=1)
     with pytest.raises(CheckpointError, match=r"step 1 could not be written .* longer than 0.01 s"):
         writer.wait(writer.begin(FakeCore(writes_at_once=False), {}, step=1))
@@ -234,7 +228,7 @@ def test_the_sums_of_a_kept_checkpoint_are_not_computed_again_at_every_save(
     def never(directory: Path) -> str | None:
         raise AssertionError(f"{directory} was read again")
 
-    monkeypatch.setattr("services.trainer.checkpoints.checkpoint.find_damage", never)
+    monkeypatch.setattr("services.trainer.checkpoints.checkpoint_writer.find_damage", never)
     pending = writer.begin(FakeCore(3), {}, step=3)
     writer.wait(pending)
     writer.publish(pending)

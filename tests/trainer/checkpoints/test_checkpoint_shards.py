@@ -11,7 +11,8 @@ import torch
 import torch.distributed.checkpoint
 from torch import Tensor
 
-from services.trainer.checkpoints.checkpoint import load_into, newest_valid, remove_leftovers
+from services.trainer.checkpoints.checkpoint import load_into, newest_valid
+from services.trainer.checkpoints.checkpoint_writer import remove_leftovers
 from services.trainer.checkpoints.shards import Part, ShardError, read_shards, saved_dtypes, saved_shapes, write_shards
 from tests.trainer.checkpoints.sharded_learner import Learner
 
@@ -123,7 +124,7 @@ def test_tensors_of_another_model_are_refused_by_name(tmp_path: Path, into: dict
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from services.trainer.checkpoints.checkpoint import CheckpointWriter
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
 from tests.checkpoints import save_checkpoint
 from tests.trainer.checkpoints.sharded_learner import Learner
 root, learner = Path(sys.argv[1]), Learner()

@@ -14,7 +14,8 @@ import pytest
 from services.trainer.intake.evaluation import Evaluations
 from services.trainer.intake.lost_writes import LostWrites
 from shared.redis.keys import GENERATORS, RunKeys
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer

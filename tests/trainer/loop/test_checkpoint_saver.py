@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from services.trainer.checkpoints.checkpoint import (
+from services.trainer.checkpoints.checkpoint import newest_valid
+from services.trainer.checkpoints.checkpoint_writer import (
     CheckpointError,
     CheckpointWriter,
     PendingCheckpoint,
-    newest_valid,
     remove_leftovers,
 )
 from services.trainer.fence import take_over

@@ -16,7 +16,8 @@ from shared.errors import NoRoomError
 from shared.pause import Pause, Wishes
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.lease import renew
-from shared.redis.redis_connection import Redis, connect, wait_until_ready
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig

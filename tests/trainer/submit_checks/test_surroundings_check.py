@@ -1,15 +1,25 @@
-"""A submit checks that the training ranks' environment has what they need."""
+"""A submit checks that the training ranks have what they need. A run that is only validated leaves no files."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.trainer.settings import TrainerSettings
-from services.trainer.submit_checks.surroundings_check import check_surroundings, has_hub_token
+from services.trainer.submit_checks.surroundings_check import (
+    check_reports,
+    check_surroundings,
+    check_weight_dir,
+    has_hub_token,
+    is_installed,
+    what_needs_a_gpu,
+)
 from shared.run_options.run_config import RunConfig
 
 pytestmark = pytest.mark.unit
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def run(**settings: Any) -> RunConfig:
@@ -67,3 +77,78 @@ def test_a_token_is_found_where_huggingface_hub_looks_for_it(
     assert has_hub_token(environment)
     (tmp_path / place).write_text("\n")
     assert not has_hub_token(environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("attn_implementation", "flex_attention"), ("use_liger_kernel", True), ("weight_transport", "nccl")],
+)
+def test_what_needs_a_gpu_is_refused_at_submit_where_there_is_none(name: str, value: Any) -> None:
+    ((field, reason),) = what_needs_a_gpu(run(**{name: value}), NO_GPU)
+    assert field == name
+    assert reason == f"{name}: {value} needs a GPU, and the trainer has none; leave it out"
+
+
+def test_what_runs_anywhere_is_not_refused() -> None:
+    assert what_needs_a_gpu(run(attn_implementation="eager", weight_transport="gloo"), NO_GPU) == []
+    assert what_needs_a_gpu(run(), NO_GPU) == []
+
+
+def test_a_tracker_whose_library_is_missing_is_refused_with_what_to_install() -> None:
+    ((field, sentence),) = check_reports(["json", "no_such_tracker"])
+    assert field == "report_to"
+    assert "no_such_tracker cannot be used" in sentence
+    assert 'pip install "headrace[report]"' in sentence
+    assert check_reports(["json"]) == check_reports([]) == []
+
+
+def test_a_folder_that_a_tracker_left_behind_is_not_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "left_behind").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_installed("left_behind")
+
+
+def test_an_object_store_is_written_read_and_left_as_it_was() -> None:
+    fsspec: Any = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("memory://bucket/other", b"stays")
+    assert check_weight_dir("memory://bucket/weights") == []
+    assert list(memory.find("memory://bucket")) == ["/bucket/other"]
+
+
+def test_a_store_whose_package_is_missing_is_named() -> None:
+    pytest.importorskip("fsspec")
+    assert importlib.util.find_spec("gcsfs") is None
+    ((field, why),) = check_weight_dir("gs://bucket/weights")
+    assert field == "weight_dir"
+    assert "gcsfs" in why
+    assert "every generator need the package" in why
+
+
+def test_a_store_that_does_not_answer_is_refused_with_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("s3fs")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    ((field, why),) = check_weight_dir("s3://bucket/weights")
+    assert field == "weight_dir"
+    assert "weights cannot be written to s3://bucket/weights/check-" in why
+    assert "127.0.0.1:9" in why
+
+
+def test_a_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
+    assert check_weight_dir(str(tmp_path / "not" / "there")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert check_weight_dir(str(tmp_path / "file" / "below")) == [
+        (
+            "weight_dir",
+            f"the trainer cannot write to {tmp_path / 'file'}: fix its permissions, or choose another directory",
+        )
+    ]

@@ -43,7 +43,7 @@ async def test_a_run_whose_disk_is_full_before_its_rank_starts_waits_for_room(
         async with supervising(plan.settings(settings, "finish"), redis) as api, serving(api) as client:
             await api.store.create("run-a", run_config, run_dir=str(disk / "many" / "run-a"))
             api.supervisor.wake()
-            await wait_until(lambda: "which is full" in api.supervisor.note("run-a"))
+            await wait_until(lambda: "which is full" in api.supervisor.keeper.note("run-a"))
             assert await has_status(client, "running")
             free(disk)
             await wait_until(lambda: has_status(client, "finished"))

@@ -57,7 +57,7 @@ class TwoRanks:
 
     async def restarts(self, num_restarts: int) -> None:
         """Wait until the supervisor has restarted the ranks this often."""
-        await eventually(lambda: self.supervisor.num_restarts == num_restarts, within_s=WITHIN_S)
+        await eventually(lambda: self.supervisor.keeper.num_restarts == num_restarts, within_s=WITHIN_S)
 
     async def ends(self) -> RunRecord:
         """Wait for the end of the run."""
@@ -124,8 +124,8 @@ async def test_a_run_on_two_ranks_survives_the_end_of_each_and_leaves_no_process
             run.kill(victim)
             await run.restarts(num_restarts)
             await run.reaches((await run.record()).progress.step + 5)
-        assert run.supervisor.rank is not None
-        os.kill(run.supervisor.rank.pid, signal.SIGTERM)
+        assert run.supervisor.keeper.rank is not None
+        os.kill(run.supervisor.keeper.rank.pid, signal.SIGTERM)
         await run.restarts(len(victims) + 1)
         terminated_at = (await run.record()).progress.step
         await run.reaches(terminated_at + 1)

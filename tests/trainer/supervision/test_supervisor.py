@@ -46,8 +46,8 @@ async def test_a_rank_that_crashes_is_started_again_until_the_run_is_finished(
         record = await submit(api, run_config)
         assert (await when(api, "finished")).reason == ""
         assert len(plan.pids()) == 4
-        assert api.supervisor.num_restarts == 3
-        await wait_until(lambda: api.supervisor.rank is None)
+        assert api.supervisor.keeper.num_restarts == 3
+        await wait_until(lambda: api.supervisor.keeper.rank is None)
 
         async def fleet_is_free() -> bool:
             return await api.store.current_run() is None
@@ -121,7 +121,7 @@ async def test_a_fenced_rank_is_left_to_the_trainer_that_has_the_run(
 ) -> None:
     async with supervising(plan.settings(settings, "exit=3 finish"), redis) as api:
         await submit(api, run_config, "run-a")
-        await wait_until(lambda: len(plan.pids()) == 1 and api.supervisor.rank is None)
+        await wait_until(lambda: len(plan.pids()) == 1 and api.supervisor.keeper.rank is None)
         await submit(api, run_config, "run-b")
         assert (await when(api, "queued", "run-b")).status == "queued"
         assert await api.store.current_run() == "run-a"
@@ -174,12 +174,12 @@ async def test_a_run_asked_to_stop_while_its_rank_is_down_does_not_wait_for_it(
     patient = {"first_backoff_s": 60.0, "last_backoff_s": 60.0}
     async with supervising(plan.settings(settings, "exit=1").model_copy(update=patient), redis) as api:
         record = await submit(api, run_config)
-        await wait_until(lambda: "crashed with exit status 1" in api.supervisor.note("run-a"))
+        await wait_until(lambda: "crashed with exit status 1" in api.supervisor.keeper.note("run-a"))
         await api.supervisor.stop_run("run-a")
         stopped = await when(api, "stopped")
         assert "while its training rank was down" in stopped.reason
         assert record.run_dir in stopped.reason
-        await wait_until(lambda: api.supervisor.note("run-a") == "")
+        await wait_until(lambda: api.supervisor.keeper.note("run-a") == "")
 
 
 async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_trains(
@@ -188,16 +188,16 @@ async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_trains(
     async with supervising(plan.settings(settings, "exit=1 stubborn"), redis) as api:
         await submit(api, run_config)
         await wait_until(plan.is_at_work)
-        assert api.supervisor.note("run-a") == (
+        assert api.supervisor.keeper.note("run-a") == (
             "its training rank, which crashed with exit status 1 and is being restarted; "
             "it last said: the model is not there"
         )
         await api.store.write_progress("run-a", Progress(starting="loading the model", updated_at_s=time.time()))
         looks_over_at = time.monotonic() + 10 * api.settings.supervise_every_s
         await wait_until(lambda: time.monotonic() > looks_over_at)
-        assert api.supervisor.note("run-a"), "it may crash at the same place again"
+        assert api.supervisor.keeper.note("run-a"), "it may crash at the same place again"
         await api.store.write_progress("run-a", Progress(updated_at_s=time.time()))
-        await wait_until(lambda: api.supervisor.note("run-a") == "")
+        await wait_until(lambda: api.supervisor.keeper.note("run-a") == "")
 
 
 async def test_a_run_found_running_gets_its_rank_again(

@@ -12,9 +12,9 @@ import torch
 
 from services.trainer.fence import take_over
 from services.trainer.loop.assembly import assemble
+from services.trainer.loop.reporting import memory_metrics
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
-from services.trainer.telemetry.step_memory import memory_metrics
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore

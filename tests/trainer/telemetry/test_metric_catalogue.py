@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
-from services.trainer.submit_checks.report_check import check_reports, is_installed
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
 from services.trainer.telemetry.reports import MetricWindow, tracker_names
 
@@ -96,19 +95,3 @@ def test_the_newest_lines_are_read_without_the_rest(tmp_path: Path) -> None:
     assert read_last_evaluation(tmp_path) == {}
     (tmp_path / "evaluations.jsonl").write_text('{"step": 5, "eval_reward": 0.5}\n{"step": 10, "eval_reward": null}\n')
     assert read_last_evaluation(tmp_path) == {"step": 10, "eval_reward": None}
-
-
-def test_a_tracker_whose_library_is_missing_is_refused_with_what_to_install() -> None:
-    ((field, sentence),) = check_reports(["json", "no_such_tracker"])
-    assert field == "report_to"
-    assert "no_such_tracker cannot be used" in sentence
-    assert 'pip install "headrace[report]"' in sentence
-    assert check_reports(["json"]) == check_reports([]) == []
-
-
-def test_a_folder_that_a_tracker_left_behind_is_not_its_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "left_behind").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not is_installed("left_behind")

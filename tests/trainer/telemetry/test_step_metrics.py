@@ -12,6 +12,8 @@ from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.per_token_log import rollout_rows, sampled_rollouts
 from services.trainer.telemetry.step_metrics import (
+    WINDOW_S,
+    RecentRate,
     TrainedGroup,
     group_metrics,
     metric_names,
@@ -259,3 +261,23 @@ def test_the_sample_is_the_share_asked_for_and_the_same_every_time() -> None:
     assert sampled_rollouts(groups, run_id="run-b", share=0.1) != chosen
     assert sampled_rollouts(groups, run_id="run-a", share=0.0) == frozenset()
     assert len(sampled_rollouts(groups, run_id="run-a", share=1.0)) == 2000
+
+
+def test_bursts_are_evened_out() -> None:
+    rate = RecentRate()
+    rates = [rate.add(1000 * (step % 2), elapsed_s=0.5) for step in range(200)]
+    assert rates[0] == 0.0
+    assert all(900 <= found <= 1100 for found in rates[40:])
+
+
+def test_what_came_longer_ago_than_the_window_is_forgotten() -> None:
+    rate = RecentRate()
+    rate.add(5000, elapsed_s=1.0)
+    assert rate.add(0, elapsed_s=WINDOW_S - 1.0) == pytest.approx(500.0)
+    assert rate.add(0, elapsed_s=1.0) == 0.0
+
+
+def test_a_step_longer_than_the_window_counts_alone() -> None:
+    rate = RecentRate()
+    rate.add(100, elapsed_s=1.0)
+    assert rate.add(6000, elapsed_s=2 * WINDOW_S) == pytest.approx(300.0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.submit_checks.unread_options import unread_options
+from services.trainer.submit_checks.run_validation import unread_options
 from shared.run_options.run_config import parse_run_config
 
 pytestmark = pytest.mark.unit

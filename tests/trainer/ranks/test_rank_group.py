@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.ranks.locked_memory import warn_of_little_locked_memory
+from services.trainer.ranks.rank_group import warn_of_little_locked_memory
 
 pytestmark = pytest.mark.unit
 

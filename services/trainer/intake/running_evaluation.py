@@ -1,0 +1,70 @@
+"""One evaluation under way: the groups in flight, the groups that came back, and TRL's metrics of them.
+
+Never sends or reads anything; evaluation.py does.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.trainer.groups.waiting_group import WaitingGroup
+from services.trainer.objective.advantages import combined_rewards
+from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
+from shared.messages import ScoredGroup
+from shared.run_options.run_config import RunConfig
+
+
+@dataclass
+class RunningEvaluation:
+    """An evaluation under way."""
+
+    step: int
+    num_prompts: int
+    num_skipped: int
+    """Number of further evaluations that were due since the last one and are replaced by this one."""
+    began_at: float
+    next_index: int = 0
+    in_flight: dict[str, int] = field(default_factory=dict[str, int])
+    """Group id -> index of the prompt."""
+    groups: list[TrainedGroup] = field(default_factory=list[TrainedGroup])
+    num_unusable: int = 0
+    num_missing: int = 0
+    last_sign_at: float = 0.0
+
+    def add(self, index: int, group: ScoredGroup) -> None:
+        """Add the scored group of a prompt."""
+        rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])
+        self.groups.append(
+            TrainedGroup(
+                waiting=WaitingGroup(index, group, group.oldest_policy_version()),
+                rewards_G=rewards_G,
+                advantages_G=np.zeros_like(rewards_G),
+                has_signal=False,
+            )
+        )
+
+    def in_order(self) -> list[TrainedGroup]:
+        """Return the groups that came back, in the order of their prompts."""
+        return sorted(self.groups, key=lambda group: group.waiting.number)
+
+    def metrics(self, config: RunConfig) -> dict[str, float]:
+        """Return TRL's evaluation metrics over all prompts, and the range of policy versions that sampled them."""
+        groups = self.in_order()
+        metrics: dict[str, float] = {}
+        if groups:
+            of_rollouts = rollout_metrics(groups, policy_version=self.step, config=config)
+            versions = [group.waiting.oldest_policy_version for group in groups]
+            metrics = {name: value for name, value in of_rollouts.items() if not name.startswith("staleness/")} | {
+                "policy_version/min": float(min(versions)),
+                "policy_version/mean": float(np.mean(versions)),
+                "policy_version/max": float(max(versions)),
+            }
+        metrics |= {
+            "groups/done": float(len(groups)),
+            "groups/missing": float(self.num_missing),
+            "groups/unusable": float(self.num_unusable),
+            "skipped": float(self.num_skipped),
+            "runtime": time.monotonic() - self.began_at,
+        }
+        return {f"eval_{name}": value for name, value in metrics.items()}
