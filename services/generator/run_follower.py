@@ -11,6 +11,7 @@ nothing behind in this process.
 
 import asyncio
 import contextlib
+import gc
 import logging
 from typing import Literal, Protocol
 
@@ -171,6 +172,7 @@ class RunFollower:
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))
                 return
+            set_aside_what_stays()
             self._receiver.attach(
                 VllmReceivingEngine(engine.client, engine.spec.adapter),
                 run_id=record.run_id,
@@ -269,3 +271,13 @@ class RunFollower:
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.held_version.policy_version)
         self._metrics.decoding_is_paused.set(self._receiver.decoding_is_paused)
+
+
+def set_aside_what_stays() -> None:
+    """Have Python's garbage collector look only at objects that are created from now on.
+
+    A collection over everything that vLLM's import created takes 0.3 s, in which this process answers nobody.
+    """
+    gc.unfreeze()  # an earlier run's objects may be garbage now
+    gc.collect()
+    gc.freeze()

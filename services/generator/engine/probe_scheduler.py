@@ -10,14 +10,20 @@ steps are long. The probe comes first, but would be answered only when the reque
 engine_config.py reserves the place. The schedulers run in the engine core's process.
 """
 
+import logging
 from typing import Any
 
+from vllm.v1.core import block_pool
 from vllm.v1.core.sched import async_scheduler, scheduler
 
 from services.generator.engine.engine_config import PROBE_PRIORITY
 
 asynchronous: Any = async_scheduler  # partly untyped
 synchronous: Any = scheduler
+
+for module in (scheduler, block_pool):  # three lines for each push; VLLM_LOGGING_LEVEL=DEBUG keeps them
+    if logging.getLogger("vllm").getEffectiveLevel() > logging.DEBUG:
+        logging.getLogger(module.__name__).setLevel(logging.WARNING)
 
 
 class ProbePlace:

@@ -39,6 +39,8 @@ class SaltedLLM(AsyncLLM):
         self.log_stats = False
         outputs: Any = self.output_processor
         outputs._update_stats_from_output = self._recorder.look_at  # noqa: SLF001
+        self._register: Any = outputs.add_request
+        outputs.add_request = self._register_without_text_of_logprobs
 
     @property
     def weights_label(self) -> str:
@@ -54,6 +56,16 @@ class SaltedLLM(AsyncLLM):
             return await super().add_request(request_id, salted, *args, **kwargs)
         finally:
             self._num_entering -= 1
+
+    def _register_without_text_of_logprobs(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        """Keep vLLM from decoding each sampled token by itself, for a text that only readers of logprobs need.
+
+        Only prompt groups ask for flat logprobs (engine_config.py). The text of the completion is decoded as always.
+        """
+        self._register(request, *args, **kwargs)
+        processor: Any = self.output_processor.request_states[request.request_id].logprobs_processor
+        if request.sampling_params is not None and request.sampling_params.flat_logprobs:
+            processor.tokenizer = None
 
     @property
     def num_unfinished(self) -> int:

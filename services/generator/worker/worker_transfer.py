@@ -14,6 +14,7 @@ The moves come from guarded_engine.py in the generator's process: vLLM's ``colle
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import get_pp_group
+from vllm.model_executor.model_loader.reload import layerwise
 
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.model_check import FullSet, check_adapters
@@ -33,6 +35,14 @@ from shared.weights import weight_checksum
 
 cuda: Any = torch.cuda  # partly untyped
 _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load"})
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a line of vLLM about a layer without new weights is of use: rotary embeddings never get any."""
+    return not (isinstance(record.args, tuple) and str(record.args[:1]).endswith("RotaryEmbedding',)"))
+
+
+logging.getLogger(layerwise.__name__).addFilter(_is_worth_a_line)
 
 
 class WorkerExtension:

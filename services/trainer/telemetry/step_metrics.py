@@ -188,7 +188,8 @@ def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> 
         return float(abs(_std(np.concatenate([_normalised_sums(group, config) for group in groups]))) <= _CLOSE)
     if config.scale_rewards == "batch":
         return float(_std(np.concatenate([group.rewards_G for group in groups])) <= _CLOSE)
-    return float(np.mean([_std(group.rewards_G) <= _CLOSE for group in groups for _ in range(group.rewards_G.size)]))
+    num_zero = sum(group.rewards_G.size for group in groups if _std(group.rewards_G) <= _CLOSE)
+    return num_zero / sum(group.rewards_G.size for group in groups)
 
 
 def _normalised_sums(group: TrainedGroup, config: RunConfig) -> Rewards:

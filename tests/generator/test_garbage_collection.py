@@ -1,0 +1,41 @@
+"""Python's garbage collector leaves alone what stays for the whole run, and finds what an earlier run has left."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from services.generator.run_follower import set_aside_what_stays
+
+pytestmark = pytest.mark.unit
+
+
+class Node:
+    """An object that refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_objects_that_exist_are_not_examined_again() -> None:
+    kept = [Node() for _ in range(100)]
+    set_aside_what_stays()
+    assert gc.get_freeze_count() >= len(kept)
+
+
+def test_what_an_earlier_run_has_left_is_collected_by_the_next_run() -> None:
+    left = Node()
+    is_there = weakref.ref(left)
+    set_aside_what_stays()
+    del left
+    gc.collect()
+    assert is_there() is not None, "it was set aside"
+    set_aside_what_stays()
+    assert is_there() is None
