@@ -20,7 +20,7 @@ from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer, write_until_refused
-from tests.fundamentals.test_accounting import Trainer, consumer, generate, score
+from tests.trainer.bookkeeping import Trainer, consumer, generate, score
 
 pytestmark = pytest.mark.unit
 

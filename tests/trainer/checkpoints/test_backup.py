@@ -1,7 +1,7 @@
 """A backup of a running run: first its checkpoints, then Redis's append-only file; and what is true after a restore.
 
-Read after test_accounting.py. The copies are made while the server writes, as docs/operations.md describes,
-and one of them ends in the middle of a write.
+Read tests/fundamentals/test_accounting.py first. The copies are made while the server writes, as docs/operations.md
+describes, and one of them ends in the middle of a write.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from shared.redis.redis_readiness import wait_until_ready
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually
-from tests.fundamentals.test_accounting import Trainer, generate, score
+from tests.trainer.bookkeeping import Trainer, generate, score
 
 pytestmark = pytest.mark.unit
 

@@ -1,7 +1,7 @@
 """Redis is killed and loses the last acknowledged writes. The surviving trainer finds out what is missing.
 
-Read after test_accounting.py. If the file is synced once a second, a killed server may have acknowledged writes that
-are not in the file. Here they are cut off the file.
+Read tests/fundamentals/test_accounting.py first. If the file is synced once a second, a killed server may have
+acknowledged writes that are not in the file. Here they are cut off the file.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -20,8 +20,8 @@ from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually
-from tests.fundamentals.test_accounting import FakeEncoder, FakeRows, Trainer, consumer, generate, score
 from tests.stream_view import entries
+from tests.trainer.bookkeeping import FakeEncoder, FakeRows, Trainer, consumer, generate, score
 
 pytestmark = pytest.mark.unit
 
