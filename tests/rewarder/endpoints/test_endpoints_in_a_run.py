@@ -28,7 +28,7 @@ from tests.kept_ports import kept_port
 from tests.rewarder.conftest import LIMITS, call_with, user
 from tests.rewarder.endpoints.conftest import ask, endpoints_on, register
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, Received, answers
-from tests.rewarder.test_reward_loop import add, make_run, scoring, wait_for_scored
+from tests.rewarder.scoring_rig import add, make_run, scoring, wait_for_scored
 
 
 @contextlib.asynccontextmanager

@@ -165,24 +165,6 @@ def test_a_large_body_that_is_wrong_everywhere_gets_a_short_answer(client: httpx
         assert reply.json()["detail"] == f"The body has more than {said}."
 
 
-def test_a_batch_is_scored_with_outcomes_and_weighted_sums(client: httpx.Client) -> None:
-    reply = score(
-        client,
-        reward_funcs=[user("exact"), "think_format_reward", user("nonsense")],
-        reward_weights=[2.0, 0.5, 1.0],
-        columns={"answer": ["42", "42"]},
-    )
-    assert reply.status_code == 200, reply.text
-    first, second = reply.json()["outcomes"]
-    assert [(item["outcome"], item["value"], item["weight"]) for item in first] == [
-        ("scored", 1.0, 2.0),
-        ("scored", 0.0, 0.5),
-        ("invalid", None, 1.0),
-    ]
-    assert [item["value"] for item in second] == [0.0, 0.0, None]
-    assert reply.json()["rewards"] == [None, None], "a sum without the failed function would be another reward"
-
-
 def test_what_does_not_apply_counts_nothing_and_what_was_scored_is_summed(client: httpx.Client) -> None:
     reply = score(
         client,
