@@ -17,9 +17,9 @@ from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
 from shared.weights.weight_store import LocalStore
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import RUN_ID
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 
 Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]

@@ -8,7 +8,7 @@ from shared.errors import FencedError
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, call
-from tests.weights.conftest import make_quick_sender
+from tests.weights.senders import make_quick_sender
 from tests.weights.served_receiver import serve
 from tests.weights.small_pushes import holds, weights
 

@@ -11,8 +11,8 @@ from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import PushError
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver
 from tests.weights.small_pushes import holds, weights
 

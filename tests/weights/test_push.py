@@ -14,9 +14,9 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.lineage import LineageVersion
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import PUSH_TIMEOUT_S, make_sender
 from tests.weights.known_weights import PROMPT_IDS, interrupted, logprobs_of, make_policy, prober_of, weights_of
 from tests.weights.replica import ReplicaProcess, Sample
+from tests.weights.senders import PUSH_TIMEOUT_S, make_sender
 from tests.weights.spans import MAX_DIFFERENCE, check, check_spans, kept_busy, worst
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]

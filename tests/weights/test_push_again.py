@@ -17,9 +17,9 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, UnavailableError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_quick_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import RUN_ID
+from tests.weights.senders import make_quick_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 from tests.weights.small_pushes import holds, required, weights
 from tests.weights.test_sleep import SleepyEngine

@@ -17,9 +17,9 @@ from shared.lineage import NO_WEIGHTS
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import HEADERS, RUN_ID
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 from tests.weights.uncommitted import attempt_on, begin
 
