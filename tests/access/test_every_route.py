@@ -209,7 +209,7 @@ async def test_a_query_parameter_that_a_route_does_not_have_is_refused_with_thos
             assert name in refused.json()["detail"]
         if route.needs is not None:
             unknown = await ask(apps[service], route.method, f"{route.path}?limt=3", "nonsense")
-            assert unknown.status_code == 401, "without a key nothing is told"
+            assert unknown.status_code == 401, "without a key, the answer reveals nothing"
 
 
 async def test_vllms_own_routes_judge_their_query_parameters_themselves(apps: dict[str, App]) -> None:

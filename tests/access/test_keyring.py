@@ -39,7 +39,7 @@ def test_one_key_is_a_keyring_of_one_with_every_scope() -> None:
     assert (key.name, set(key.scopes)) == ("api-key", set(SCOPES))
     assert keyring.find(b"the on", "operate") is None
     assert not keyring.is_open_to_all("read")
-    assert keyring.is_open_to_all("internal"), "there is no internal key to ask for"
+    assert keyring.is_open_to_all("internal"), "the service has no internal key"
 
 
 def test_named_keys_stand_beside_the_one(file: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_file_that_changes_is_read_again_and_what_changed_is_said(
         file.write_text(line("ci", "read") + line("notebook", "infer"))
         assert name_of(keyring, "key of notebook") == "notebook"
     assert caplog.messages == ["HEADRACE_API_KEYS_FILE was read again: 2 keys; new: notebook; changed: ci"]
-    assert not keyring.allows(ci, "submit"), "its scope was taken away"
+    assert not keyring.allows(ci, "submit"), "its scope was removed"
     assert keyring.allows(ci, "read")
     file.write_text(line("notebook", "infer"))
     assert name_of(keyring, "key of ci") is None
@@ -125,7 +125,7 @@ def test_a_file_that_breaks_keeps_the_keys_that_were_read_and_says_so(
     for _ in range(3):
         assert name_of(keyring, "key of ci") == "ci"
     (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "The 1 keys that were read last stay in force" in said.getMessage(), "once, and not at every request"
+    assert "The 1 keys that were read last stay in force" in said.getMessage(), "logged once, not at every request"
     assert str(file) in said.getMessage()
     assert registry.get_sample_value("headrace_keys_file_broken") == 1
     file.rmdir() if broken == "directory" else file.unlink(missing_ok=True)

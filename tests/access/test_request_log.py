@@ -49,7 +49,7 @@ async def ask(method: str, path: str, *, key: str = KEY, request_id: str | bytes
 
 
 class Written(logging.StreamHandler[io.StringIO]):
-    """The log lines of the services, without those of httpx, which is the client here."""
+    """The log lines of the services, without lines of httpx, which is the client here."""
 
     def __init__(self) -> None:
         super().__init__(io.StringIO())
@@ -97,7 +97,7 @@ async def test_a_request_is_one_line_with_its_key_and_its_id_and_without_its_que
 @pytest.mark.parametrize("sane", ["3f2a-9c", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "a" * 128])
 async def test_an_id_that_a_client_sends_is_kept(sane: str, written: Written) -> None:
     answer = await ask("GET", "/v1/runs", request_id=sane)
-    assert answer.headers.get_list("x-request-id") == [sane], "and an application's own is replaced"
+    assert answer.headers.get_list("x-request-id") == [sane], "an id that the application sets is replaced"
     assert written.lines()[0]["request_id"] == sane
 
 
@@ -121,7 +121,7 @@ async def test_a_problem_and_all_lines_of_a_request_have_its_id(written: Written
     await ask("GET", f"/v1/runs/{RUN}/metrics", request_id="id-broken")
     (line,) = written.lines("services.somewhere")
     assert line["request_id"] == "id-broken"
-    assert problem(404, "Not found", "Outside of a request there is no id.").keys() == {
+    assert problem(404, "Not found", "Logged outside of a request, so without an id.").keys() == {
         "type", "title", "status", "detail",
     }  # fmt: skip
 

@@ -110,7 +110,7 @@ def test_a_network_is_who_may_talk_to_whom() -> None:
     assert "rewards" in standing["rewarder"]
     assert not standing["rewarder"] & standing["generator"]
     assert not standing["grafana"] & {net for name in OURS for net in standing[name]}
-    assert standing["redis"] == {"store-trainer", "store-generator", "store-rewarder"}, "and not the world"
+    assert standing["redis"] == {"store-trainer", "store-generator", "store-rewarder"}, "it does not reach the internet"
     declared = load()["networks"]
     assert set(declared) == {network for nets in standing.values() for network in nets}
     for network, settings in declared.items():
@@ -156,7 +156,7 @@ def test_the_environment_is_one_that_the_service_takes(
         if field in ("reward_path", "gpu_claims_dir"):
             value = str(tmp_path)
         monkeypatch.setenv(variable, value)
-    assert not mounted, "a secret that is mounted and not read"
+    assert not mounted, "a secret is mounted that the service does not read"
     settings = settings_type()
     assert settings.api_key.get_secret_value() == "content-of-api-key"
     assert settings.internal_key.get_secret_value() == ("" if name == "rewarder" else "content-of-internal-key")
@@ -207,7 +207,9 @@ def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_
     assert len(files) == (4 if kind(name) == "trainer" else 3)
     for variable in files:
         assert environment[variable] == given[variable]
-        assert str(Path(given[variable]).parent) in directories, "a directory, and not a file that stays as it was"
+        assert str(Path(given[variable]).parent) in directories, (
+            "a directory is mounted, because a mounted file would not change"
+        )
     if kind(name) == "trainer":
         assert environment["HEADRACE_REWARDER_URL"] == given["HEADRACE_REWARDER_URL"]
 
@@ -358,7 +360,7 @@ def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_pa
         subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
     made = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert set(made) == set(load()["secrets"])
-    assert made.pop("hub-token") == made.pop("wandb-api-key") == "", "which are yours, or none"
+    assert made.pop("hub-token") == made.pop("wandb-api-key") == "", "the user may fill these in later"
     (directory / "hub-token").write_text("hf_mine", encoding="utf-8")
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch("[0-9a-f]{48}", content) for content in made.values())

@@ -39,7 +39,7 @@ def stages(name: str) -> dict[str, str]:
 
 
 def whole(name: str, stage: str) -> str:
-    """Return a stage's instructions, after those of the stages that it is based on."""
+    """Return a stage's instructions, after the instructions of its base stages."""
     known = stages(name)
     (base,) = re.findall(r"^FROM (\S+)", known[stage], re.M)
     return (whole(name, base) if base in known else "") + known[stage]
@@ -254,7 +254,9 @@ def test_headrace_doctor_needs_no_package_that_the_image_of_the_trainer_has_not(
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)["findings"]
-    assert {one["where"] for one in found if one["level"] == "problem"} == {"trainer", "redis"}, "nobody was there"
+    assert {one["where"] for one in found if one["level"] == "problem"} == {"trainer", "redis"}, (
+        "no trainer and no Redis was running"
+    )
 
 
 def test_nothing_secret_gets_into_a_build() -> None:

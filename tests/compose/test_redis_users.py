@@ -62,7 +62,7 @@ def start(
         secrets: Directory with the passwords.
         port: The server's port.
         maxmemory: The value of HEADRACE_REDIS_MAXMEMORY.
-        limit: Files of the control group that limits its memory, by name; without them there is no limit.
+        limit: Files of the control group that limits its memory, by name; without them, its memory is not limited.
     """
     programs, scripts = directory / "bin", directory / "scripts"
     if not programs.exists():  # otherwise it would be restarted

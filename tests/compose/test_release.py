@@ -1,4 +1,4 @@
-"""deploy/release.py: what it builds, the order of its pushes, and values that name images by digest."""
+"""deploy/release.py builds images, pushes them in order, and writes values that name them by digest."""
 
 import hashlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Learning rates equal those of transformers' Trainer, TRL's base class, for every schedule, also after a resume."""
+"""Learning rates equal transformers' Trainer, TRL's base class, for every schedule, also after a resume."""
 
 import json
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 The trainer admits a group: it gives a row the next number and puts its prompt on the prompts stream. A generator adds
 the completions, and a rewarder adds the rewards. Back at the trainer, a scored group waits until there are enough for
-a batch. Every group ends in one of two ways: it is trained, or it is dropped and counted with a reason.
+a batch. In the end, every group is either trained, or dropped and counted with a reason.
 
 The code is in services/trainer/intake/. Generator and rewarder are one function each, in tests/trainer/bookkeeping.py.
 """

@@ -140,7 +140,7 @@ async def test_a_group_sampled_by_weights_that_are_refused_is_sampled_again_and_
         engine.may_answer.set()
         await eventually(lambda: redis.xlen(run_keys.completions))
         assert not task.done()
-    assert len(set(engine.started)) == len(engine.started), "vLLM takes a request id once"
+    assert len(set(engine.started)) == len(engine.started), "vLLM accepts a request id only once"
     assert await redis.xlen(run_keys.prompts) == 0
 
 
@@ -198,7 +198,7 @@ async def test_the_window_says_how_many_groups_are_claimed_and_metrics_show_it(
         assert (show("headrace_inflight_window"), show("headrace_groups_in_flight")) == (2, 2)
         assert (show("headrace_kv_cache_usage"), show("headrace_requests_running")) == (0.25, 3)
         assert show("headrace_requests_waiting") == 1
-        assert show("headrace_requests_preempted_total") == 0, "pushes are no want of room"
+        assert show("headrace_requests_preempted_total") == 0, "a push is not a lack of memory"
         assert (show("headrace_requests_recomputed_total") or 0) > 0
         engine.may_answer.set()
         await eventually(lambda: len(engine.started) == 5)

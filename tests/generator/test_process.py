@@ -229,7 +229,7 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     generator.until(lambda: generator.reason() == "waiting for weights")
     (engine,) = generator.engine()
     assert "EngineCore" in _title(engine), "it is its own worker"
-    assert os.sched_getaffinity(engine) == {core}, "it computes where it was told to"
+    assert os.sched_getaffinity(engine) == {core}, "it runs on the chosen cores"
     os.kill(engine, signal.SIGKILL)
     assert generator.ended(within_s=120) == 1
     assert "vLLM's engine died" in generator.log.read_text()
@@ -295,7 +295,7 @@ def _title(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return state, parent and the other fields of a process; an empty list if there is no such process."""
+    """Return state, parent and the other fields of a process; an empty list if the process does not exist."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []

@@ -104,7 +104,7 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
 
     await eventually(has_claimed)
     left: Any = await redis.xreadgroup(GENERATORS, "another", {trainer.keys.prompts: ">"}, count=1)
-    assert left, "it took all there was at once, and the other replica stands idle"
+    assert left, "it took all groups at once, so the other replica is idle"
     ((_, ((_, fields),)),) = left
     taken = fields[b"group_id"].decode()
     finished = {group.prompt.group_id for group in await trainer.completed(39)}
@@ -217,7 +217,7 @@ async def test_groups_of_a_generator_that_was_killed_are_generated_once_by_the_n
         finally:
             mortal.kill()
         left = await trainer.num_pending()
-        assert left > 0, "all was done before it was killed"
+        assert left > 0, "it had finished everything before it was killed"
         heir = GeneratorProcess(implementation, server.url, "mortal", tmp_path / "log")
         try:
             await trainer.until_served_by(heir)

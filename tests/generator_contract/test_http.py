@@ -43,7 +43,7 @@ async def test_ready_means_that_it_holds_the_required_version(
         await trainer.push(1)
         await eventually(generator.is_ready)
         reply = (await anybody.get("/readyz")).text
-        assert "run" not in reply.replace("running", ""), "who asks without a key learns nothing"
+        assert "run" not in reply.replace("running", ""), "a client without a key learns nothing"
 
 
 @pytest.mark.parametrize(("method", "path"), [*POLICY_ROUTES, ABOUT_ROUTE, *WEIGHT_ROUTES])

@@ -27,7 +27,7 @@ def test_kubernetes_takes_every_object_strictly(name: str, version: str) -> None
 
 
 def validate_all(objects: list[Object], version: str = VERSIONS[-1]) -> None:
-    """Raise if Kubernetes would refuse one of them."""
+    """Raise if Kubernetes would refuse a manifest."""
     for it in objects:
         if it["kind"] not in OTHERS:
             validate(json.dumps(it), version)

@@ -47,8 +47,8 @@ def test_every_container_runs_without_privileges_on_a_read_only_root(name: str) 
         assert security["capabilities"]["drop"] == ["ALL"]
         assert pod["automountServiceAccountToken"] is False
         assert [pod[key] for key in ("hostNetwork", "hostIPC", "hostPID")] == [False] * 3
-        assert pod["shareProcessNamespace"] is True, "somebody reaps"
-        assert "initContainers" not in pod, "one that waits for another workload deadlocks a gang"
+        assert pod["shareProcessNamespace"] is True, "an init process reaps zombies"
+        assert "initContainers" not in pod, "an init container that waits for another workload deadlocks a gang"
         assert len(pod["containers"]) == 1
         assert not any("hostPath" in volume for volume in pod["volumes"])
 
@@ -86,7 +86,7 @@ def test_probes_ask_from_inside_with_the_mounted_key(workload: str, startup: lis
     assert it["livenessProbe"]["periodSeconds"] * it["livenessProbe"]["failureThreshold"] >= 60
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert it[probe]["timeoutSeconds"] >= health_check.TIMEOUT_S + 1, "longer than the check itself waits"
-        assert "Authorization" not in str(it[probe]), "no key stands in a pod's description"
+        assert "Authorization" not in str(it[probe]), "no pod description contains a key"
 
 
 @pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])
@@ -107,7 +107,9 @@ def test_a_machine_with_ranks_is_judged_by_its_heartbeat() -> None:
     it = container(workloads(render(values))["trainer-node"])
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert '"/tmp/heartbeat"' in it[probe]["exec"]["command"][2]
-        assert it[probe]["exec"]["command"][2].endswith("> 360)"), "it does not beat while it waits for ranks to end"
+        assert it[probe]["exec"]["command"][2].endswith("> 360)"), (
+            "it sends no heartbeat while it waits for ranks to end"
+        )
 
 
 def test_pods_get_the_time_they_need_to_end() -> None:
@@ -269,7 +271,7 @@ def test_ranks_of_several_machines_are_one_a_node_and_number_themselves() -> Non
         assert apart["topologyKey"] == "kubernetes.io/hostname"
         assert "/runs" in mounts(it)
         assert mounts(it)["/runs"]["volume"] == mounts(first)["/runs"]["volume"]
-    assert pod_spec(first)["affinity"]["podAffinity"], "what the values ask for stays"
+    assert pod_spec(first)["affinity"]["podAffinity"], "the settings of the values stay"
 
 
 def test_one_machine_has_no_rendezvous() -> None:
@@ -462,5 +464,5 @@ def test_the_helm_test_is_a_hook_and_ends() -> None:
     assert pod["metadata"]["namespace"] == NAMESPACE
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["spec"]["activeDeadlineSeconds"] == 900 + 120
-    assert container(pod)["command"][-1] == "/models", "where it makes its tiny model"
+    assert container(pod)["command"][-1] == "/models", "the directory of its tiny model"
     assert of_kind(render({"test": {"enabled": False}}), "Pod") == {}

@@ -102,7 +102,7 @@ def test_machines_with_ranks_meet_where_the_trainer_is(tmp_path: Path, monkeypat
     node = inside(objects, "trainer-node", tmp_path)
     at_node = node.variables["HEADRACE_RENDEZVOUS_ENDPOINT"]
     assert at_node.rpartition(":")[2] == at_trainer.rpartition(":")[2], "one port"
-    assert not any("REDIS" in name for name in node.variables), "they need none"
+    assert not any("REDIS" in name for name in node.variables), "they need no credentials"
     assert node.settings(TrainerSettings, monkeypatch).runs_dir == tmp_path / "runs"
 
 

@@ -138,9 +138,9 @@ async def test_one_connection_too_many_closes_the_oldest_idle_one_of_who_has_mos
         assert await newest.answer() == (200, "ok")
         assert await greedy[0].until_closed() == b""
         await other.send(GET)
-        assert await other.answer() == (200, "ok"), "who has one keeps it"
+        assert await other.answer() == (200, "ok"), "an open connection stays open"
         app.go.set()
-        assert await busy.answer() == (200, "ok"), "nor is a request broken off"
+        assert await busy.answer() == (200, "ok"), "a running request is not aborted"
 
 
 async def test_requests_leave_connections_for_a_probe(port: int, app: Application) -> None:

@@ -110,7 +110,7 @@ def test_a_query_names_only_what_the_code_has(where: str, query: str, legend: st
     labels: set[str] = set()
     for selector in selectors:
         name = selector.name or ""
-        assert name in KNOWN, f"{where}: there is no metric {name!r}"
+        assert name in KNOWN, f"{where}: no service has a metric {name!r}"
         labels |= KNOWN[name]
         for matcher in selector.matchers.matchers:
             assert matcher.name in KNOWN[name], f"{where}: {name} has no label {matcher.name!r}"

@@ -32,10 +32,10 @@ NUMINA_SOLUTION = (
     "```output\n1/2\n```\nThe probability is \\(\\boxed{\\frac{1}{2}}\\)."
 )
 NUMINA_ROW = {
-    "problem": "A fair die is thrown. What is the probability of an even number?",
+    "problem": "A fair die is thrown. Find the probability of an even number.",
     "solution": NUMINA_SOLUTION,
     "messages": [
-        {"role": "user", "content": "A fair die is thrown. What is the probability of an even number?"},
+        {"role": "user", "content": "A fair die is thrown. Find the probability of an even number."},
         {"role": "assistant", "content": NUMINA_SOLUTION},
     ],
 }

@@ -96,7 +96,7 @@ async def test_a_catastrophic_pattern_is_a_timeout_and_costs_nobody_else(scorer:
     assert await slow == [[("timeout", None)]] * 4 + [[("scored", 1.0)]]
     assert time.monotonic() - started_at >= 4.0
     killed = await score(scorer, call, "regex_reward", timeout_s=1.5)
-    assert killed == [[("timeout", None)]] * 5, "the worker's deadline stands behind the pattern's own"
+    assert killed == [[("timeout", None)]] * 5, "the worker's deadline is later than the pattern's"
 
 
 @pytest.fixture(scope="module")

@@ -175,7 +175,7 @@ async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
     scored = [fields["group_id"] for _, fields in await entries(redis, keys.scored)]
     assert b"00000001" in scored  # the second one may come first, because a read was in progress
     assert await alive(redis, leases=keys.leases(REWARDERS)) == set()
-    assert await redis.xlen(keys.completions) + len(scored) == 2, "what was not scored is still in the stream"
+    assert await redis.xlen(keys.completions) + len(scored) == 2, "groups without scores are still in the stream"
 
 
 async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
@@ -224,7 +224,9 @@ async def test_eighty_queued_runs_take_nothing_from_the_one_that_trains(
         leases = [await alive(redis, leases=RunKeys(name).leases(REWARDERS)) for name in queued]
     await client.aclose()
     assert leases == [set()] * 80
-    assert num_clients <= 4, "of the loop: one reads, one hands off, one renews its lease, one looks for runs"
+    assert num_clients <= 4, (
+        "connections of the loop: one each for reading, handing off, renewing the lease and looking for runs"
+    )
 
 
 async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: RewarderMetrics) -> None:

@@ -63,7 +63,7 @@ async def test_the_trace_of_a_user_s_error_is_logged_once_and_never_travels(
     logged = [record.getMessage() for record in caplog.records if "ValueError" in record.getMessage()]
     assert len(logged) == 1
     assert "rewards_under_test.py" in logged[0]
-    assert "reward_worker.py" not in logged[0], "our own frames tell a user nothing"
+    assert "reward_worker.py" not in logged[0], "headrace's own frames do not help a user"
 
 
 @pytest.mark.parametrize("name", ["exits", "exits_async"])

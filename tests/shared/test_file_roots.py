@@ -76,7 +76,7 @@ def test_a_link_out_of_the_roots_is_refused_wherever_it_stands(roots: FileRoots,
     for path in (data / "out.jsonl", data / "folder" / "secret", data / "chain" / "secret", data / "folder" / "none"):
         assert "leads through a link out" in why_not(roots, path)
     assert "has a link that leads out" in why_not(roots, data / "model", whole=True)
-    assert str(other) not in why_not(roots, data / "out.jsonl"), "where it leads is not told"
+    assert str(other) not in why_not(roots, data / "out.jsonl"), "the target is not revealed"
 
 
 def test_a_root_may_be_a_link_and_is_known_by_both_names(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_link_behind_a_link_leads_out_as_well(roots: FileRoots, tmp_path: Path
     (tmp_path / "data" / "model" / "parts").symlink_to(tmp_path / "data" / "shared")
     told = why_not(roots, tmp_path / "data" / "model", whole=True)
     assert "has a link that leads out" in told
-    assert f"'{tmp_path}/data/shared/tokenizer.json'" in told, "the link, and not where it leads"
+    assert f"'{tmp_path}/data/shared/tokenizer.json'" in told, "the message names the link, not its target"
     assert "secret" not in told
 
 

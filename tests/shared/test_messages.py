@@ -1,4 +1,4 @@
-"""A message on the wire is either decoded to a valid group, or a MessageError; there is no third case."""
+"""Every message on the wire is either decoded to a valid group or refused with a MessageError."""
 
 import math
 import random

@@ -115,4 +115,4 @@ def test_what_several_variables_do_together_is_a_sentence_without_a_name(monkeyp
     with pytest.raises(UserError, match=r"^binding to 0\.0\.0\.0") as caught:
         from_environment(TrainerSettings)
     assert "canary" not in str(caught.value)
-    assert caught.value.__cause__ is None, "what pydantic says holds the values"
+    assert caught.value.__cause__ is None, "pydantic's message contains the values"

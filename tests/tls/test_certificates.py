@@ -98,7 +98,7 @@ def test_a_certificate_that_is_renewed_is_shown_to_the_next_who_connects(
 def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
     authority: Authority, listening: list[Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in the moment when one of the two files is written and the other is not."""
+    """Simulate the moment when only the first of the two files has been written."""
     first = authority.issue()
     certificate = ServerCertificate(first.cert, first.key, look_every_s=0)
     listening.append(Listener(certificate.context))

@@ -111,7 +111,7 @@ async def test_a_group_that_a_rank_dies_of_twice_is_buried_with_its_post_mortem(
             ) as process:
                 statuses.append(await process.wait())
 
-    assert statuses == [status, status, ENDED], "it dies of its batch, then of it alone, and then no more"
+    assert statuses == [status, status, ENDED], "it dies with the batch, then with the single group, and then not again"
     ledger = newest_ledger(tmp_path / "run")
     assert ledger["dropped"] == {"dead_letter": [[5, 5]]}
     assert ledger["admitted"] == 6 * groups_per_step + 1

@@ -32,7 +32,7 @@ StartRank = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start_rank(tmp_path: Path) -> Iterator[StartRank]:
-    """Return a function that starts rank processes; those that still run at the end are killed."""
+    """Return a function that starts rank processes. Processes that still run at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(redis_url: str, *arguments: str) -> "subprocess.Popen[str]":
@@ -135,7 +135,7 @@ async def test_a_rank_that_was_superseded_ends_and_does_not_touch_the_record(
         said.add((await record(redis)).progress.starting)
         return bool(await redis.xlen(keys.prompts))
 
-    # The rank has admitted its first groups and waits for a generator. Its successor finds one of them done.
+    # The rank has admitted its first groups and waits for a generator. Its successor finds the first of them done.
     await eventually(trains, within_s=WITHIN_S)
     assert {"starting", "loading the model"} <= said
     assert (await record(redis)).progress.starting == "", "it trains"

@@ -1,4 +1,4 @@
-"""The push of a LoRA run to a real vLLM: only adapters are sent, and the generator's logprobs are those of PEFT."""
+"""The push of a LoRA run to a real vLLM: only adapters are sent, and the generator's logprobs equal PEFT's."""
 
 import logging
 from pathlib import Path

@@ -117,4 +117,4 @@ async def test_a_trainer_whose_weights_have_diverged_pushes_nothing(
     assert "load" not in one.engine.calls
     assert one.engine.weights == {}
     info = one.receiver.info()
-    assert (info.epoch, info.is_held, info.policy_version) == (0, False, -1), "nobody is kept waiting"
+    assert (info.epoch, info.is_held, info.policy_version) == (0, False, -1), "no replica is kept waiting"

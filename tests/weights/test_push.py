@@ -1,4 +1,4 @@
-"""The push to a real vLLM: afterwards, the generator's logprobs are those of transformers under the pushed weights."""
+"""The push to a real vLLM: afterwards, its logprobs equal transformers' logprobs under the pushed weights."""
 
 import asyncio
 import logging

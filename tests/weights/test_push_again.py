@@ -79,12 +79,12 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
         await quick_sender.push(weights(1.0), policy_version=1)
     assert holds(one, 0.0)
     info = one.receiver.info()
-    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False), "it was told not to wait"
+    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False), "it must not wait"
     assert await required(redis, run_keys) == 0
 
 
 class SlowProber(Prober):
-    """Computes until it is told to stop."""
+    """Computes until the test stops it."""
 
     def __init__(self, *, is_alone: bool = False, logprobs: list[float] = PROBE_LOGPROBS) -> None:
         super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5, is_alone=is_alone)
@@ -141,7 +141,7 @@ async def test_weights_that_turn_out_to_have_diverged_once_they_were_sent_are_ne
     assert one.engine.calls.count("load") == loads
     assert holds(one, 0.0)
     info = one.receiver.info()
-    assert (info.epoch, info.is_held, info.policy_version) == (0, False, 0), "it serves on, and waits for nobody"
+    assert (info.epoch, info.is_held, info.policy_version) == (0, False, 0), "it still serves, and does not wait"
 
 
 async def test_nothing_is_sent_of_weights_that_are_known_to_have_diverged(

@@ -79,7 +79,7 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
         await attempt.broadcast(parcel)
         loading = asyncio.create_task(commit(one, attempt.communicator_epoch, timeout_s=1.0), name="commit")
         await eventually(lambda: "load" in one.engine.calls)
-        assert one.receiver.decoding_is_paused, "so that run_follower.py takes the engine for spoiled"
+        assert one.receiver.decoding_is_paused, "so run_follower.py counts the engine as spoiled"
         one.receiver.detach()
         assert_was_told(await loading)
         one.engine.hanging = set()
@@ -169,7 +169,7 @@ async def test_bytes_that_arrive_otherwise_than_they_were_sent_are_not_served_wi
     async with serve("generator-1", push_staging="none") as one:
         await one.register(redis, run_keys)
         assert (await sender.push(weights(0.0), policy_version=0)).is_confirmed
-        assert one.receiver.info().staged_checksum is None, "nothing is staged that a delta could be sent against"
+        assert one.receiver.info().staged_checksum is None, "no staged weights remain as the base of a delta"
         one.engine.damage_staged = True
         result = await sender.push(weights(1.0), policy_version=1)
         assert "is not what the trainer sent: the checksum is" in result.failed["generator-1"]

@@ -1,4 +1,4 @@
-"""Every engine argument of the installed vLLM is classified: who may set it, and which values it may have."""
+"""Every engine argument of the installed vLLM is classified by its allowed values and by the users who may set it."""
 
 import dataclasses
 import typing

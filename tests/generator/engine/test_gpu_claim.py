@@ -47,7 +47,7 @@ def test_one_that_finds_too_few_says_so_and_keeps_none(tmp_path: Path, devices: 
     claim_gpus(tmp_path, num_gpus=2, environment={}, devices=devices)
     with pytest.raises(UserError, match=r"needs 2 of the 3 GPUs it sees, and other generators have claimed 2"):
         claim_gpus(tmp_path, num_gpus=2, environment={}, devices=devices)
-    assert claim_gpus(tmp_path, num_gpus=1, environment={}, devices=devices) == ["2"], "it had let go of the third"
+    assert claim_gpus(tmp_path, num_gpus=1, environment={}, devices=devices) == ["2"], "it had released the third"
 
 
 def test_only_what_cuda_may_see_is_claimed(tmp_path: Path, devices: Path) -> None:

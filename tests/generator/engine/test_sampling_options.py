@@ -1,4 +1,4 @@
-"""Sampling options on a real engine: the recorded logprobs are those of the distribution after all restrictions."""
+"""Sampling options on a real engine: the recorded logprobs are from the distribution after all restrictions."""
 
 import json
 from collections.abc import Callable
@@ -181,7 +181,7 @@ async def test_structured_logprobs_are_those_of_the_allowed_tokens(
         logits = reference.logits(PROMPT, ids) / 0.9
         expected = of_sampled(only(logits[:3], is_digit), ids[:3])
         assert (torch.tensor(completion.logprobs[:3]) - expected).abs().max() < 1e-4
-        # Only the end of sequence was allowed. Without a choice there is no information.
+        # Only the end of sequence was allowed, so it has probability 1 and logprob 0.
         assert completion.logprobs[3] == pytest.approx(0.0, abs=1e-6)
 
 

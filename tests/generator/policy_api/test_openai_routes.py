@@ -329,7 +329,7 @@ async def test_no_route_of_vllms_server_is_reachable_but_those_that_are_served(c
 
 
 def all_routes_of_vllm() -> set[str]:
-    """Return the path of every route in vLLM's entry points, including those of its development mode."""
+    """Return the path of every route in vLLM's entry points, including the routes of its development mode."""
     import vllm.entrypoints
 
     paths: set[str] = set()

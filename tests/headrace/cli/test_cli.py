@@ -113,7 +113,7 @@ def test_a_key_that_is_refused_is_named_by_where_it_came_from(
 def test_what_headrace_up_runs_here_is_shown_its_own_key_and_one_elsewhere_that_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exported production key is not sent to a service whose address comes from a folder, whoever wrote it."""
+    """An exported production key is not sent to a service whose address comes from a folder."""
     (tmp_path / "api-key").write_text("of-a-file\n")
     with serving(lambda _: {"runs": [], "next_cursor": None}) as api:
         state = local_service(tmp_path / ".headrace", api.url)

@@ -55,7 +55,7 @@ def test_the_numbers_are_the_runs_own() -> None:
     assert outcome.problems() == []
     assert outcome.groups_lost == 20 - 16 - 4
     assert outcome.staleness_mean == 0.5
-    # 100 tokens/s for one second and 500 for three: 1600 tokens in 4 seconds.
+    # 100 tokens/s for one second and 500 for three seconds: 1600 tokens in 4 seconds.
     assert outcome.generated_tokens_per_s == 400.0
     assert outcome.run_seconds == 150.0
 

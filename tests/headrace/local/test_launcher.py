@@ -273,7 +273,7 @@ def test_generators_come_and_go_while_everything_else_runs_on(rig: LauncherRig) 
         generators = {f"generator-{index}" for index in range(count)}
         assert set(endpoint.processes) == {"redis", "trainer", "rewarder", *generators}
         assert len(set(endpoint.generator_urls)) == count
-        assert all(endpoint.processes[name] == mark for name, mark in first.items()), "the others were left alone"
+        assert all(endpoint.processes[name] == mark for name, mark in first.items()), "the other processes still run"
         wait_for(lambda: len(rig.starts("generator")) == 3, "the new ones to start")
     assert {start["environment"]["HEADRACE_REPLICA_ID"] for start in rig.starts("generator")} == {
         f"generator-{index}" for index in range(3)

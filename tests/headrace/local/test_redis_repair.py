@@ -1,4 +1,4 @@
-"""A damaged append-only file of the embedded Redis: the user is told what to do, and it works."""
+"""A damaged append-only file of the embedded Redis: the message says what to do, and doing it works."""
 
 import contextlib
 import os

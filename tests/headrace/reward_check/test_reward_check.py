@@ -224,4 +224,4 @@ def test_groups_meet_the_fate_that_they_have_in_training() -> None:
     assert part.fate == "trained"
     assert part.rewards == (1.0, None, 0.0)
     assert part.advantages is not None
-    assert part.advantages[1] == 0.0, "a failure pulls nowhere"
+    assert part.advantages[1] == 0.0, "a failed completion has no advantage"

@@ -69,7 +69,7 @@ def test_a_pause_is_in_no_pace_and_while_it_lasts_no_time_is_left() -> None:
     watch = RunWatch(make_run())
     for step, paused_s in ((1, 0.0), (2, 0.0), (3, 1.0)):
         watch.take_event(metrics(step, paused_s=paused_s))
-    # Four seconds of wall-clock time, one of which was a pause.
+    # Four seconds of wall-clock time, including a pause of one second.
     assert watch.seconds_left() == (10 - 3) * 1.5
     watch.take_run(make_run(status="paused", reason="a user asked for it"))
     assert watch.seconds_left() is None

@@ -44,7 +44,7 @@ def test_what_was_registered_is_listed_shown_and_used_in_any_mix(client: httpx.C
 def test_registering_the_same_again_is_harmless_and_another_needs_replace(client: httpx.Client, judge_url: str) -> None:
     assert register(client, judge_url).status_code == 201
     again = register(client, judge_url, timeout_s=30)
-    assert again.status_code == 200, "a default that is spelt out is no change"
+    assert again.status_code == 200, "writing out a default is not a change"
     other = register(client, judge_url, timeout_s=5)
     assert (other.status_code, other.json()["type"]) == (409, "/problems/endpoint-exists")
     assert '"replace": true' in other.json()["detail"]

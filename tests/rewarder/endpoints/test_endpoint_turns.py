@@ -37,7 +37,7 @@ async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_
     turnstile = (await endpoints.client("judge")).turnstile
     await eventually(lambda: (turnstile.num_in_flight, turnstile.num_queued) == (2, 3))
     verdicts = await ask(endpoints, "judge", CALL)
-    assert verdicts[0].outcome == "overload", "two are out, three wait, and one is too many"
+    assert verdicts[0].outcome == "overload", "two are running, three wait, and one is refused"
     assert verdicts[0].detail == "endpoint judge: 3 requests wait already"
     await eventually(lambda: len(server.received) == 2)
     for task in tasks:
@@ -62,7 +62,7 @@ async def test_who_is_under_way_and_who_waits_is_counted_until_the_endpoint_is_d
     await asyncio.gather(*tasks, return_exceptions=True)
     await endpoints.registry.delete("judge")
     assert await endpoints.knows("judge")
-    assert gauge("in_flight") is None, "a deleted endpoint is shown no more"
+    assert gauge("in_flight") is None, "a deleted endpoint is no longer shown"
 
 
 async def test_who_waits_too_long_for_a_turn_is_told_so(
@@ -148,7 +148,7 @@ async def test_an_endpoint_that_was_deleted_is_an_error_with_a_sentence(
     await register(endpoints, "judge", server.on("/judge", GOOD))
     assert await endpoints.knows("judge")
     assert await endpoints.registry.delete("judge")
-    assert await endpoints.knows("judge"), "or a run that names it would be told that it is not a built-in reward"
+    assert await endpoints.knows("judge"), "otherwise the error would be that it is not a built-in reward"
     with pytest.raises(RewardFailure, match="it was deleted; register it again with POST /v1/rewards") as failure:
         await ask(endpoints, "judge", CALL)
     assert failure.value.outcome == "error"
@@ -164,7 +164,7 @@ async def test_a_misspelt_endpoint_is_told_what_may_be_meant(endpoints: Endpoint
     assert refused.detail.startswith("endpoint juge: no endpoint of that name is registered; did you mean 'judge'? ")
     with pytest.raises(RewardFailure, match="did you mean 'judge'"):
         await ask(endpoints, "juge", CALL)
-    assert not endpoints.exists("juge"), "or it would be a label of metrics"
+    assert not endpoints.exists("juge"), "otherwise it would become a label of metrics"
     assert not await endpoints.knows("acuracy_reward"), "a built-in is nearer"
 
 

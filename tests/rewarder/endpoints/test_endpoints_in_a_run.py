@@ -146,7 +146,7 @@ async def test_who_never_could_read_what_is_registered_says_so(metrics: Rewarder
         async with endpoints_on(client, metrics=metrics) as endpoints:
             assert not await endpoints.knows("accuracy_reward")
             assert not await endpoints.knows("my_rewards:judge")
-            assert await endpoints.knows("judge"), "or it would be called no built-in reward"
+            assert await endpoints.knows("judge"), "otherwise the error would be that it is not a built-in reward"
             with pytest.raises(RewardFailure, match="Redis does not answer") as failure:
                 await ask(endpoints, "judge", call_with("a"))
             assert failure.value.outcome == "error"

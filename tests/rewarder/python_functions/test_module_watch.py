@@ -213,7 +213,7 @@ async def test_calls_that_were_begun_or_waited_end_in_the_version_of_their_group
     edited.write("edited_rewards.py", SOURCE.format("2.0"))
     edited.write("edited_parts/late.py", "VALUE = 6.0")
     await edited.look_twice()
-    assert await edited.values(ON_LOOP) == [2.0], "the new version is in force for who comes now"
+    assert await edited.values(ON_LOOP) == [2.0], "new calls use the new version"
     assert not group.done()
     go.touch()
     for (held,) in await asyncio.gather(*holders):
@@ -240,7 +240,7 @@ async def test_two_modules_with_a_part_in_common_are_each_scored_with_the_part_t
 
 
 async def test_a_module_of_one_file_has_the_first_digits_of_its_sha256_as_its_version(edited: Edited) -> None:
-    text = "def alone(**_): return [3.0]"
+    text = "def single(**_): return [3.0]"
     edited.write("edited_alone.py", text)
-    (outcome,) = await edited.outcomes("edited_alone:alone")
+    (outcome,) = await edited.outcomes("edited_alone:single")
     assert (outcome.value, outcome.version) == (3.0, hashlib.sha256(text.encode()).hexdigest()[:12])

@@ -28,7 +28,7 @@ class Made:
 
     def remove(self, *, force: bool) -> None:
         self.removed += 1
-        raise RuntimeError(f"somebody else removes it: {force}")
+        raise RuntimeError(f"it is already being removed: {force}")
 
 
 class PlayedEngine:

@@ -1,4 +1,4 @@
-"""What a program may try in a real sandbox: it can compute, but has no other effect."""
+"""A program in a real sandbox can compute, but has no other effect."""
 
 import asyncio
 import os

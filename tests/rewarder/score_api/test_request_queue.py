@@ -36,7 +36,7 @@ class Application:
 
 
 class Client:
-    """Sends the given messages, and disconnects when it is told to."""
+    """Sends the given messages, and disconnects on request."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.messages = asyncio.Queue[Message]()
@@ -93,7 +93,7 @@ async def test_a_client_that_hangs_up_gives_its_place_to_the_next(pieces: tuple[
     assert num_waiting(metrics) == 0.0
     last_working = last.ask(queue)
     await turn_loop()
-    assert last.replies == [], "it waits, and was not refused"
+    assert last.replies == [], "it waits instead of being refused"
     application.may_answer.set()
     await asyncio.gather(working, last_working)
     assert application.bodies == [b"1", b"3"]
@@ -106,7 +106,7 @@ async def test_what_was_read_while_it_waited_is_not_lost() -> None:
     first, second = Client(b"1"), Client(b"a" * 40_000, b"b" * 40_000, b"c" * 40_000)
     tasks = [first.ask(queue), second.ask(queue)]
     await turn_loop()
-    assert second.messages.qsize() == 1, "of a large body no more is read than a piece"
+    assert second.messages.qsize() == 1, "only a piece of a large body is read"
     application.may_answer.set()
     await asyncio.gather(*tasks)
     assert application.bodies == [b"1", b"a" * 40_000 + b"b" * 40_000 + b"c" * 40_000]

@@ -232,7 +232,7 @@ def test_json_that_is_not_declared_as_json_is_a_415(client: httpx.Client, path: 
 def test_a_body_that_is_no_json_is_a_400(client: httpx.Client, body: bytes) -> None:
     reply = client.post("/v1/score", content=body, headers={"Content-Type": "application/json; charset=utf-8"})
     assert (reply.status_code, reply.json()["type"]) == (400, "/problems/malformed-json")
-    assert "errors" not in reply.json(), "there is no field to name"
+    assert "errors" not in reply.json(), "the error has no field to name"
 
 
 @pytest.mark.parametrize("body", ["[]", '"run"', "null", "7"])

@@ -148,7 +148,7 @@ async def test_who_asks_for_something_is_told_at_once_that_there_is_no_room_and_
 
     with pytest.raises(NoRoomError) as told:
         await patiently(claim, what="claiming a key", timeout_s=60, waits_for_room=False)
-    assert num_tries == 1, "room does not come within seconds"
+    assert num_tries == 1, "memory is not freed within seconds"
     assert str(told.value).startswith("claiming a key failed: Redis is full")
     assert "higher maxmemory" in str(told.value)
     assert not any(raw in str(told.value) for raw in ("Command #", "OOM", "used memory"))

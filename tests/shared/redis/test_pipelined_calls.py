@@ -1,4 +1,4 @@
-"""Many hand-offs at the same moment: few round trips, few connections, and each has the result it would have alone."""
+"""Many hand-offs at the same moment: few round trips, few connections, and each gets its own result."""
 
 import asyncio
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ async def test_when_all_callers_are_gone_nothing_goes_on_and_later_calls_are_sen
     others = asyncio.all_tasks()
     callers = [asyncio.create_task(calls.call("f", keys=())) for _ in range(3)]
     await asyncio.sleep(0.01)
-    assert len(asyncio.all_tasks() - others) == 4, "and one that sends"
+    assert len(asyncio.all_tasks() - others) == 4, "three callers, and the task that sends"
     for caller in callers:
         caller.cancel()
     await asyncio.gather(*callers, return_exceptions=True)

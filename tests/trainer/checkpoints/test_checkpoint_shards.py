@@ -139,7 +139,7 @@ def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_one_before(tmp
         [sys.executable, "-c", DIE, str(tmp_path)], cwd=REPOSITORY, timeout=60, check=False, capture_output=True
     )
     assert died.returncode == -9, died.stderr
-    assert len(list(tmp_path.iterdir())) == 2, "the one before, and what was being written"
+    assert len(list(tmp_path.iterdir())) == 2, "the previous checkpoint and the unfinished one"
     remove_leftovers(tmp_path, incarnation=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     checkpoint = newest_valid(tmp_path)

@@ -200,7 +200,7 @@ async def test_a_buried_prompt_of_an_evaluation_is_not_sent_off_again(server: Re
     running.evaluations.begin(0)
     await running.evaluations.go_on([])
     for delivery in await consumer(redis, keys, keys.prompts, GENERATORS, "generator-0").read(count=3, block_s=0.05):
-        await delivery.bury("it kills whoever samples it")
+        await delivery.bury("it kills every generator that samples it")
     file, size = await file_of(redis, server)
 
     start_without_what_came_after(server, file, size)

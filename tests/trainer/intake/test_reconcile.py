@@ -1,4 +1,4 @@
-"""A resumed trainer accounts for every group, in cases that are rarer than those of the chapter on accounting."""
+"""A resumed trainer accounts for every group. tests/fundamentals/test_accounting.py has the most frequent cases."""
 
 from typing import Any
 
@@ -110,7 +110,7 @@ async def test_prompts_of_an_evaluation_that_a_crash_cut_off_are_not_sampled(
 async def test_what_an_entry_calls_itself_admits_nothing(
     label: str, where: str, redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
-    """Three groups are admitted and one of them is buried. Another client leaves an entry with a made-up group id."""
+    """Three groups are admitted, and the first is buried. Another client leaves an entry with a made-up group id."""
     first = await Trainer.start(redis, run_keys, run_config)
     await first.admission.admit(3)
     (delivery,) = await consumer(redis, run_keys, run_keys.prompts, GENERATORS, "generator-0").read(
@@ -124,5 +124,5 @@ async def test_what_an_entry_calls_itself_admits_nothing(
 
     assert successor.ledger.admitted == 3
     assert successor.ledger.dropped_by_reason() == {DEAD_LETTER: 1}
-    assert successor.admission.num_unadmitted == 2, "those that nobody has sampled, and no others"
+    assert successor.admission.num_unadmitted == 2, "exactly the groups that were not sampled"
     assert successor.ledger.in_flight() == [1, 2]

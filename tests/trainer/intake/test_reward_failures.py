@@ -70,7 +70,7 @@ def test_what_does_not_apply_is_no_failure_but_a_window_in_which_nothing_applies
 
 
 def test_functions_that_fail_rarely_each_but_leave_no_group_scorable_stop_the_run_too(run_config: RunConfig) -> None:
-    """Each function leaves one of 4 completions unscored, and three are needed."""
+    """Each function fails for a different completion of 4, and three scored completions are needed."""
     found = failures(run_config, min_scored_completions=3)
     a, b = (
         said("error", "scored", "scored", "scored", name="a"),

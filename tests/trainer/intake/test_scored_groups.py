@@ -79,7 +79,9 @@ async def test_a_group_that_arrived_may_be_chosen_only_after_it_was_considered(r
     assert scored.oldest_first() == []
     scored.consider()
     scored.consider()
-    assert [waiting.number for waiting in scored.oldest_first()] == [0, 1], "equally old: the one admitted first"
+    assert [waiting.number for waiting in scored.oldest_first()] == [0, 1], (
+        "equally old, so the group admitted first comes first"
+    )
     assert scored.considered() == {0, 1}
 
 

@@ -42,14 +42,14 @@ async def test_every_group_of_the_batch_is_a_suspect_until_it_was_tried_alone(tm
         pass
     await second.acquit(4)
     assert set(second.suspects) == {5, 6}
-    assert set(GroupsInHand(tmp_path).suspects) == {5, 6}, "a restart in between forgets nothing, and blames nobody"
+    assert set(GroupsInHand(tmp_path).suspects) == {5, 6}, "a restart in between changes no suspicion"
 
 
 async def test_only_the_group_that_was_alone_in_hand_at_the_second_death_is_condemned(tmp_path: Path) -> None:
     await die_with(tmp_path, 4, 5)
     await die_with(tmp_path, 4, 5)
     third = GroupsInHand(tmp_path)
-    assert set(third.suspects) == {4, 5}, "two deaths with both of them do not say which"
+    assert set(third.suspects) == {4, 5}, "after two deaths with both groups, the cause is unknown"
     await die_with(tmp_path, 5)
     fourth = GroupsInHand(tmp_path)
     assert set(fourth.suspects) == {4}

@@ -153,7 +153,7 @@ async def test_a_batch_of_several_steps_trains_each_minibatch_as_often_as_asked_
     ending, loop = await train(redis, played=PlayedServices(redis), sender=sender)
 
     assert ending == "finished"
-    assert sender.versions == [0, 4, 8, 12], "weights are pushed between batches alone"
+    assert sender.versions == [0, 4, 8, 12], "weights are pushed only between batches"
     assert newest_ledger(tmp_path / "run") == {"admitted": 12, "trained": [[0, 11]], "dropped": {}}
     steps = trained_groups(tmp_path / "run")
     assert list(steps) == [1, 2, 5, 6, 9, 10], "the rollouts of a minibatch are logged in its first pass"
@@ -251,7 +251,7 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_everything_for_
     assert report["settings"]["learning_rate"] == 1e-3
     at_fault = [row for row in report["rows"] if row["fault"]]
     assert report["rollouts_at_fault"] == [row["rollout_id"] for row in at_fault]
-    assert report["rollouts_at_fault"] == [f"00000005-{branch}" for branch in range(4)], "the mean is as large"
+    assert report["rollouts_at_fault"] == [f"00000005-{branch}" for branch in range(4)], "the mean has the same size"
     assert (at_fault[0]["advantage"], at_fault[0]["loss"]) == ("-inf", "inf")
     assert at_fault[0]["generator_logprobs"] == [-4.0, -4.0]
     assert all(math.isfinite(row["loss"]) for row in report["rows"] if not row["fault"])

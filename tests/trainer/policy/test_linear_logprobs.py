@@ -1,4 +1,4 @@
-"""The fused projection against a plain one that computes all logits at once."""
+"""The fused projection against a plain projection, which computes all logits at once."""
 
 import math
 from typing import Any

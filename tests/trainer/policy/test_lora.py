@@ -1,4 +1,4 @@
-"""LoRA in the trainer's core: which weights change, what is saved, and that PEFT can load it."""
+"""LoRA in the trainer's core: the weights that change, the saved adapter, and loading it with PEFT."""
 
 import json
 from collections.abc import Sequence

@@ -66,7 +66,7 @@ def test_all_ranks_make_the_same_passes_and_none_is_too_full(
             assert len(slot.row_indices) == 1 or sum(rows[index][0] for index in slot.row_indices) <= 100
             assert max_rows is None or len(slot.row_indices) <= max_rows
     for together in zip(*plan, strict=True):
-        assert any(slot.row_indices for slot in together), "a pass in which nobody has a row"
+        assert any(slot.row_indices for slot in together), "a pass in which no rank has a row"
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40), num_ranks=st.integers(1, 5))

@@ -1,4 +1,4 @@
-"""Which replicas are left out after a failed step: those that caused it, and not those that only noticed it."""
+"""After a failed step, the replicas that caused it are left out. Replicas that only noticed it are not."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What is sent for a version: the changes or everything, without unnecessary comparisons."""
+"""A version is sent as its changes or in full, without unnecessary comparisons."""
 
 import threading
 import time

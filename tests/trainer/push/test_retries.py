@@ -1,4 +1,4 @@
-"""Whether a push is due although there are no new weights."""
+"""A push may be due without new weights."""
 
 from typing import Any
 

@@ -109,7 +109,7 @@ async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what
     }  # fmt: skip
     assert paused["waiting_for"] == waiting_for
     assert (await client.post(f"/v1/runs/{run_id}/resume")).json()["status"] == "paused"
-    assert await store.wishes(run_id) == Wishes("run", 1), "a rank that is away sees it when it is back"
+    assert await store.wishes(run_id) == Wishes("run", 1), "a rank that is restarted sees it"
 
 
 @pytest.mark.parametrize("wish", ["pause", "resume", "stop"])

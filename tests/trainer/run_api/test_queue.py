@@ -1,4 +1,4 @@
-"""The queue of runs: how many may wait, what they cost, and who can see them."""
+"""The queue of runs: its limit, its cost, and its visibility."""
 
 import asyncio
 from pathlib import Path

@@ -162,7 +162,7 @@ def test_generators_that_cannot_serve_the_run_are_named_with_what_they_say() -> 
         "a generator that can serve this run. generator-0 is unable to serve this run: no GPU here"
     )
     starting = record(progress=Progress(starting="loading the model", updated_at_s=999.0))
-    assert "no GPU here" in (reason(starting, around) or ""), "the rank will be there, the generator will not"
+    assert "no GPU here" in (reason(starting, around) or ""), "the rank will come, the generator will not"
     assert reason(record(), surroundings(generators=[unable, SECOND], refusals=[REFUSED])) == "scored groups"
 
 
@@ -191,7 +191,7 @@ def test_a_paused_run_waits_for_whoever_can_let_it_go_on() -> None:
     assert reason(held) == reason(held, surroundings(generators=[])) == "a user to resume it"
     assert reason(record(status="paused", pause=by_user)) == "its training rank to continue"
     failing = record(status="paused", pause=by_rewards)
-    assert reason(failing) == "scored groups", "what its rank says: which function is tried, and how often"
+    assert reason(failing) == "scored groups", "its rank reports the function that is tried, and how often"
     assert (reason(failing, surroundings(generators=[])) or "").startswith("a generator: no live generator"), (
         "nothing tries it"
     )

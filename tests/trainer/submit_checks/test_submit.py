@@ -104,7 +104,7 @@ async def test_everything_that_is_wrong_is_said_in_one_answer(client: httpx.Asyn
     )
     assert "no directory /tmp/nowhere/model" in errors["model"]
     assert "no file /tmp/nowhere/train.jsonl" in errors["dataset_name"]
-    assert errors["reward_funcs"] == "there is no reward function nice; built in is accuracy_reward"
+    assert errors["reward_funcs"] == "unknown reward function nice; built in is accuracy_reward"
 
 
 async def test_a_missing_setting_is_named(client: httpx.AsyncClient, run: Run) -> None:
@@ -249,7 +249,7 @@ async def test_a_dataset_that_takes_too_long_is_a_503(settings: TrainerSettings,
 
     def hang(_config: Any) -> Any:
         asyncio.run_coroutine_threadsafe(released.wait(), loop).result(timeout=120)
-        raise AssertionError("nobody waits for this any more")
+        raise AssertionError("no client waits for this any longer")
 
     impatient = settings.model_copy(update={"dataset_check_timeout_s": 0.2})
     validator = RunValidator(impatient, dataset_check=hang)

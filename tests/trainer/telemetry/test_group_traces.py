@@ -1,4 +1,4 @@
-"""The timestamps of a settled group become one trace with a span per stage; without a collector there is none."""
+"""The timestamps of a settled group become one trace with a span per stage, if a collector is set."""
 
 import gzip
 import logging
@@ -57,7 +57,7 @@ class Told:
 def test_the_stamps_of_a_trained_group_are_the_spans_of_its_trace() -> None:
     told = Told()
     told.traces.trained([waiting(7, *LIFE)], step=4)
-    assert told.spans() == {}, "nothing is told before a checkpoint holds it"
+    assert told.spans() == {}, "nothing is sent before a checkpoint contains the group"
     told.traces.settled(["00000007"])
     spans = told.spans()
     assert spans.keys() == {"prompt group", "queue", "generate", "score", "train", "checkpoint"}

@@ -145,7 +145,7 @@ def test_with_one_reward_for_all_nothing_has_a_std_however_it_is_scaled() -> Non
 
 
 def test_rewards_that_cancel_out_have_a_std_when_each_is_normalised_first() -> None:
-    """The sums are equal: 0 + 1 and 1 + 0. The sums of the normalised rewards, one of them with weight 2, are not."""
+    """The sums are equal: 0 + 1 and 1 + 0. The sums of the normalised rewards, with weights 2 and 1, are not."""
     groups = trained(0, [{"exact": 0.0, "style": 1.0}, {"exact": 1.0, "style": 0.0}])
     config: dict[str, Any] = {"reward_funcs": ["exact", "style"], "reward_weights": [2.0, 1.0]}
     assert metrics(groups, **config)["frac_reward_zero_std"] == 1.0

@@ -52,7 +52,7 @@ def test_late_failures_do_not_make_the_pause_longer() -> None:
     assert breaker.why_not(10.0) is None
     probe = breaker.starts()
     breaker.failed("down", 10.0, is_probe=False)
-    assert breaker.state == "half-open", "the probe is still out"
+    assert breaker.state == "half-open", "the probe is still running"
     assert probe
 
 

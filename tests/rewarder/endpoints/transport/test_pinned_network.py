@@ -86,8 +86,8 @@ async def test_a_name_that_changes_its_mind_reaches_nothing_inside(
         verdict = (await ask(endpoints, "judge", CALL))[0]
     assert verdict.outcome == "error"
     assert "nothing was sent: judge.example has an address that is loopback" in verdict.detail
-    assert dialled.hosts == ["127.0.0.1"], "what was judged is what was dialled, and nothing else"
-    assert names.asked == ["judge.example"] * 3, "at registration, and once for each connection"
+    assert dialled.hosts == ["127.0.0.1"], "it connects only to the address that was checked"
+    assert names.asked == ["judge.example"] * 3, "the name is resolved at registration and once for each connection"
     assert server.received[0].headers["host"] == f"judge.example:{server.port}"
 
 
