@@ -124,7 +124,7 @@ async def status(keyring: Keyring, authorization: str, path: str = "/stream") ->
 @pytest.mark.parametrize(
     "value", ["Bearer", "Bearer ", "Basic public", "public", "Bearer publi", "Bearer publicx", "Bearer public x", ""]
 )
-async def test_a_wrong_header_is_no_key(value: str) -> None:
+async def test_a_wrong_header_is_not_a_key(value: str) -> None:
     assert await status(Keyring(api="public"), value) == 401
 
 
@@ -138,7 +138,7 @@ async def test_the_key_may_be_the_password_of_a_url(userinfo: str, expected: int
     assert await status(Keyring(api="public"), f"Basic {base64.b64encode(userinfo.encode()).decode()}") == expected
 
 
-async def test_a_key_whose_time_is_over_is_told_so(file: KeysFile) -> None:
+async def test_an_expired_key_is_refused_with_the_reason(file: KeysFile) -> None:
     file.write(line("watcher", "read", expires="2020-01-01"))
     async with served(Streams(), Keyring(file=file.path)) as client:
         refused = await client.get("/stream", headers=bearer("watcher"))

@@ -121,7 +121,7 @@ async def test_every_route_is_closed_without_its_key(service: str, apps: dict[st
 
 
 @pytest.mark.parametrize("service", TABLES)
-async def test_every_route_is_closed_to_keys_of_other_scopes_which_are_told_what_they_lack(
+async def test_every_route_refuses_keys_of_other_scopes_and_names_the_missing_scope(
     service: str, apps: dict[str, App]
 ) -> None:
     for route, scope in itertools.product(TABLES[service].routes, SCOPES):

@@ -126,7 +126,7 @@ async def test_a_problem_and_all_lines_of_a_request_have_its_id(written: Written
     }  # fmt: skip
 
 
-async def test_what_is_refused_or_broken_is_in_the_log_too(written: Written) -> None:
+async def test_refused_and_failed_requests_are_logged_too(written: Written) -> None:
     await ask("GET", "/v1/runs", key="wrong")
     with contextlib.suppress(AssertionError):  # raised by httpx, which does not expect an answer that breaks off
         await ask("GET", f"/v1/runs/{RUN}/events")
@@ -158,7 +158,7 @@ async def test_no_path_makes_a_line_of_its_own(path: str, formatter: logging.For
     assert '"key": "admin' not in line
 
 
-async def test_who_changed_what_with_which_outcome_is_a_line_of_the_audit(written: Written) -> None:
+async def test_each_change_is_an_audit_line_with_caller_and_outcome(written: Written) -> None:
     await ask("POST", "/v1/runs", request_id="id-1")
     await ask("POST", f"/v1/runs/{RUN}/stop")
     await ask("DELETE", f"/v1/runs/{RUN}", key="wrong")
@@ -200,7 +200,7 @@ async def test_probes_that_succeed_are_lines_of_level_debug_and_others_are_not(
     assert [line["path"] for line in written.lines()] == ["/livez", "/readyz"]
 
 
-async def test_what_is_no_request_is_let_through_without_a_line(written: Written) -> None:
+async def test_a_scope_that_is_not_a_request_passes_without_a_log_line(written: Written) -> None:
     seen: list[str] = []
 
     async def lifespan(scope: Scope, _receive: Receive, _send: Send) -> None:

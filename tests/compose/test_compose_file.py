@@ -101,7 +101,7 @@ def test_one_port_is_published_and_on_loopback(profile: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in watching)
 
 
-def test_a_network_is_who_may_talk_to_whom() -> None:
+def test_the_networks_allow_only_the_necessary_connections() -> None:
     standing = {name: networks(service) for name, service in ALL.items()}
     for name in standing:
         if kind(name) == "generator":
@@ -167,7 +167,7 @@ def test_the_environment_is_one_that_the_service_takes(
 
 
 @pytest.mark.parametrize("name", ["trainer", "trainer-single", "trainer-cpu"])
-def test_headrace_doctor_finds_everybody_where_the_page_runs_it(name: str, tmp_path: Path) -> None:
+def test_headrace_doctor_finds_all_services_where_the_page_runs_it(name: str, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
     (source, target, words) = re.findall(
         r'^docker compose run .*-v "\$\(realpath (\S+)\):(\S+):ro" .* trainer -m headrace (doctor .*)$', page, re.M
@@ -323,7 +323,7 @@ def test_the_version_is_the_packages(tmp_path: Path) -> None:
     assert variables()["HEADRACE_VERSION"] == {version}
 
 
-def test_what_is_always_there_needs_what_every_profile_of_the_stack_has_and_has_no_container_itself() -> None:
+def test_the_service_without_a_container_depends_on_a_service_of_every_profile() -> None:
     everything = load()["services"]
     check = everything[PROFILE_CHECK]
     assert "profiles" not in check
@@ -344,7 +344,7 @@ def test_the_first_runs_are_runs() -> None:
     assert demo["model"].startswith("/models/")
 
 
-def test_what_watching_mounts_is_there() -> None:
+def test_the_mounted_files_of_monitoring_exist() -> None:
     if not (DEPLOY / "observability").is_dir():
         pytest.skip("deploy/observability is not in this checkout")
     for name in ("prometheus", "grafana"):

@@ -160,7 +160,7 @@ async def test_a_cancelled_loop_aborts_what_is_in_flight_and_its_next_life_reads
     assert [rollout.completion for rollout in group.rollouts] == ["x", "x"]
 
 
-async def test_an_entry_that_is_no_prompt_is_buried_and_the_next_is_generated(
+async def test_an_entry_that_is_not_a_prompt_is_buried_and_the_next_is_generated(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
 ) -> None:
     await redis.xadd(run_keys.prompts, {"group_id": "00000000", "payload": b"\xc1 no msgpack"})
@@ -256,7 +256,7 @@ async def test_five_replicas_share_what_is_admitted_and_finish_all_of_it(
         await eventually(all_are_done)
 
 
-async def test_what_a_replica_without_room_leaves_is_taken_by_the_one_that_has_it(
+async def test_prompts_that_a_full_replica_leaves_are_taken_by_a_replica_with_room(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
     small, large = CommandedEngine(), CommandedEngine()
@@ -272,7 +272,7 @@ async def test_what_a_replica_without_room_leaves_is_taken_by_the_one_that_has_i
         assert len(small.started) <= 1
 
 
-async def test_what_a_replica_left_when_it_died_it_begins_again_at_once_beyond_its_share(
+async def test_a_restarted_replica_begins_its_old_groups_again_at_once_beyond_its_share(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
 ) -> None:
     await admit_at_once(redis, run_keys, 40)

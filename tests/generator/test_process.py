@@ -240,7 +240,7 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
 
 
-async def test_why_vllms_own_processes_refuse_an_option_reaches_whoever_looks_at_the_run(
+async def test_the_reason_why_vllms_own_processes_refuse_an_option_is_shown_with_the_run(
     start: Callable[..., Generator], redis: Redis, tmp_path: Path
 ) -> None:
     """Check what vLLM tells this process: only that the root cause is in the log above."""

@@ -29,7 +29,7 @@ def make(*completions: SampledCompletion) -> CompletedGroup:
     )
 
 
-def test_a_row_is_the_prompt_and_the_completion_with_the_mask_on_sampled_tokens_alone() -> None:
+def test_a_row_is_prompt_and_completion_with_the_mask_only_on_sampled_tokens() -> None:
     group = make(a_completion(), a_completion((9,), (-2.0,)))
     first, second = group.rollouts
     assert unpack_ids(first.token_ids).tolist() == [5, 6, 7, 8, 9, 2]
@@ -51,7 +51,7 @@ def test_a_change_of_weights_mid_completion_is_two_spans() -> None:
     assert group.rollouts[0].oldest_policy_version() == 3
 
 
-def test_what_is_made_passes_the_check_of_whoever_reads_it() -> None:
+def test_rollouts_pass_the_check_of_their_readers() -> None:
     group = make(a_completion(), a_completion())
     assert decode_completed_group(encode(group)) == group
 

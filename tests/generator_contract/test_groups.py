@@ -30,7 +30,7 @@ async def test_it_is_registered_with_an_address_and_a_lease(
     assert await alive(redis, leases=trainer.keys.leases(GENERATORS)) == {generator.replica_id}
 
 
-async def test_a_group_comes_out_whole_and_says_who_sampled_it_from_what(
+async def test_a_group_is_published_whole_with_its_replica_and_its_weights(
     trainer: PlayedTrainer, generator: GeneratorProcess, redis: Redis
 ) -> None:
     await trainer.push(3)
@@ -129,7 +129,7 @@ async def test_a_group_that_is_there_twice_is_published_once(trainer: PlayedTrai
     assert await redis.smembers(trainer.keys.seen(trainer.keys.completions)) == {b"00000000", b"00000001"}
 
 
-async def test_what_cannot_be_generated_is_buried_with_the_reason_and_the_rest_goes_on(
+async def test_a_prompt_that_cannot_be_generated_is_buried_with_the_reason_and_the_rest_goes_on(
     trainer: PlayedTrainer, redis: Redis
 ) -> None:
     await trainer.push(0)

@@ -64,7 +64,7 @@ async def test_a_route_wants_its_own_key(
     ["/pause", "/resume", "/sleep", "/collective_rpc", "/update_weights", "/server_info", "/tokenize", "/docs",
      "/v1/load_lora_adapter", "/v1/embeddings", "/v1/responses", "/v1/models/x"],
 )  # fmt: skip
-async def test_what_is_not_in_the_contract_is_not_there(
+async def test_routes_outside_the_contract_do_not_exist(
     trainer: PlayedTrainer, generator: GeneratorProcess, path: str
 ) -> None:
     del trainer

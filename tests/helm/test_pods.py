@@ -146,7 +146,7 @@ def test_without_gpus_nothing_asks_for_one_and_images_are_those_for_cpu() -> Non
     assert ours == [f"headrace-{name}:0.1.0-cpu" for name in ("trainer", "generator", "rewarder", "trainer")]
 
 
-def test_who_is_given_no_gpu_sees_none_even_where_the_nvidia_runtime_is_the_default() -> None:
+def test_a_pod_without_a_gpu_sees_none_even_if_the_nvidia_runtime_is_the_default() -> None:
     def visible(values: dict[str, Any]) -> dict[str, str | None]:
         found = workloads(render(values))
         return {name: environment(it, pod="p").get("NVIDIA_VISIBLE_DEVICES") for name, it in found.items()}
@@ -387,13 +387,13 @@ def test_rewarders_can_be_replaced_without_a_moment_with_fewer() -> None:
     assert strategy["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
-def test_labels_of_pods_carry_no_version_so_that_a_new_chart_alone_restarts_nothing() -> None:
+def test_labels_of_pods_have_no_version_so_that_a_new_chart_by_itself_restarts_nothing() -> None:
     for name, it in workloads(render()).items():
         if name != "test":
             assert "0.1.0" not in str(it["spec"]["template"]["metadata"])
 
 
-def test_what_was_trained_outlives_the_release() -> None:
+def test_trained_runs_outlive_the_release() -> None:
     objects = render(values_of("everything"))
     claims = of_kind(objects, "PersistentVolumeClaim")
     assert claims.keys() == {"runs", "models", "weights", "redis"}

@@ -108,7 +108,7 @@ def test_without_keda_rewarders_scale_on_processors_and_generators_on_an_externa
     assert scalers["generator"]["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 900
 
 
-def test_the_ingress_leads_to_the_run_api_alone(everything: list[Object]) -> None:
+def test_the_ingress_leads_only_to_the_run_api(everything: list[Object]) -> None:
     (ingress,) = of_kind(everything, "Ingress").values()
     (rule,) = ingress["spec"]["rules"]
     (path,) = rule["http"]["paths"]

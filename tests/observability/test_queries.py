@@ -122,7 +122,7 @@ def test_a_query_names_only_what_the_code_has(where: str, query: str, legend: st
     assert shown <= (set(grouped_by) or labels), f"{where}: the legend {legend!r} would stay empty"
 
 
-def test_a_query_with_a_name_that_nobody_serves_is_found() -> None:
+def test_a_query_with_an_unknown_metric_is_found() -> None:
     for query in ("max(headrace_run_stepp)", 'headrace_runs{state="queued"}', "sum by (runid) (headrace_run_step)"):
         with pytest.raises(AssertionError):
             test_a_query_names_only_what_the_code_has("here", query, "")

@@ -45,7 +45,7 @@ async def test_a_group_that_its_entry_is_not_labelled_as_or_of_another_run_is_bu
     assert await redis.xlen(keys.scored) == 0
 
 
-def test_what_a_group_s_functions_are_called_with_has_the_run_s_template_arguments() -> None:
+def test_the_call_for_a_group_has_the_run_s_template_arguments() -> None:
     call = call_for(
         completed_group("00000001"),
         state=TrainerState(1, 2),
@@ -57,7 +57,7 @@ def test_what_a_group_s_functions_are_called_with_has_the_run_s_template_argumen
     assert len(call.prompts) == len(call.completions) > 1
 
 
-def test_what_a_function_does_to_its_arguments_reaches_neither_the_group_nor_other_completions() -> None:
+def test_changes_to_a_function_s_arguments_reach_neither_the_group_nor_other_completions() -> None:
     group = completed_group("00000001")
     talk, facts = [{"role": "user", "content": "6*7?"}], {"units": ["m"]}
     prompt = msgspec.structs.replace(group.prompt, prompt=talk, columns={"facts": facts, "answer": "42"})
@@ -178,7 +178,7 @@ async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
     assert await redis.xlen(keys.completions) + len(scored) == 2, "groups without scores are still in the stream"
 
 
-async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
+async def test_an_ended_run_is_left_and_the_next_run_is_served(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:
     store = RunStore(redis)

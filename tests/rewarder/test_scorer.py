@@ -63,7 +63,7 @@ def functions_shown(metrics: RewarderMetrics) -> set[str]:
     return {sample.labels["function"] for sample in samples if "function" in sample.labels}
 
 
-async def test_names_that_nobody_found_share_one_label() -> None:
+async def test_unknown_names_share_one_label() -> None:
     metrics = RewarderMetrics()
     for name in ("judge", "org/one", "org/two"):
         await outcome_of(FakeSource(), metrics, name)

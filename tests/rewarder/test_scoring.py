@@ -30,7 +30,7 @@ from tests.rewarder.scoring_rig import outcomes_of
 
 
 @pytest.mark.parametrize("what", ["no_text", "nested_without_end", "too_few", "without_a_value", "no_number"])
-async def test_a_function_that_answers_in_the_place_of_its_worker_fails_alone(what: str, scorer: Scorer) -> None:
+async def test_only_the_function_that_answers_in_the_place_of_its_worker_fails(what: str, scorer: Scorer) -> None:
     call = call_with("42", "41", answer="42")
     rows = await outcomes_of(scorer, f"forging_rewards:{what}", user("exact"), call=call)
     assert [[(o.outcome, o.value) for o in row] for row in rows] == [
@@ -103,7 +103,7 @@ async def test_the_exit_code_is_the_process_s_own_while_others_are_started(score
     }
 
 
-async def test_a_hanging_function_is_killed_at_its_deadline_with_all_it_spawned_and_holds_up_nobody(
+async def test_a_hanging_function_is_killed_at_its_deadline_with_its_children_and_delays_no_other(
     scorer: Scorer, pool: WorkerPool, metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     await outcomes_of(scorer, user("one"), user("step_as_reward"), user("hangs"), call=call_with("a"), timeout_s=0.1)
@@ -139,7 +139,7 @@ async def test_a_missing_column_is_named(scorer: Scorer) -> None:
     assert rows[0][0].detail.startswith("needs 'answer', and there is no such column; the columns are: solution.")
 
 
-async def test_a_function_that_is_not_there_is_an_error_for_every_completion(scorer: Scorer) -> None:
+async def test_a_missing_function_is_an_error_for_every_completion(scorer: Scorer) -> None:
     rows = await outcomes_of(scorer, "no_such_module:f", user("oen"), user("one"), call=call_with("a", "b"))
     for absent, misspelt, there in rows:
         assert absent.outcome == misspelt.outcome == "error"
@@ -190,7 +190,7 @@ async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: Re
         assert [outcome.value for outcome in rows[0]] == [2.125, 2.125]
 
 
-async def test_an_edited_file_is_imported_by_nobody_before_a_check_and_by_all_after(
+async def test_no_worker_imports_an_edited_file_before_a_check_and_all_do_afterwards(
     metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     file = tmp_path / "rewards_that_change.py"
@@ -225,7 +225,7 @@ async def test_an_edited_file_is_imported_by_nobody_before_a_check_and_by_all_af
     ("name", "failed"),
     [("hangs", "timeout"), ("hangs_async", "timeout"), ("crashes", "error"), ("cancels_itself", "error")],
 )
-async def test_what_gave_no_answer_says_its_version_too(scorer: Scorer, name: str, failed: str) -> None:
+async def test_a_failed_outcome_has_its_version_too(scorer: Scorer, name: str, failed: str) -> None:
     (answered,) = (await outcomes_of(scorer, user("one"), call=call_with("a")))[0]
     (outcome,) = (await outcomes_of(scorer, user(name), call=call_with("a"), timeout_s=0.5))[0]
     assert outcome.outcome == failed

@@ -132,7 +132,7 @@ def test_all_questions_share_one_deadline(service: Service, monkeypatch: pytest.
     assert given == [250.0, 100.0]
 
 
-def test_it_imports_the_standard_library_alone() -> None:
+def test_it_imports_only_the_standard_library() -> None:
     heavy = ("pydantic", "redis", "msgspec")
     code = f"import shared.health_check, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

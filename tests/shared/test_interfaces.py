@@ -44,7 +44,7 @@ def test_nccl_gets_exactly_the_interface_of_the_address(monkeypatch: pytest.Monk
     assert environment == {"NCCL_SOCKET_IFNAME": "=eth4"}
 
 
-def test_who_has_named_an_interface_keeps_it() -> None:
+def test_an_interface_from_the_environment_is_kept() -> None:
     environment = {"NCCL_SOCKET_IFNAME": "ib0"}
     let_nccl_use("127.0.0.1", environment)
     assert environment == {"NCCL_SOCKET_IFNAME": "ib0"}

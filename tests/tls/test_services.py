@@ -185,7 +185,7 @@ def test_settings_of_tls_that_contradict_each_other_are_refused(authority: Autho
     assert GeneratorSettings(**tls).url(8000) == "https://127.0.0.1:8000"
 
 
-def test_ranks_are_told_whom_to_trust(authority: Authority, tmp_path: Path) -> None:
+def test_ranks_get_the_ca_to_trust(authority: Authority, tmp_path: Path) -> None:
     settings = TrainerSettings(
         tls_ca_file=authority.file, tls_generator_name="generator", internal_key=SecretStr("k"), runs_dir=tmp_path
     )

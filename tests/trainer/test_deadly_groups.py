@@ -58,7 +58,7 @@ async def letters(redis: Redis) -> dict[str, str]:
     return {fields["group_id"].decode(): fields["reason"].decode() for _, fields in found}
 
 
-async def test_what_the_model_has_no_embedding_for_is_buried_and_the_rank_lives(
+async def test_groups_that_the_model_cannot_train_on_are_buried_and_the_rank_lives(
     redis: Redis, redis_url: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     await create(redis, small_config(tmp_path, tiny_model), tmp_path)

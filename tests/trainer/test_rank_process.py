@@ -72,7 +72,7 @@ async def record(redis: Redis) -> RunRecord:
 @pytest.mark.parametrize(
     ("lost", "reason"), [("train.jsonl", "train.jsonl"), ("model/config.json", "model"), ("model", "model")]
 )
-async def test_what_vanished_after_submit_fails_the_run_with_a_sentence(
+async def test_a_file_that_vanished_after_submit_fails_the_run_with_a_sentence(
     lost: str, reason: str, redis: Redis, redis_url: str, config: RunConfig, tmp_path: Path, start_rank: StartRank
 ) -> None:
     await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))

@@ -103,7 +103,7 @@ async def test_a_replica_that_does_not_answer_the_probe_is_taken_out(
     assert (one.receiver.held_version.policy_version, one.engine.is_paused) == (-1, True)
 
 
-async def test_logprobs_that_are_no_numbers_fail_the_probe(quick_sender: WeightSender, one: ServedReceiver) -> None:
+async def test_logprobs_that_are_not_numbers_fail_the_probe(quick_sender: WeightSender, one: ServedReceiver) -> None:
     one.engine.probe_logprobs = [math.nan, -2.0, -3.0]
     result = await quick_sender.push(weights(0.0), policy_version=0, prober=prober())
     assert "not all finite numbers" in result.failed["generator-1"]

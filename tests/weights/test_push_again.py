@@ -45,7 +45,7 @@ async def test_a_sleeping_replica_that_missed_a_push_is_pushed_to(
     assert await quick_sender.needs_push()
 
 
-async def test_a_replica_that_failed_is_left_alone_for_a_while_unless_its_engine_is_another(
+async def test_a_failed_replica_is_left_out_for_a_while_unless_it_has_a_new_engine(
     quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     two.engine.failing = {"load"}

@@ -153,7 +153,7 @@ async def test_a_redis_that_forgot_this_trainer_is_lost_state_and_no_newer_train
     assert await required(redis, run_keys) is None
 
 
-async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_nobody(
+async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_no_replica(
     monkeypatch: pytest.MonkeyPatch, redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
     assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed

@@ -45,7 +45,7 @@ async def test_without_generators_the_version_is_required_all_the_same(
     assert await required(redis, run_keys) == 4
 
 
-async def test_a_replica_that_is_loading_or_serves_another_run_is_left_alone(
+async def test_a_replica_that_is_loading_or_serves_another_run_is_not_pushed_to(
     quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     one.receiver.detach()

@@ -58,7 +58,7 @@ def assert_was_told(answer: httpx.Response) -> None:
     assert answer.json()["type"] == "/problems/not-ready"
 
 
-async def test_a_commit_that_waits_for_the_last_byte_is_told_that_the_run_has_ended(one: ServedReceiver) -> None:
+async def test_a_commit_that_waits_for_the_last_byte_fails_when_the_run_ends(one: ServedReceiver) -> None:
     async with attempt_on(one) as attempt:
         await begin(attempt, weights(0.5))
         waiting = asyncio.create_task(commit(one, attempt.communicator_epoch), name="commit")
@@ -115,7 +115,7 @@ async def test_the_sender_says_how_long_loading_may_take(one: ServedReceiver, se
     assert "loading the weights did not end within" in one.receiver.fatal_reason
 
 
-async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_alone(one: ServedReceiver) -> None:
+async def test_a_begin_that_the_end_of_its_run_interrupts_does_not_affect_the_next_epoch(one: ServedReceiver) -> None:
     async with attempt_on(one) as old:
         await old.join()
         one.engine.checks.clear()
@@ -138,7 +138,7 @@ async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_
             assert num_tasks("receive weights") == 0
 
 
-async def test_what_nobody_has_verified_when_the_run_ends_goes_out_to_nobody(
+async def test_weights_that_are_unverified_when_the_run_ends_are_never_used(
     one: ServedReceiver, sender: WeightSender
 ) -> None:
     prober = Prober(lambda _: PROBE_LOGPROBS, token_ids=[5, 6, 7, 8], tolerance=0.5)

@@ -109,7 +109,7 @@ def test_the_groups_of_every_step_are_found_in_the_rollout_log(tmp_path: Path) -
     assert trained_groups(tmp_path) == ["a", "b", "a", "c"]
 
 
-def test_a_run_that_was_told_to_take_turns_is_not_blamed_for_it() -> None:
+def test_a_run_that_takes_turns_on_purpose_is_not_criticised_for_it() -> None:
     turns = outcome_of({**RUN, "config": {**RUN["config"], "max_staleness": 0}})
     assert replace(turns, staleness_max=0.0).problems() == []
 

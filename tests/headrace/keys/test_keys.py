@@ -68,7 +68,7 @@ def test_a_key_that_is_added_opens_what_it_is_for_until_it_is_revoked(
     assert file.read_text().startswith("# of the team\n"), "the other lines stay"
 
 
-def test_a_file_is_made_for_its_owner_alone_and_keeps_the_mode_that_it_is_given(
+def test_a_file_is_created_only_for_its_owner_and_keeps_a_changed_mode(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(capsys, "ci", "--scopes", "read", "--file", str(file))
@@ -127,7 +127,7 @@ def test_the_file_that_the_environment_names_counts_unless_an_option_names_anoth
         (["revoke", "nobodys"], "has no key nobodys; `headrace keys list` shows all"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_changes_nothing(
+def test_invalid_arguments_are_refused_and_change_nothing(
     arguments: list[str], sentence: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(capsys, "ci", "--scopes", "read", "--file", str(file))
@@ -146,7 +146,7 @@ def test_a_file_that_is_broken_is_not_edited_and_its_line_is_named(
     assert "cannot be used: No such file" in said(capsys, "add", "x", "--scopes", "read", "--file", "no/where")
 
 
-def test_two_who_edit_a_file_at_once_lose_nothing(file: Path) -> None:
+def test_two_edits_of_a_file_at_once_lose_nothing(file: Path) -> None:
     commands = [
         [sys.executable, "-m", "headrace", "keys", "add", f"k{number}", "--scopes", "read", "--file", str(file)]
         for number in range(6)

@@ -77,7 +77,7 @@ def test_a_model_may_be_named_by_its_config_file(tmp_path: Path) -> None:
     assert read_shape(str(file)) == read_shape(str(tmp_path))
 
 
-def test_a_file_that_is_no_config_is_refused_without_being_read(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_config_is_refused_without_being_read(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\xff" * 20)
     with pytest.raises(UserError) as refusal:

@@ -92,6 +92,8 @@ def test_groups_that_are_dropped_are_sampled_scored_and_kept_until_a_checkpoint_
     assert value(body, "redis", "groups, about") == 96 + 640
 
 
-def test_on_policy_runs_are_told_that_nothing_overlaps(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_an_on_policy_run_says_that_nothing_overlaps(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     body = planned(capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--max-staleness", 0)
     assert "take turns" in body["plan"]["pace"]["generators"]["how"]

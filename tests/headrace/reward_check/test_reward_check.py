@@ -125,7 +125,7 @@ def score(completions, **columns):
 """
 
 
-def test_what_takes_long_is_told_while_it_is_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_reported_while_it_lasts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "SAY_AFTER_S", 0.2)
     (here / "waits.py").write_text(WAITS_TO_BE_MISSED)
     said: list[str] = []

@@ -192,7 +192,7 @@ def test_listing_without_a_service_says_where_it_was_looked_for(tmp_path: Path) 
     assert done.stderr.startswith(f"headrace: no headrace service found (looked at {tmp_path}/none)")
 
 
-def test_what_a_running_rewarder_knows_is_listed(
+def test_the_functions_of_a_running_rewarder_are_listed(
     tmp_path: Path, start_rewarder: Callable[..., RewarderProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewarder = start_rewarder()

@@ -12,7 +12,9 @@ from tests.rewarder.conftest import RewarderProcess, wait_for
 from tests.rewarder.endpoints.routes_rig import KEY, register
 
 
-def test_what_was_registered_is_listed_shown_and_used_in_any_mix(client: httpx.Client, judge_url: str) -> None:
+def test_a_registered_endpoint_is_listed_and_shown_and_used_with_other_rewards(
+    client: httpx.Client, judge_url: str
+) -> None:
     reply = register(client, judge_url, summary="Longer is better.")
     assert (reply.status_code, reply.headers["location"]) == (201, "/v1/rewards/judge"), reply.text
     version = reply.json()["version"]
@@ -54,7 +56,7 @@ def test_registering_the_same_again_is_harmless_and_another_needs_replace(client
     assert replaced.json()["version"] != again.json()["version"]
 
 
-def test_what_was_deleted_is_gone_and_who_names_it_is_told(client: httpx.Client, judge_url: str) -> None:
+def test_a_deleted_endpoint_is_gone_and_its_use_is_refused(client: httpx.Client, judge_url: str) -> None:
     register(client, judge_url)
     assert client.delete("/v1/rewards/judge").status_code == 204
     for reply in (client.delete("/v1/rewards/judge"), client.get("/v1/rewards/judge")):

@@ -46,7 +46,7 @@ async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_
     assert len(server.received) == 2
 
 
-async def test_who_is_under_way_and_who_waits_is_counted_until_the_endpoint_is_deleted(
+async def test_running_and_waiting_requests_are_counted_until_the_endpoint_is_deleted(
     endpoints: Endpoints, metrics: RewarderMetrics, server: MisbehavingServer
 ) -> None:
     def gauge(name: str) -> float | None:
@@ -65,7 +65,7 @@ async def test_who_is_under_way_and_who_waits_is_counted_until_the_endpoint_is_d
     assert gauge("in_flight") is None, "a deleted endpoint is no longer shown"
 
 
-async def test_who_waits_too_long_for_a_turn_is_told_so(
+async def test_a_request_that_waits_too_long_for_a_turn_fails_with_the_reason(
     redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer
 ) -> None:
     async with endpoints_on(redis, metrics=metrics, queue_timeout_s=0.5) as endpoints:
@@ -105,7 +105,7 @@ async def test_a_cancelled_call_frees_its_turn(endpoints: Endpoints, server: Mis
     assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
 
 
-async def test_secrets_reach_the_endpoint_and_come_back_to_nobody(
+async def test_secrets_reach_the_endpoint_and_never_come_back(
     endpoints: Endpoints, server: MisbehavingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -155,7 +155,9 @@ async def test_an_endpoint_that_was_deleted_is_an_error_with_a_sentence(
     assert not await endpoints.knows("never-there")
 
 
-async def test_a_misspelt_endpoint_is_told_what_may_be_meant(endpoints: Endpoints, server: MisbehavingServer) -> None:
+async def test_the_error_for_a_misspelt_endpoint_suggests_a_name(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
     for name in ("judge", "accuracy_judge"):
         await register(endpoints, name, server.on("/judge", GOOD))
     assert await endpoints.knows("juge")
@@ -168,7 +170,7 @@ async def test_a_misspelt_endpoint_is_told_what_may_be_meant(endpoints: Endpoint
     assert not await endpoints.knows("acuracy_reward"), "a built-in is nearer"
 
 
-async def test_loopback_is_refused_where_nobody_allowed_it(redis: Redis, metrics: RewarderMetrics) -> None:
+async def test_loopback_is_refused_by_default(redis: Redis, metrics: RewarderMetrics) -> None:
     async with endpoints_on(redis, metrics=metrics, rules=OutboundRules()) as endpoints:
         for host in ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0", "[::1]"):
             with pytest.raises(Exception, match=r"has an address that is (loopback|unspecified)"):

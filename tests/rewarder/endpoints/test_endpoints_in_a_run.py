@@ -138,7 +138,7 @@ async def test_without_redis_what_was_registered_still_holds(
         own.kill()
 
 
-async def test_who_never_could_read_what_is_registered_says_so(metrics: RewarderMetrics) -> None:
+async def test_a_rewarder_that_never_could_read_the_registry_says_so(metrics: RewarderMetrics) -> None:
     client = connect(f"redis://127.0.0.1:{kept_port()}/0")
     try:
         with pytest.raises(UnavailableError, match="could not be read: Redis does not answer"):

@@ -171,7 +171,7 @@ async def test_an_edit_that_takes_a_function_away_which_is_in_use_is_not_in_forc
     assert "module edited_rewards has no function " in edited.warning()
 
 
-async def test_a_file_that_is_being_written_is_left_alone(edited: Edited, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_is_being_written_is_not_imported(edited: Edited, caplog: pytest.LogCaptureFixture) -> None:
     path = edited.directory / "edited_rewards.py"
     for part in ("", "import pathl", SOURCE.format("2.0")[:120]):
         path.write_text(part)

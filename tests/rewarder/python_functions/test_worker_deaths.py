@@ -194,7 +194,7 @@ async def test_a_pool_without_a_worker_for_a_minute_says_so(
     await asyncio.gather(waiting.task, return_exceptions=True)
 
 
-async def test_what_nobody_foresaw_in_the_background_is_not_hidden(
+async def test_an_unexpected_error_in_the_background_is_not_hidden(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching = asyncio.create_task(pool.watch())

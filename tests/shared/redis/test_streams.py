@@ -25,7 +25,9 @@ async def test_a_trainer_of_an_older_epoch_can_no_longer_admit(redis: Redis, run
     assert await admit(redis, run_keys, "00000000", incarnation=5)
 
 
-async def test_what_is_given_back_is_for_others_though_the_lease_is_kept(redis: Redis, run_keys: RunKeys) -> None:
+async def test_entries_that_are_given_back_go_to_others_although_the_lease_is_kept(
+    redis: Redis, run_keys: RunKeys
+) -> None:
     for number in range(3):
         await admit(redis, run_keys, f"{number:08d}")
     async with lease(redis, leases=run_keys.leases(GENERATORS), consumer="unable", lease_s=60):
@@ -37,7 +39,7 @@ async def test_what_is_given_back_is_for_others_though_the_lease_is_kept(redis: 
     assert [delivery.group_id for delivery in found] == [*(delivery.group_id for delivery in had), "00000002"]
 
 
-async def test_nothing_is_given_back_of_a_run_that_is_gone(redis: Redis) -> None:
+async def test_giving_back_entries_of_a_deleted_run_does_nothing(redis: Redis) -> None:
     await give_back(redis, stream=RunKeys("gone").prompts, consumer_group=GENERATORS, name="unable")
 
 

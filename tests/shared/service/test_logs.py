@@ -43,7 +43,7 @@ def logged(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return event
 
 
-def test_what_is_wrong_with_the_settings_is_an_event_a_line_in_the_format_that_is_asked_for(
+def test_each_error_of_the_settings_is_one_log_line_in_the_requested_format(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wrong = UserError("HEADRACE_PORT: many\nHEADRACE_HOST: none")
@@ -145,10 +145,10 @@ def test_no_message_can_pass_for_an_event_of_its_own(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_the_stack_that_somebody_asked_for_is_there(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
+def test_a_requested_stack_is_logged(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
     configure_logging("info", log_format=log_format)
     log.info("here", stack_info=True)
-    assert "test_the_stack_that_somebody_asked_for_is_there" in capsys.readouterr().err
+    assert "test_a_requested_stack_is_logged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
@@ -163,7 +163,7 @@ def test_a_message_that_begins_with_a_bracket_is_quoted_whole(
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_who_quotes_a_log_quotes_the_sentence_in_either_format(
+def test_a_quote_of_a_log_is_its_sentence_in_both_formats(
     capsys: pytest.CaptureFixture[str], log_format: LogFormat
 ) -> None:
     configure_logging("info", log_format=log_format)
@@ -188,7 +188,7 @@ def test_a_line_of_anybody_else_is_quoted_as_it_is(line: str) -> None:
 
 
 @pytest.mark.parametrize("process", ["", "(EngineCore pid=7) "])
-def test_what_multiprocessing_warns_of_after_the_end_is_not_what_a_process_said_last(process: str) -> None:
+def test_a_late_warning_of_multiprocessing_is_not_taken_for_the_last_words_of_a_process(process: str) -> None:
     lines = [
         '{"message": "serving", "level": "INFO"}',
         '{"message": "vLLM\'s engine died: ValueError: no room in x.py:12: UserWarning: y", "level": "CRITICAL"}',

@@ -280,7 +280,7 @@ def test_an_older_trainer_neither_replaces_nor_prunes_what_a_newer_one_wrote(tmp
     assert core.weight == 24
 
 
-def test_what_a_newer_trainer_is_writing_is_no_leftover(tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_newer_trainer_is_writing_is_not_a_leftover(tmp_path: Path) -> None:
     pending = CheckpointWriter(tmp_path, keep=1, incarnation=2).begin(FakeCore(1), {}, step=1)
     remove_leftovers(tmp_path, incarnation=1)
     assert pending.directory.is_dir()

@@ -54,7 +54,7 @@ def test_torchs_own_reader_reads_what_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings(WITHOUT_RANKS)
-def test_what_torchs_own_writer_writes_is_read(tmp_path: Path) -> None:
+def test_files_of_torchs_own_writer_are_read(tmp_path: Path) -> None:
     writer = dcp.HuggingFaceStorageWriter(str(tmp_path), save_distributed=True)
     dcp.save(tensors(), storage_writer=writer, no_dist=True)
     found = like(tensors())

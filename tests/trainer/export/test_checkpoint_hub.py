@@ -71,7 +71,7 @@ class Run:
         return [json.loads(fields[b"data"])["message"] for _, fields in events if fields[b"kind"] == b"log"]
 
 
-async def test_without_push_to_hub_the_model_is_in_the_run_directory_and_nobody_is_asked(
+async def test_without_push_to_hub_the_model_is_in_the_run_directory_and_the_hub_is_not_called(
     redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
 ) -> None:
     run = Run(redis, tmp_path, tiny_model)

@@ -25,7 +25,7 @@ def test_a_group_with_fewer_scored_completions_than_the_run_asks_for_is_dropped(
     assert rig.choose() == [1]
 
 
-def test_what_the_functions_failed_at_is_counted_once_a_group(run_config: RunConfig) -> None:
+def test_the_failures_of_functions_are_counted_once_per_group(run_config: RunConfig) -> None:
     rig = Rig(run_config, reward_failure_window=2, reward_failure_threshold=0.4)
     rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0)), 1))
     rig.arrive(1, failed(scored_group("00000001", rewards=(0.0, 1.0)), 0))
@@ -55,7 +55,7 @@ def test_such_a_group_is_dropped_where_groups_without_signal_are_and_gives_its_p
     assert rig.choose() == [2]
 
 
-def test_a_settled_group_is_no_straggler(run_config: RunConfig) -> None:
+def test_a_step_does_not_wait_for_a_settled_group(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1, max_staleness=1)
     rig.ledger.record_trained(3)
     rig.arrive(5, scored_group("00000005", policy_version=4))

@@ -107,7 +107,7 @@ async def test_prompts_of_an_evaluation_that_a_crash_cut_off_are_not_sampled(
 
 @pytest.mark.parametrize("label", ["00500000", "500000", "9" * 5000, "00000003", "eval-x", "\u0663"])
 @pytest.mark.parametrize("where", ["dead", "prompts", "completions", "scored"])
-async def test_what_an_entry_calls_itself_admits_nothing(
+async def test_the_label_of_an_entry_admits_nothing(
     label: str, where: str, redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
     """Three groups are admitted, and the first is buried. Another client leaves an entry with a made-up group id."""

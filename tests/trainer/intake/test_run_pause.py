@@ -182,7 +182,7 @@ async def test_a_test_group_does_not_end_a_pause_that_was_asked_for(
     assert_exact(loop.ledger, run_dir=tmp_path / "run", failed=grader.failed)
 
 
-async def test_somebody_who_resumes_a_run_need_not_wait_for_a_test_group_and_it_pauses_again_if_rewards_still_fail(
+async def test_a_resumed_run_does_not_wait_for_a_test_group_and_pauses_again_if_rewards_still_fail(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_test_groups(loop: TrainingLoop) -> None:

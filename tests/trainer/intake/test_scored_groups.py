@@ -51,7 +51,7 @@ def scored_groups(redis: Redis, keys: RunKeys, *, incarnation: int, ledger: Ledg
     return ScoredGroups(redis, keys=keys, ledger=ledger or Ledger(admitted=150), incarnation=incarnation, consumer=seat)
 
 
-async def test_what_several_dead_trainers_have_read_is_considered_in_the_order_of_the_stream(
+async def test_groups_that_several_dead_trainers_have_read_are_considered_in_the_order_of_the_stream(
     redis: Redis, run_keys: RunKeys
 ) -> None:
     """Trainer 2 read the older entries, trainer 10 the newer ones. Redis lists trainer 10 first. Others are unread."""
@@ -85,7 +85,7 @@ async def test_a_group_that_arrived_may_be_chosen_only_after_it_was_considered(r
     assert scored.considered() == {0, 1}
 
 
-async def test_what_was_settled_before_is_not_considered_again(redis: Redis, run_keys: RunKeys) -> None:
+async def test_settled_groups_are_not_considered_again(redis: Redis, run_keys: RunKeys) -> None:
     ids = await publish(redis, run_keys)
     ledger = Ledger(admitted=150)
     for number in range(10):

@@ -142,7 +142,7 @@ async def test_exactly_the_groups_of_the_moment_of_the_copy_are_in_the_checkpoin
     assert rig.saver.metrics()["checkpoint/total_s"] >= rig.saver.metrics()["checkpoint/standstill_s"] > 0
 
 
-async def test_what_was_logged_of_its_steps_is_on_the_disk_before_a_checkpoint_has_its_name(
+async def test_the_logs_of_its_steps_are_on_the_disk_before_a_checkpoint_has_its_name(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     promised: dict[int, int] = {}

@@ -27,7 +27,7 @@ def prober_of(num_ranks: int, prompts: list[list[int]], **options: Any) -> Probe
 
 
 @pytest.mark.parametrize(("num_ranks", "is_alone"), [(1, True), (2, False)])
-def test_only_a_rank_that_is_alone_may_send_weights_meanwhile(num_ranks: int, is_alone: bool) -> None:
+def test_only_a_single_rank_may_send_weights_meanwhile(num_ranks: int, is_alone: bool) -> None:
     prober = prober_of(num_ranks, [[5] * 20, [6] * 20])
     assert prober is not None
     assert prober.is_alone == is_alone

@@ -52,7 +52,7 @@ async def test_a_run_trains_every_admitted_group_once_and_pushes_every_version(
     assert max(line["staleness/max"] for line in metrics) <= 1
 
 
-async def test_the_reason_for_the_transport_is_told_once(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
+async def test_the_reason_for_the_transport_is_logged_once(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
     await create(redis, config, tmp_path)
     sender = FakeSender(redis)
     await train(redis, played=PlayedServices(redis), sender=sender)
@@ -314,7 +314,7 @@ async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_
     assert report["rollouts_at_fault"] == [f"{label}-1" for label in report["group_ids"]], "branch 1 samples token 6"
 
 
-async def test_rows_whose_gradients_are_too_large_together_alone_are_all_named(
+async def test_rows_whose_gradients_are_too_large_only_together_are_all_named(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
     await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)

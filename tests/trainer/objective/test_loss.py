@@ -382,7 +382,7 @@ def test_an_entropy_bonus_over_kept_tokens_needs_their_number() -> None:
         loss_of(case, has_entropy_bonus=True)
 
 
-def test_what_stands_outside_the_mask_is_never_looked_at() -> None:
+def test_values_outside_the_mask_are_never_read() -> None:
     nan = float("nan")
     case = Case(
         trainer=[[-1.0, nan]],

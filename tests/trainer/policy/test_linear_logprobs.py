@@ -220,7 +220,7 @@ def test_no_tensor_of_all_logits_is_ever_made() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, PreTrainedConfig) else str(value),
 )
-def test_what_a_model_does_to_its_logits_is_read_from_its_config(
+def test_changes_of_logits_are_read_from_the_models_config(
     config: PreTrainedConfig, scale: float, softcap: float | None
 ) -> None:
     transform = HeadTransform.of_model(config, temperature=0.7)

@@ -158,7 +158,7 @@ def test_a_window_far_longer_than_the_test_rows_is_tested_all_the_same(
     assert "without packing: its logprobs differ by" in caplog.text
 
 
-def test_logits_changed_in_a_way_nobody_knows_of_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_changes_of_logits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = transformers.GraniteConfig(**WITHOUT_HEAD_DIM, logits_scaling=3.0)
     directory = save(transformers.GraniteForCausalLM(config), tmp_path)
     make_core(directory)
@@ -203,7 +203,7 @@ def test_attention_that_would_be_left_out_is_refused(change: dict[str, Any], mes
         ({"use_liger_kernel": True}, "use_liger_kernel needs a GPU"),
     ],
 )
-def test_what_this_device_cannot_do_is_refused_with_a_sentence(
+def test_options_that_this_device_does_not_support_are_refused_with_a_sentence(
     tiny_model: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -145,7 +145,7 @@ def test_rows_of_advantage_zero_count_as_tokens_and_move_nothing_else(tiny_model
     assert stats[1].grad_norm == pytest.approx(stats[0].grad_norm / 2, rel=1e-5)
 
 
-def test_a_step_on_rows_of_advantage_zero_alone_leaves_the_weights(tiny_model: Path) -> None:
+def test_a_step_on_only_rows_of_advantage_zero_leaves_the_weights(tiny_model: Path) -> None:
     core = make_core(tiny_model)
     before = weights(core)
     core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=0.0)])

@@ -33,7 +33,7 @@ def test_rows_that_teach_nothing_come_last_in_passes_of_their_own() -> None:
     assert plan == ((Slot((1,), True), Slot((), False)), (Slot((), True), Slot((0,), False)))
 
 
-def test_nothing_to_do_is_no_pass_at_all() -> None:
+def test_without_rows_there_are_no_passes() -> None:
     assert split([], num_ranks=2) == ((), ())
 
 

@@ -138,7 +138,7 @@ async def test_a_queued_run_is_stopped_although_redis_is_full(
     assert (reply.status_code, reply.json()["status"]) == (202, "stopped")
 
 
-async def test_while_redis_cannot_write_to_its_disk_a_person_is_told_so_at_once(
+async def test_while_redis_cannot_write_to_its_disk_a_request_fails_at_once_with_the_reason(
     run_config: RunConfig, settings: TrainerSettings, tmp_path: Path
 ) -> None:
     """The supervisor, which has a run to start, does not keep the request waiting either."""

@@ -75,7 +75,7 @@ def waiting(run: RunRecord, around: Surroundings | None = None, *, note: str = "
         ({}, {}, "", "work"),
     ],
 )
-def test_programs_are_told_what_is_waited_for_by_a_kind(
+def test_the_reason_for_waiting_has_a_kind_for_programs(
     run: dict[str, Any], around: dict[str, Any], note: str, kind: str
 ) -> None:
     found = waiting(record(**run), surroundings(**around), note=note)
@@ -100,7 +100,7 @@ def test_a_queued_run_names_the_one_before_it() -> None:
     assert reason(queued) == "its training rank to be started"
 
 
-def test_what_the_supervisor_knows_comes_first() -> None:
+def test_the_note_of_the_supervisor_comes_first() -> None:
     assert reason(record(), surroundings(generators=[]), note="its training rank, which crashed") == (
         "its training rank, which crashed"
     )
@@ -184,7 +184,7 @@ def test_a_refusal_is_shown_until_others_have_long_taken_the_place_of_the_replic
     assert shown(living={"a"}, is_served=True) == ["old", "new"]
 
 
-def test_a_paused_run_waits_for_whoever_can_let_it_go_on() -> None:
+def test_a_paused_run_names_the_user_or_rank_that_it_waits_for() -> None:
     by_user, by_rewards = (Pause(by, "a reason", 990.0) for by in ("user", "rewards"))
     assert reason(record(desired="pause")) == "its training rank to finish its batch and pause"
     held = record(status="paused", desired="pause", pause=by_user)

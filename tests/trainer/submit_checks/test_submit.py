@@ -171,7 +171,7 @@ async def test_a_dry_run_counts_each_data_set_of_a_mixture_and_the_evaluation_se
     assert derived["eval_prompts"] == 3
 
 
-async def test_what_is_wrong_with_a_data_set_is_said_of_the_setting_that_names_it(
+async def test_an_error_of_a_data_set_is_reported_at_the_setting_that_names_it(
     client: httpx.AsyncClient, run: Run, dataset: DatasetFile
 ) -> None:
     torn = dataset.path.with_name("torn.jsonl")
@@ -233,7 +233,7 @@ async def test_a_rewarder_that_cannot_answer_is_a_503_that_says_why(
     assert sentence in reply.json()["detail"]
 
 
-async def test_what_may_surprise_is_a_warning(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:
+async def test_a_surprising_setting_causes_a_warning(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:
     dataset.write('{"prompt": "1 + 1 ="}\n{"prompt": "2 + 2 ="}\n')
     body = (await client.post("/v1/runs", params={"dry_run": "1"}, json=run | {"save_steps": 10})).json()
     used, saved, column = body["warnings"]
@@ -272,14 +272,14 @@ async def test_a_dataset_that_takes_too_long_is_a_503(settings: TrainerSettings,
         b"[" * 9_000,
     ],
 )
-async def test_a_body_that_is_no_json_is_a_400(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_not_json_is_a_400(client: httpx.AsyncClient, body: bytes) -> None:
     reply = await client.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["title"] == "Malformed JSON"
 
 
 @pytest.mark.parametrize("body", ["[]", '"run"', "null", "7"])
-async def test_json_that_is_no_object_is_a_422(client: httpx.AsyncClient, body: str) -> None:
+async def test_json_that_is_not_an_object_is_a_422(client: httpx.AsyncClient, body: str) -> None:
     reply = await client.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 422
     assert "JSON object" in reply.json()["detail"]

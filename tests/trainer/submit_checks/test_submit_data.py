@@ -139,7 +139,7 @@ async def test_in_a_mixture_a_column_is_looked_for_where_the_option_applies(
     assert "is not used; leave it out" in errors["columns"]
 
 
-async def test_what_a_run_needs_around_it_is_asked_for(
+async def test_missing_surroundings_of_a_run_are_reported(
     client: httpx.AsyncClient, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HF_TOKEN_PATH"):

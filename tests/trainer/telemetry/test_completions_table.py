@@ -79,7 +79,7 @@ def test_as_many_rows_are_drawn_as_wanted_and_the_same_ones_each_time() -> None:
     assert rendered(table, step=7, num_rows=40).count("prompt") == 40
 
 
-def test_what_the_model_wrote_cannot_move_the_cursor_or_be_taken_for_markup() -> None:
+def test_text_of_the_model_can_neither_move_the_cursor_nor_become_markup() -> None:
     drawn = rendered(completions_table([group(0, completion="\x1b[2Jgone [bold]not[/bold]")], step=1), step=1)
     assert "\x1b" not in drawn
     assert "�[2Jgone [bold]not[/bold]" in drawn

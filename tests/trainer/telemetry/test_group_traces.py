@@ -123,7 +123,7 @@ def test_clocks_that_disagree_make_no_span_that_ends_before_it_begins() -> None:
     assert all((span.end_time or 0) >= (span.start_time or 0) > 0 for span in told.spans().values())
 
 
-def test_where_nobody_listens_nothing_is_told_and_no_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_collector_nothing_is_sent_and_no_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     traces = GroupTraces.from_environment({}, run_id="run-a", replica_id="trainer-0")
     traces.trained([waiting(7, *LIFE)], step=4)

@@ -105,7 +105,7 @@ async def test_one_bad_address_among_good_ones_is_enough_to_refuse(
     assert dialled.hosts == []
 
 
-async def test_the_next_address_is_tried_when_nobody_listens_at_the_first(
+async def test_the_next_address_is_tried_when_the_first_does_not_accept(
     redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer, dialled: Dialled
 ) -> None:
     rules = OutboundRules(networks=parse_networks("127.0.0.0/24"), ports=ALL_PORTS)
@@ -159,7 +159,7 @@ async def test_the_system_s_resolver_sees_through_every_spelling(name: str) -> N
     assert all(address.is_loopback for address in found)
 
 
-async def test_the_resolver_asks_once_for_many_who_wait_and_outlives_those_who_leave() -> None:
+async def test_the_resolver_asks_once_for_many_waiters_and_outlives_cancelled_waiters() -> None:
     resolver = Resolver()
     first, second = (asyncio.create_task(resolver("127.0.0.1", 80)) for _ in range(2))
     await asyncio.sleep(0)
