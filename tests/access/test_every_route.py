@@ -174,7 +174,7 @@ async def test_a_path_that_is_nearly_one_of_a_route_is_not_that_route(
 
 
 @pytest.mark.parametrize("service", TABLES)
-async def test_another_method_is_refused_with_those_that_there_are(service: str, apps: dict[str, App]) -> None:
+async def test_another_method_is_refused_with_the_allowed_methods(service: str, apps: dict[str, App]) -> None:
     assert (await ask(apps[service], "DELETE", "/v1/about")).status_code == 401
     refused = await ask(apps[service], "DELETE", "/v1/about", key_of("infer"))
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
@@ -194,7 +194,7 @@ def test_the_table_of_a_service_has_the_query_parameters_of_its_routes(service: 
 
 
 @pytest.mark.parametrize("service", TABLES)
-async def test_a_query_parameter_that_a_route_does_not_have_is_refused_with_those_it_has(
+async def test_an_unknown_query_parameter_is_refused_with_the_known_parameters(
     service: str, apps: dict[str, App]
 ) -> None:
     for route in TABLES[service].routes:

@@ -73,9 +73,7 @@ def test_a_key_between_services_opens_nothing_else_unless_both_are_the_same() ->
     assert same.find(b"one", "internal") is not None
 
 
-def test_a_file_that_changes_is_read_again_and_what_changed_is_said(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_changed_file_is_read_again_and_the_changes_are_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     keyring = Keyring(api="the one", file=file, look_every_s=0)
     ci = keyring.find(b"key of ci", "read")
     assert ci is not None
@@ -102,7 +100,7 @@ def test_a_file_that_is_replaced_by_another_is_read_again(file: Path, tmp_path: 
     assert (name_of(keyring, "key of ci"), name_of(keyring, "key of me")) == (None, "me")
 
 
-def test_the_file_is_looked_at_no_more_often_than_it_says_but_for_a_key_that_is_new(file: Path) -> None:
+def test_the_file_is_checked_at_most_once_per_interval_except_for_a_new_key(file: Path) -> None:
     keyring = Keyring(file=file, look_every_s=3600)
     file.write_text(line("notebook", "read"))
     assert name_of(keyring, "key of ci") == "ci"
@@ -111,7 +109,7 @@ def test_the_file_is_looked_at_no_more_often_than_it_says_but_for_a_key_that_is_
 
 
 @pytest.mark.parametrize("broken", ["ci sha256:no read\n", None, "directory"])
-def test_a_file_that_breaks_keeps_the_keys_that_were_read_and_says_so(
+def test_a_broken_file_keeps_the_previous_keys_and_is_reported(
     broken: str | None, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keyring, registry = Keyring(file=file, look_every_s=0), CollectorRegistry()

@@ -148,7 +148,7 @@ async def test_refused_and_failed_requests_are_logged_too(written: Written) -> N
     ids=["line", "field", "terminal", "long"],
 )
 @pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])
-async def test_no_path_makes_a_line_of_its_own(path: str, formatter: logging.Formatter, written: Written) -> None:
+async def test_no_path_makes_a_separate_log_line(path: str, formatter: logging.Formatter, written: Written) -> None:
     written.setFormatter(formatter)
     await ask("GET", path)
     (line,) = written.text.splitlines()

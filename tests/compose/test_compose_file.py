@@ -299,7 +299,7 @@ def test_compilers_can_load_what_they_make() -> None:
         assert all("cache-" in str(service["volumes"]) for name, service in ALL.items() if kind(name) == image)
 
 
-def test_generators_have_nothing_that_only_one_of_them_can_have() -> None:
+def test_generators_have_no_fixed_name_or_port_so_that_they_can_be_scaled() -> None:
     for name, service in ALL.items():
         if kind(name) == "generator":
             assert not {"container_name", "hostname", "ports"} & set(service)

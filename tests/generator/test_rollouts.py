@@ -70,12 +70,12 @@ def test_spans_that_do_not_tile_the_completion_are_refused(spans: Spans) -> None
 
 
 @pytest.mark.parametrize("logprobs", [(math.nan,) * 3, (-0.5, -math.inf, -1.0)])
-def test_diverged_weights_are_said_to_be_diverged(logprobs: tuple[float, ...]) -> None:
+def test_diverged_weights_are_reported_as_diverged(logprobs: tuple[float, ...]) -> None:
     with pytest.raises(MessageError, match="diverged"):
         make(a_completion(logprobs=logprobs))
 
 
-def test_a_token_whose_logprob_the_engine_cannot_tell_travels_with_the_others() -> None:
+def test_a_token_with_an_unknown_logprob_is_published_with_the_others() -> None:
     (first, *_) = make(a_completion(logprobs=(-0.5, math.nan, -1.0))).rollouts
     assert first.generator_logprobs().tolist() == pytest.approx([-0.5, math.nan, -1.0], nan_ok=True)
 

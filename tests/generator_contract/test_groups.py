@@ -113,7 +113,7 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
     assert len(finished - {taken}) == 39
 
 
-async def test_a_group_that_is_there_twice_is_published_once(trainer: PlayedTrainer, redis: Redis) -> None:
+async def test_a_duplicate_group_is_published_once(trainer: PlayedTrainer, redis: Redis) -> None:
     await trainer.push(0)
     prompt = trainer.prompt("00000000")
     for _ in range(2):

@@ -123,7 +123,7 @@ def test_a_name_service_of_the_node_or_on_another_port_can_be_named() -> None:
         assert allowed(objects, trainer, there, port, protocol="UDP") is is_open
 
 
-def test_the_hub_is_reached_by_those_that_load_models_and_closed_with_the_hub(one: list[Object]) -> None:
+def test_the_hub_is_open_to_services_that_load_models_and_closed_if_it_is_disabled(one: list[Object]) -> None:
     offline = render({"hub": {"enabled": False}})
     for workload, expected in {"trainer": True, "generator": True, "rewarder": False, "redis": False}.items():
         assert allowed(one, place(one, workload), INTERNET, 443) is expected

@@ -127,7 +127,7 @@ def test_pods_get_the_time_they_need_to_end() -> None:
         assert container(found[name])["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "20"]}}
 
 
-def test_gpus_are_limits_of_those_that_have_them() -> None:
+def test_gpus_are_limits_of_the_workloads_that_have_them() -> None:
     values = {
         "trainer": {"gpus": 4},
         "generator": {"gpus": 2, "engineArgs": {"tensor_parallel_size": 2}},
@@ -139,7 +139,7 @@ def test_gpus_are_limits_of_those_that_have_them() -> None:
     assert gpus == {"trainer": 4, "generator": 2, "rewarder": 1, "redis": None, "test": None}
 
 
-def test_without_gpus_nothing_asks_for_one_and_images_are_those_for_cpu() -> None:
+def test_without_gpus_no_workload_asks_for_one_and_the_cpu_images_are_used() -> None:
     found = all_workloads("values-kind.yaml")
     assert "gpu" not in str([container(it)["resources"] for it in found.values()])
     ours = [container(found[name])["image"] for name in ("trainer", "generator", "rewarder", "test")]
@@ -192,7 +192,7 @@ def test_whatever_is_written_to_a_nodes_disk_has_a_limit(name: str) -> None:
         assert all(volume["emptyDir"].get("sizeLimit") for volume in kept), f"{workload}: {kept}"
 
 
-def test_a_cache_is_as_large_as_the_values_say_and_survives_its_pod_where_they_say_so() -> None:
+def test_a_cache_has_the_size_of_the_values_and_survives_its_pod_if_they_say_so() -> None:
     claimed = {"persistent": True, "size": "300Gi", "storageClassName": "ssd"}
     values: dict[str, Any] = {
         "trainer": {"multiNode": {"nodes": 2}, "cache": claimed},
@@ -444,14 +444,14 @@ def test_made_keys_are_long_and_all_different() -> None:
     assert all(len(value) >= 56 for value in data.values()), "43 characters of 62, in base64"
 
 
-def test_the_sandbox_may_have_a_seccomp_profile_of_its_own() -> None:
+def test_the_sandbox_may_have_its_own_seccomp_profile() -> None:
     profile = {"type": "Localhost", "localhostProfile": "profiles/userns.json"}
     found = workloads(render({"rewarder": {"sandbox": {"seccompProfile": profile}}}))
     assert pod_spec(found["rewarder"])["securityContext"]["seccompProfile"] == profile
     assert pod_spec(found["generator"])["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-def test_whom_an_autoscaler_scales_has_no_number_of_its_own() -> None:
+def test_a_workload_with_an_autoscaler_has_no_number_of_replicas() -> None:
     objects = render(values_of("everything"))
     assert "replicas" not in of_kind(objects, "StatefulSet")["generator"]["spec"]
     assert "replicas" not in of_kind(objects, "Deployment")["rewarder"]["spec"]

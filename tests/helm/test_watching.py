@@ -15,7 +15,7 @@ def everything() -> list[Object]:
     return render(values_of("everything"))
 
 
-def test_the_files_of_the_chart_are_those_of_the_folders_beside_it() -> None:
+def test_the_files_of_the_chart_equal_the_files_in_the_folders_beside_it() -> None:
     source = CHART.parent / "copy_files.py"
     spec = importlib.util.spec_from_file_location("copy_files", source)
     assert spec is not None

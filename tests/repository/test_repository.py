@@ -110,7 +110,7 @@ def test_user_entry_points_import_neither_torch_nor_vllm_nor_transformers(door: 
     assert heavy_modules_after(f"import {door}") == []
 
 
-def test_help_is_there_without_torch_or_vllm() -> None:
+def test_help_works_without_torch_or_vllm() -> None:
     code = (
         "import sys; sys.modules.update(torch=None, vllm=None, transformers=None); sys.argv = ['headrace', '--help']\n"
     )

@@ -82,7 +82,7 @@ async def two_under_way(client: httpx.AsyncClient, directory: Path) -> "list[asy
     return worked_on
 
 
-async def test_more_requests_than_fit_get_a_429_and_those_that_wait_are_answered(
+async def test_more_requests_than_fit_get_a_429_and_waiting_requests_are_answered(
     client: httpx.AsyncClient, metrics_url: str, tmp_path: Path
 ) -> None:
     worked_on = await two_under_way(client, tmp_path)

@@ -46,7 +46,7 @@ class Nasty:
         raise RuntimeError("no")
 
 
-def test_a_function_with_kwargs_gets_the_columns_but_not_those_trl_holds_back() -> None:
+def test_a_function_with_kwargs_gets_the_columns_except_the_columns_that_trl_holds_back() -> None:
     def function(**given: Any) -> Any:
         return given
 

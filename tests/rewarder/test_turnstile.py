@@ -98,7 +98,7 @@ async def test_no_minute_has_more_requests_than_the_limit() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_tokens_count_too_and_a_giant_goes_out_when_nothing_else_did() -> None:
+async def test_tokens_count_too_and_a_giant_is_sent_when_nothing_else_was() -> None:
     gate, clock = turnstile(max_concurrency=100, tpm=100)
     order: list[str] = []
     tasks = [entering(gate, "a", order, tokens=tokens) for tokens in (60, 40, 1000, 1)]

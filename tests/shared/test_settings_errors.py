@@ -48,7 +48,7 @@ def test_a_table_that_is_not_json_is_a_one_line_error_without_a_traceback(monkey
         ("redis://:canary@127.0.0.1:6379/abc", "must be the number of a database"),
     ],
 )
-def test_where_no_redis_can_be_is_said_without_the_password(
+def test_an_impossible_redis_url_is_refused_without_showing_the_password(
     url: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_REDIS_URL", url)
@@ -81,7 +81,7 @@ def test_a_log_level_is_one_of_five_in_any_case(monkeypatch: pytest.MonkeyPatch)
         from_environment(ServiceSettings)
 
 
-def test_one_port_for_two_servers_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_port_for_two_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_PORT", "8123")
     monkeypatch.setenv("HEADRACE_METRICS_PORT", "8123")
     with pytest.raises(UserError, match=r"^HEADRACE_METRICS_PORT and HEADRACE_PORT are both 8123"):

@@ -95,7 +95,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(
     assert serial_shown(port, authority) == serial_in(second)
 
 
-def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
+def test_files_that_do_not_fit_each_other_change_nothing_and_are_reported(
     authority: Authority, listening: list[Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Simulate the moment when only the first of the two files has been written."""
@@ -118,7 +118,7 @@ def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
     assert serial_shown(port, authority) == serial_in(second)
 
 
-def test_a_file_that_goes_away_while_it_is_loaded_changes_nothing_and_is_said(
+def test_a_file_that_vanishes_while_it_is_loaded_changes_nothing_and_is_reported(
     authority: Authority,
     listening: list[Listener],
     caplog: pytest.LogCaptureFixture,

@@ -116,7 +116,7 @@ async def test_a_run_that_is_not_there_is_refused(redis: Redis, redis_url: str, 
     assert "there is no run run-nowhere in Redis" in output
 
 
-def test_without_a_run_id_it_says_how_it_is_called(start_rank: StartRank) -> None:
+def test_without_a_run_id_it_prints_its_usage(start_rank: StartRank) -> None:
     rank = start_rank("redis://127.0.0.1:1/0")
     output, _ = rank.communicate(timeout=WITHIN_S)
     assert rank.returncode == REFUSED

@@ -86,7 +86,7 @@ def test_a_replica_that_follows_reads_deltas_and_a_late_one_all_of_the_chain(roo
     assert encodings == ["full", "delta", "delta", "delta"]
 
 
-def test_a_version_that_is_there_need_not_be_written_again(root: str) -> None:
+def test_an_existing_version_is_not_written_again(root: str) -> None:
     trainer = Trainer(root)
     assert trainer.writer.place_of(0) is None
     place = trainer.writer.publish(trainer.parcel(0))

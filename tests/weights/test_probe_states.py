@@ -26,7 +26,7 @@ def prober(logprobs: Sequence[float] = PROBE_LOGPROBS, *, tolerance: float = 0.5
     return Prober(lambda _: logprobs, token_ids=[5, 6, 7, 8], tolerance=tolerance)
 
 
-async def test_a_version_is_verified_by_the_probe_before_what_it_sampled_goes_out(
+async def test_a_version_is_verified_by_the_probe_before_its_tokens_are_published(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
     await quick_sender.push(weights(0.0), policy_version=0, prober=prober())
@@ -53,7 +53,7 @@ async def test_a_version_is_verified_by_the_probe_before_what_it_sampled_goes_ou
     assert passed == ["a", "b"]
 
 
-async def test_a_replica_whose_probe_fails_is_taken_out_and_nothing_it_sampled_goes_out(
+async def test_a_replica_whose_probe_fails_is_taken_out_and_its_tokens_are_not_published(
     quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     await quick_sender.push(weights(0.0), policy_version=0, prober=prober())

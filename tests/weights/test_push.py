@@ -166,7 +166,7 @@ async def test_without_staging_a_transfer_that_broke_is_never_served_and_the_nex
     await check(replica, policy, version=7)
 
 
-async def test_kept_keys_and_values_are_those_of_the_old_weights_and_new_requests_never_see_them(
+async def test_kept_keys_and_values_come_from_the_old_weights_and_new_requests_never_use_them(
     replica: ReplicaProcess, model_dir: Path, redis: Redis, run_keys: RunKeys, sender: WeightSender
 ) -> None:
     await replica.attach(kv_after_push="keep")
@@ -195,7 +195,7 @@ async def test_kept_keys_and_values_are_those_of_the_old_weights_and_new_request
     await check(replica, policies[new % 2], version=new)
 
 
-async def test_weights_that_were_loaded_wrong_are_caught_by_the_probe_and_no_token_of_them_goes_out(
+async def test_wrongly_loaded_weights_are_caught_by_the_probe_and_no_token_of_them_is_published(
     tied_replica: ReplicaProcess,
     tied_model_dir: Path,
     redis: Redis,

@@ -200,7 +200,7 @@ async def test_a_push_that_fails_does_not_return_while_the_probe_is_computed(
     assert set(pushing.result().failed) == {"generator-1"}
 
 
-async def test_a_trainer_that_cannot_compute_the_probe_in_time_is_stuck_and_says_so(
+async def test_a_trainer_that_cannot_compute_the_probe_in_time_reports_that_it_is_stuck(
     redis: Redis, incarnation: int, one: ServedReceiver
 ) -> None:
     sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=3.0), SlowProber()

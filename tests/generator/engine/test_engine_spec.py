@@ -99,7 +99,7 @@ def test_a_base_in_4_bits_is_refused_on_cpu_and_without_the_package() -> None:
     assert spec.engine_args()["quantization"] == "bitsandbytes"
 
 
-def test_the_operators_engine_arguments_win_over_the_runs_and_those_over_ours() -> None:
+def test_engine_arguments_of_the_operator_win_over_the_runs_and_the_runs_win_over_ours() -> None:
     spec = spec_for(a_config(vllm={"max_num_seqs": 16, "block_size": 32, "enforce_eager": False}), has_cuda=False)
     args = spec.engine_args({"max_num_seqs": 8}, has_cuda=False)
     assert (args["max_num_seqs"], args["block_size"], args["enforce_eager"]) == (8, 32, False)

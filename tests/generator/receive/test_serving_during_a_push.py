@@ -94,7 +94,7 @@ async def replica() -> AsyncIterator[Replica]:
     engine.close()
 
 
-async def test_while_weights_are_loaded_the_old_version_is_the_one_that_is_there_and_requests_wait(
+async def test_while_weights_are_loaded_the_old_version_is_shown_and_requests_wait(
     replica: Replica,
 ) -> None:
     replica.state.required_version = LineageVersion(1, 3)

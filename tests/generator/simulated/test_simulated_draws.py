@@ -32,7 +32,7 @@ def test_a_completion_ends_only_with_the_end_of_sequence_or_is_cut_off() -> None
     assert reasons == {"stop", "length"}
 
 
-def test_draws_are_those_of_the_seed_and_the_replica() -> None:
+def test_draws_depend_on_the_seed_and_the_replica() -> None:
     def first(seed: int, index: int) -> list[int]:
         return Draws(SimulationSettings(seed=seed), FACTS, index=index).completion(max_tokens=30).token_ids
 

@@ -88,7 +88,7 @@ async def test_a_mistaken_address_is_one_finding_whatever_else_it_answers() -> N
     assert list(wrong(too_long)) == [("trainer", "reachable")]
 
 
-async def test_a_list_of_runs_that_does_not_come_is_said_in_a_sentence() -> None:
+async def test_a_missing_list_of_runs_is_reported_in_a_sentence() -> None:
     with service("trainer", {"/v1/runs": HANG_UP}) as api:
         found = await examine(targets(api_url=api.url))
     assert wrong(found)["runs", "list"].startswith(
@@ -252,7 +252,7 @@ async def test_a_key_without_the_read_scope_is_distinguished_from_a_refused_key(
     assert runs.says == f"not looked at: {detail}"
 
 
-async def test_without_an_api_key_doctor_cannot_look_and_says_so() -> None:
+async def test_without_an_api_key_doctor_reports_that_it_cannot_check() -> None:
     with service("trainer") as api:
         found = await examine(targets(api_url=api.url, api_key=""))
     assert wrong(found) == {}
@@ -290,7 +290,7 @@ async def test_releases_and_gpus_that_do_not_fit_together_are_named(
 
 
 @pytest.mark.parametrize(("what", "untold"), [("NCCL", "nccl"), ("torch", "torch")])
-async def test_a_release_that_one_side_does_not_tell_is_not_taken_for_equal(what: str, untold: str) -> None:
+async def test_a_release_that_one_side_does_not_report_is_not_taken_for_equal(what: str, untold: str) -> None:
     about: dict[str, Any] = {untold: None}
     with service("trainer") as trainer, service("generator", **about) as generator:
         found = await examine(targets(api_url=trainer.url, generator_urls=(generator.url,)))

@@ -73,7 +73,7 @@ def test_a_key_file_that_is_not_there_is_a_sentence(
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_keys_of_a_directory_go_to_no_address_of_the_environment_and_doctor_says_so(
+def test_keys_of_a_directory_are_not_sent_to_an_address_of_the_environment_and_doctor_reports_it(
     is_named: bool,
     tmp_path: Path,
     redis_url: str,

@@ -140,7 +140,7 @@ async def test_a_web_server_in_the_place_of_redis_is_distinguished_from_a_stoppe
     assert "give the address of Redis itself" in one.do
 
 
-async def test_a_redis_that_is_asked_with_tls_and_speaks_none_may_not_answer_and_that_is_said() -> None:
+async def test_a_redis_without_tls_that_does_not_answer_tls_is_reported_as_such() -> None:
     with hanging_port() as port:
         found = await look_at_redis(f"rediss://127.0.0.1:{port}/0", timeout_s=0.5)
     (one,) = found.findings

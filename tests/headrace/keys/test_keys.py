@@ -95,7 +95,7 @@ def test_an_edit_is_on_the_disk_before_and_after_it_takes_the_place_of_the_file(
     assert synced == [(False, False), (True, True)], "the file is synced before it is renamed"
 
 
-def test_headrace_up_has_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_headrace_up_has_its_own_keys_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"was never started on {tmp_path}/.headrace" in said(capsys, "list")
     state = StateDir(tmp_path / ".headrace")
     state.make()

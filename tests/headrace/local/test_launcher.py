@@ -179,7 +179,7 @@ def test_when_the_run_api_refuses_everything_ends_with_its_message(rig: Launcher
     assert rig.state.endpoint() is None
 
 
-def test_when_the_rewarder_refuses_to_start_nothing_is_said_to_be_up(rig: LauncherRig) -> None:
+def test_when_the_rewarder_refuses_to_start_nothing_is_reported_as_up(rig: LauncherRig) -> None:
     rig.order("rewarder", exit=2, message="HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward")
     launcher = rig.launch()
     assert launcher.wait(timeout=PATIENCE_S) == 1

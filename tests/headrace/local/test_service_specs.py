@@ -55,7 +55,7 @@ def launches_seen(monkeypatch: pytest.MonkeyPatch) -> list[UpSettings]:
     return seen
 
 
-def test_each_real_generator_is_a_process_of_its_own(tmp_path: Path) -> None:
+def test_each_real_generator_is_a_separate_process(tmp_path: Path) -> None:
     specs = specs_of(UpSettings(tmp_path / "state", num_generators=2))
     assert specs.keys() == {"trainer", "generator-0", "generator-1", "rewarder"}
     assert specs["generator-1"].command[1:] == ("-m", "services.generator")

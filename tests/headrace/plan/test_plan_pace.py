@@ -21,7 +21,7 @@ def test_a_plan_that_is_slow_and_fits_ends_with_0(model: Path, capsys: pytest.Ca
     assert body["fits"]
 
 
-def test_generators_are_those_that_keep_the_trainer_busy_through_the_pushes(
+def test_the_number_of_generators_keeps_the_trainer_busy_through_the_pushes(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """32 x 8 x 1500 tokens at 9000 per second take 42.67 s, 1.2 s of it at rest: 9000 / (3000 x 0.97188) = 3.09."""

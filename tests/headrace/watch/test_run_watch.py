@@ -56,7 +56,7 @@ def test_groups_in_flight_are_what_is_left_of_the_admitted() -> None:
     assert "30 admitted = 16 trained + 4 dropped (zero_std 3, dead_letter 1) + 10 in flight" in drawn(watch, width=100)
 
 
-def test_time_left_is_the_pace_of_the_steps_so_far_times_those_to_come() -> None:
+def test_time_left_is_the_pace_of_the_steps_so_far_times_the_remaining_steps() -> None:
     watch = RunWatch(make_run())
     assert watch.seconds_left() is None
     for step in (1, 2, 3):

@@ -156,7 +156,7 @@ async def test_the_log_has_every_outage_of_an_endpoint_and_its_end(
     assert caplog.messages == [left_alone, "reward endpoint judge answers again", left_alone]
 
 
-async def test_a_judge_that_says_no_is_there_and_opens_no_breaker(
+async def test_a_judge_that_refuses_is_reachable_and_opens_no_breaker(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
     said = [answers(b"", status=400), answers([1.0]), answers(b"", status=429), gzip_bomb(6_000_000), sends_crumbs]

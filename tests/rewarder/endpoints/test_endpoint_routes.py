@@ -69,7 +69,7 @@ def test_a_deleted_endpoint_is_gone_and_its_use_is_refused(client: httpx.Client,
     assert "registered with POST /v1/rewards" in never
 
 
-def test_built_ins_can_be_looked_at_and_neither_replaced_nor_deleted(client: httpx.Client, judge_url: str) -> None:
+def test_built_ins_can_be_shown_but_neither_replaced_nor_deleted(client: httpx.Client, judge_url: str) -> None:
     shown = client.get("/v1/rewards/accuracy_reward").json()
     assert (shown["kind"], shown["endpoint"]) == ("built-in", None)
     assert client.delete("/v1/rewards/accuracy_reward").status_code == 409

@@ -124,7 +124,7 @@ async def test_bytes_sent_before_a_request_do_not_answer_another_request(
     assert [verdict.value for verdict in await ask(endpoints, "good", CALL)] == [1.0, 0.5]
 
 
-async def test_every_request_has_a_connection_of_its_own_and_says_so(
+async def test_every_request_has_its_own_connection_and_says_so(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
     await register(endpoints, "judge", server.on("/judge", GOOD), max_concurrency=4)

@@ -154,7 +154,7 @@ async def test_a_rewarder_that_never_could_read_the_registry_says_so(metrics: Re
         await client.aclose()
 
 
-async def test_a_record_that_cannot_be_read_is_said_to_be_one(
+async def test_an_unreadable_record_is_reported_as_such(
     redis: Redis, endpoints: Endpoints, metrics: RewarderMetrics
 ) -> None:
     for name, data in (("newer", b'{"url": "https://judge.example/", "colour": 1}'), ("torn", b"\xff{")):

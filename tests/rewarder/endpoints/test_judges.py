@@ -92,7 +92,7 @@ async def test_a_row_without_its_reference_does_not_wait_and_uses_no_request_of_
 
 
 @pytest.mark.parametrize("scope", ["runs", "score"])
-async def test_an_endpoint_answers_those_in_its_scope_only(
+async def test_an_endpoint_answers_only_calls_in_its_scope(
     endpoints: Endpoints, server: MisbehavingServer, scope: str
 ) -> None:
     await register(endpoints, "judge", server.on("/judge", answers([1.0])), scopes=[scope])

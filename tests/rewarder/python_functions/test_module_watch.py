@@ -94,7 +94,7 @@ async def edited(metrics: RewarderMetrics, tmp_path: Path) -> AsyncIterator[Edit
         sys.path.remove(str(tmp_path))
 
 
-async def test_an_edit_is_in_force_after_two_looks_under_a_version_of_its_own(edited: Edited) -> None:
+async def test_an_edit_is_used_after_two_checks_under_its_own_version(edited: Edited) -> None:
     before = {outcome.version for outcome in await edited.outcomes(SYNC, ON_LOOP, LAZY)}
     edited.write("edited_rewards.py", SOURCE.format("2.0"))
     await edited.watch.look()

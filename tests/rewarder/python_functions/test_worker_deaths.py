@@ -173,7 +173,7 @@ async def test_an_import_whose_process_was_killed_is_made_again(
     assert isinstance(await inspecting, Inspected)
 
 
-async def test_a_pool_without_a_worker_for_a_minute_says_so(
+async def test_a_pool_without_a_worker_for_a_minute_reports_it(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.rewarder.python_functions.worker_pool._GIVE_UP_AFTER_S", 0.0)

@@ -196,7 +196,7 @@ async def test_the_log_of_a_model_does_not_name_the_group_that_asked_first(
     assert not [event for event in said.events if event.keys() & {"run_id", "group_id"}]
 
 
-async def test_a_directory_that_was_changed_is_not_loaded_under_calls_and_a_check_says_so(
+async def test_a_changed_directory_is_not_loaded_during_calls_and_a_check_reports_it(
     models: RewardModels, processes: Processes, tmp_path: Path
 ) -> None:
     name = str(tmp_path)

@@ -166,7 +166,7 @@ def test_trl_spellings_of_scale_rewards_are_understood() -> None:
     assert parse_run_config({**MINIMAL, "scale_rewards": False}).scale_rewards == "none"
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(UserError) as caught:
         parse_run_config({**MINIMAL, "top_p": 2.0, "sede": 1})
     assert "top_p" in str(caught.value)

@@ -58,13 +58,13 @@ def test_each_error_of_the_settings_is_one_log_line_in_the_requested_format(
     assert first.endswith(" CRITICAL services.somewhere HEADRACE_PORT: many")
 
 
-def test_why_a_process_ends_is_said_at_every_level(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_for_the_end_of_a_process_is_logged_at_every_level(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("CRITICAL")
     log_lines(log, UserError("there is no GPU"))
     assert logged(capsys)["message"] == "there is no GPU"
 
 
-def test_an_event_is_one_line_of_json_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_is_one_line_of_json_with_any_text(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info")
     log.info('two lines\nand a "quote"')
     event = logged(capsys)
@@ -134,7 +134,7 @@ def test_text_is_for_people_and_has_the_trace_below(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r", "\r\n", "\x0b", "\u2028"])
-def test_no_message_can_pass_for_an_event_of_its_own(capsys: pytest.CaptureFixture[str], newline: str) -> None:
+def test_no_message_can_pass_for_a_separate_event(capsys: pytest.CaptureFixture[str], newline: str) -> None:
     configure_logging("info", log_format="text")
     said = f"one{newline}2026-01-01T00:00:00.000Z CRITICAL services.trainer the disk is full"
     log.error("scoring failed: %s", said, exc_info=ValueError(said))

@@ -107,7 +107,7 @@ def test_with_fractions_an_epoch_ends_where_a_data_set_would_begin_again(tmp_pat
     assert prompts(dataset, 33)[24:].count("large18") == 1  # the next epoch continues the large data set where it was
 
 
-def test_each_data_set_is_shuffled_in_epochs_of_its_own(tmp_path: Path) -> None:
+def test_each_data_set_is_shuffled_in_its_own_epochs(tmp_path: Path) -> None:
     a, b = file(tmp_path / "a.jsonl", 8), file(tmp_path / "b.jsonl", 8)
     mixed = config({"path": a}, {"path": b}, shuffle_dataset=True)
     dataset, again = open_dataset(mixed), open_dataset(mixed)

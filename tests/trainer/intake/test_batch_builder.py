@@ -79,7 +79,7 @@ def test_a_group_too_stale_for_the_last_step_of_a_batch_is_dropped_before_its_fi
     assert rig.ledger.dropped_by_reason() == {"stale": 1}
 
 
-def test_advantages_over_the_batch_are_those_of_the_batch_that_was_chosen(run_config: RunConfig) -> None:
+def test_advantages_over_the_batch_use_only_the_chosen_groups(run_config: RunConfig) -> None:
     """Rewards 0, 2 and 0, 6 have a std of sqrt(8). The rewards of a third group, which is left out, do not count."""
     rig = Rig(run_config, groups_per_step=2, scale_rewards="batch")
     for number, high in enumerate((2.0, 6.0, 100.0)):

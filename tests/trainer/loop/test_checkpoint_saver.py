@@ -271,7 +271,7 @@ async def test_a_trainer_whose_heir_cleared_its_checkpoint_away_is_superseded_an
     assert list(rig.root.iterdir()) == []
 
 
-async def test_a_trainer_whose_checkpoint_cannot_begin_since_it_was_superseded_says_so(rig: Rig) -> None:
+async def test_a_superseded_trainer_whose_checkpoint_cannot_begin_reports_it(rig: Rig) -> None:
     async def superseded(_directory: Path) -> None:
         await take_over(rig.redis, rig.keys)
 

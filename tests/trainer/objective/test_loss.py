@@ -248,7 +248,7 @@ def test_at_sequence_level_the_bound_is_of_the_completions_ratio() -> None:
     assert result.stats.metrics()["num_bounded_ratios"] == 1
 
 
-def test_a_ratio_within_the_bound_is_as_it_was() -> None:
+def test_a_ratio_within_the_bound_is_unchanged() -> None:
     case = Case(trainer=[[0.0, 0.0]], old=[[-19.5, -20.5]], advantages=[-1.0])
     result, gradient = loss_of(case)
     assert result.loss.item() == pytest.approx((math.exp(19.5) + BOUND) / 2)

@@ -61,7 +61,7 @@ TRANSFORMS = [
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_logprobs_entropies_and_both_gradients_are_those_of_a_plain_log_softmax(
+def test_logprobs_entropies_and_both_gradients_equal_a_plain_log_softmax(
     transform: HeadTransform, has_bias: bool
 ) -> None:
     hidden_MH, weight_VH, bias_V, targets_M = inputs()

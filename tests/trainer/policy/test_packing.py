@@ -115,7 +115,7 @@ def test_packed_or_not_in_any_order_and_under_any_budget_the_loss_and_its_gradie
             torch.testing.assert_close(gradient, seen[0][2][name], rtol=1e-4, atol=1e-6 * scale)
 
 
-def test_packed_logprobs_are_those_of_the_model_by_itself(model_directory: Path) -> None:
+def test_packed_logprobs_equal_the_models_own(model_directory: Path) -> None:
     rows = random_rows(4)
     scores = make_core(model_directory).score(rows)
     for row, score in zip(rows, scores, strict=True):

@@ -236,7 +236,7 @@ def test_a_step_of_nothing_is_refused(tiny_model: Path) -> None:
         make_core(tiny_model).step()
 
 
-def test_scores_are_those_of_the_reference_implementation(tiny_model: Path) -> None:
+def test_scores_equal_the_reference_implementation(tiny_model: Path) -> None:
     rows = random_rows(6)
     core = make_core(tiny_model, temperature=TEMPERATURE, max_tokens_per_microbatch=32, max_completion_length=8)
     policy, _ = reference_logprobs(tiny_model, rows[0])

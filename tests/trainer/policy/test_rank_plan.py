@@ -37,7 +37,7 @@ def test_without_rows_there_are_no_passes() -> None:
     assert split([], num_ranks=2) == ((), ())
 
 
-def test_a_row_longer_than_the_budget_gets_a_pass_of_its_own() -> None:
+def test_a_row_longer_than_the_budget_gets_its_own_pass() -> None:
     (plan,) = split([(10, True), (300, True), (10, True)], num_ranks=1)
     assert sorted(slot.row_indices for slot in plan) == [(0, 2), (1,)]
 

@@ -64,7 +64,7 @@ async def shown(client: httpx.AsyncClient, run_id: str) -> Run:
     return answer
 
 
-async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_says_so(
+async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_confirms_it(
     client: httpx.AsyncClient, run_id: str, store: RunStore
 ) -> None:
     asked = await client.post(f"/v1/runs/{run_id}/pause")

@@ -157,7 +157,7 @@ def test_a_service_that_waits_for_redis_answers_and_says_that_redis_is_unreachab
     assert "Traceback" not in service.log()
 
 
-def test_help_is_there_at_once_and_imports_nothing_heavy() -> None:
+def test_help_is_instant_and_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'fastapi', 'redis', 'pydantic']))\n"
         "from services.trainer.__main__ import main\nmain(['--help'])"

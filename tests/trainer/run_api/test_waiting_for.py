@@ -201,7 +201,7 @@ def test_a_paused_run_names_the_user_or_rank_that_it_waits_for() -> None:
     assert "has not reported" in (reason(silent) or "")
 
 
-def test_a_run_asked_to_stop_says_so() -> None:
+def test_a_stop_request_is_shown() -> None:
     assert reason(record(desired="stop")) == "its training rank to finish its step and stop"
 
 

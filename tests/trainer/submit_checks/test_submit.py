@@ -95,7 +95,7 @@ async def test_an_unknown_setting_is_refused_with_the_nearest_known_one(client: 
     assert errors == {"num_generation": "there is no such setting; did you mean num_generations?"}
 
 
-async def test_everything_that_is_wrong_is_said_in_one_answer(client: httpx.AsyncClient, run: Run) -> None:
+async def test_all_errors_are_reported_in_one_answer(client: httpx.AsyncClient, run: Run) -> None:
     errors = await refusal(client, run | {"learning_rate": "fast", "num_generations": 1, "colour": "red"})
     assert set(errors) == {"learning_rate", "num_generations", "colour"}
     errors = await refusal(

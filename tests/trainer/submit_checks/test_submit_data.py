@@ -106,7 +106,7 @@ async def test_options_of_a_chat_template_need_conversations(
     assert await accepted(client, thinking) == []
 
 
-async def test_a_column_that_is_not_there_is_refused_with_those_that_are(client: httpx.AsyncClient, run: Run) -> None:
+async def test_a_missing_column_is_refused_with_the_existing_columns(client: httpx.AsyncClient, run: Run) -> None:
     errors = await refusal(client, run | {"columns": ["solution", "level"]})
     assert errors == {"columns": "there is no column level; there are prompt, solution"}
     renamed = {"rename_columns": {"solution": "target"}, "columns": ["target", "prompt"]}

@@ -34,7 +34,7 @@ def test_there_is_a_row_a_completion_with_what_every_function_said() -> None:
     assert table.rows == ((7, "abc", "42", 0.25, None, -1.5), (7, "abc", "42", 1.0, None, 1.5))
 
 
-def test_components_and_versions_have_columns_where_functions_tell_them() -> None:
+def test_components_and_versions_have_columns_if_functions_report_them() -> None:
     entered = group(0)
     (exact, style), (plain, other) = (rollout.rewards for rollout in entered.waiting.group.rollouts)
     told = msgspec.structs.replace(exact, components={"format": 0.5, "answer": 0.0}, version="3f2a")

@@ -77,7 +77,7 @@ def exact(*values: float | None) -> list[Said]:
     return [{"exact": value} for value in values]
 
 
-def test_lengths_are_of_all_completions_and_of_those_that_ended_by_themselves() -> None:
+def test_lengths_are_of_all_completions_and_of_completions_that_ended_by_themselves() -> None:
     found = metrics(
         trained(0, exact(0.0, 1.0), lengths=[4, 10], truncated=[1]), trained(1, exact(0.0, 1.0), lengths=[2, 6])
     )
