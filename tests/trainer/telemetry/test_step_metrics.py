@@ -270,14 +270,14 @@ def test_bursts_are_evened_out() -> None:
     assert all(900 <= found <= 1100 for found in rates[40:])
 
 
-def test_what_came_longer_ago_than_the_window_is_forgotten() -> None:
+def test_values_older_than_the_window_are_forgotten() -> None:
     rate = RecentRate()
     rate.add(5000, elapsed_s=1.0)
     assert rate.add(0, elapsed_s=WINDOW_S - 1.0) == pytest.approx(500.0)
     assert rate.add(0, elapsed_s=1.0) == 0.0
 
 
-def test_a_step_longer_than_the_window_counts_alone() -> None:
+def test_only_the_last_step_counts_if_it_is_longer_than_the_window() -> None:
     rate = RecentRate()
     rate.add(100, elapsed_s=1.0)
     assert rate.add(6000, elapsed_s=2 * WINDOW_S) == pytest.approx(300.0)
