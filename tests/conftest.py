@@ -23,7 +23,7 @@ from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.kept_ports import kept_port
 
-# The models of these tests are so small that a second thread costs more than it computes, and many times more on a
+# The models of these tests are so small that a second thread costs more time than it saves, and many times more on a
 # busy machine. torch reads this when it is loaded, which is later; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -31,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # packets, each lost one costs 5 s by default, which is longer than some deadlines here.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# How long an example takes says something of the machine, and nothing of the code.
+# The time of an example depends on the machine, not on the code.
 hypothesis.settings.register_profile(
     "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

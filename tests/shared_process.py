@@ -45,7 +45,7 @@ class SharedProcess(Generic[_ProcessT]):
     def get(self) -> _ProcessT:
         """Return the process, alive. If a start failed, the first test fails with the log, and all others skip."""
         if self._has_failed:
-            pytest.skip("what this test shares with others did not start; the first of them failed with its log")
+            pytest.skip("the shared process did not start; the first test that uses it failed with its log")
         if self._process is not None and self._process.is_alive():
             return self._process
         self.end()
@@ -71,4 +71,4 @@ def lent(shared: SharedProcess[_TalkingT]) -> Iterator[_TalkingT]:
     """Lend the process to one test. If it ends meanwhile, that test fails with its log, and the next gets another."""
     process = shared.get()
     yield process
-    assert process.is_alive(), f"what this test shares with others ended: {process.log()}"
+    assert process.is_alive(), f"the shared process ended: {process.log()}"

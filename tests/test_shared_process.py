@@ -70,7 +70,7 @@ def test_a_process_that_does_not_start_fails_the_first_test_and_no_other() -> No
         process.get()
 
 
-def test_a_port_that_is_kept_is_given_to_nobody_by_chance_and_taken_by_whoever_is_told() -> None:
+def test_a_kept_port_is_never_given_out_by_chance_and_can_be_bound_on_purpose() -> None:
     port = kept_port()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))

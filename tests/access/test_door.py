@@ -124,7 +124,7 @@ async def status(keyring: Keyring, authorization: str, path: str = "/stream") ->
 @pytest.mark.parametrize(
     "value", ["Bearer", "Bearer ", "Basic public", "public", "Bearer publi", "Bearer publicx", "Bearer public x", ""]
 )
-async def test_a_wrong_header_is_no_key(value: str) -> None:
+async def test_a_wrong_header_is_not_a_key(value: str) -> None:
     assert await status(Keyring(api="public"), value) == 401
 
 
@@ -138,7 +138,7 @@ async def test_the_key_may_be_the_password_of_a_url(userinfo: str, expected: int
     assert await status(Keyring(api="public"), f"Basic {base64.b64encode(userinfo.encode()).decode()}") == expected
 
 
-async def test_a_key_whose_time_is_over_is_told_so(file: KeysFile) -> None:
+async def test_an_expired_key_is_refused_with_the_reason(file: KeysFile) -> None:
     file.write(line("watcher", "read", expires="2020-01-01"))
     async with served(Streams(), Keyring(file=file.path)) as client:
         refused = await client.get("/stream", headers=bearer("watcher"))
@@ -167,8 +167,8 @@ async def test_a_stream_ends_when_its_key_is_revoked_loses_its_scope_or_expires(
             assert await anext(other_chunks) == b"data: first\n\n"
             assert streams.num_open == 2
             file.write(left)
-            assert [chunk async for chunk in chunks] == [], "it ends as a stream does, and not with an error"
-            assert streams.num_open == 1, "that of another key goes on"
+            assert [chunk async for chunk in chunks] == [], "it ends like a finished stream, without an error"
+            assert streams.num_open == 1, "the stream of the other key goes on"
         refused = await client.get("/stream", headers=bearer("watcher"))
         assert refused.status_code == (403 if "score" in left else 401)
 
@@ -201,7 +201,7 @@ async def test_an_answer_that_does_not_watch_its_client_is_finished(file: KeysFi
         given_up = await watched
         streams.release.set()
         assert (await slow).json() == "done"
-    assert given_up.status_code in (200, 401), "it ended, although nobody hung up"
+    assert given_up.status_code in (200, 401), "it ended, although the client did not hang up"
 
 
 async def test_head_of_a_stream_is_answered_at_once_and_leaves_no_stream_behind(file: KeysFile) -> None:

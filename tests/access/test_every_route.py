@@ -121,7 +121,7 @@ async def test_every_route_is_closed_without_its_key(service: str, apps: dict[st
 
 
 @pytest.mark.parametrize("service", TABLES)
-async def test_every_route_is_closed_to_keys_of_other_scopes_which_are_told_what_they_lack(
+async def test_every_route_refuses_keys_of_other_scopes_and_names_the_missing_scope(
     service: str, apps: dict[str, App]
 ) -> None:
     for route, scope in itertools.product(TABLES[service].routes, SCOPES):
@@ -174,7 +174,7 @@ async def test_a_path_that_is_nearly_one_of_a_route_is_not_that_route(
 
 
 @pytest.mark.parametrize("service", TABLES)
-async def test_another_method_is_refused_with_those_that_there_are(service: str, apps: dict[str, App]) -> None:
+async def test_another_method_is_refused_with_the_allowed_methods(service: str, apps: dict[str, App]) -> None:
     assert (await ask(apps[service], "DELETE", "/v1/about")).status_code == 401
     refused = await ask(apps[service], "DELETE", "/v1/about", key_of("infer"))
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
@@ -194,7 +194,7 @@ def test_the_table_of_a_service_has_the_query_parameters_of_its_routes(service: 
 
 
 @pytest.mark.parametrize("service", TABLES)
-async def test_a_query_parameter_that_a_route_does_not_have_is_refused_with_those_it_has(
+async def test_an_unknown_query_parameter_is_refused_with_the_known_parameters(
     service: str, apps: dict[str, App]
 ) -> None:
     for route in TABLES[service].routes:
@@ -209,7 +209,7 @@ async def test_a_query_parameter_that_a_route_does_not_have_is_refused_with_thos
             assert name in refused.json()["detail"]
         if route.needs is not None:
             unknown = await ask(apps[service], route.method, f"{route.path}?limt=3", "nonsense")
-            assert unknown.status_code == 401, "without a key nothing is told"
+            assert unknown.status_code == 401, "without a key, the answer reveals nothing"
 
 
 async def test_vllms_own_routes_judge_their_query_parameters_themselves(apps: dict[str, App]) -> None:

@@ -39,7 +39,7 @@ def test_one_key_is_a_keyring_of_one_with_every_scope() -> None:
     assert (key.name, set(key.scopes)) == ("api-key", set(SCOPES))
     assert keyring.find(b"the on", "operate") is None
     assert not keyring.is_open_to_all("read")
-    assert keyring.is_open_to_all("internal"), "there is no internal key to ask for"
+    assert keyring.is_open_to_all("internal"), "the service has no internal key"
 
 
 def test_named_keys_stand_beside_the_one(file: Path) -> None:
@@ -73,9 +73,7 @@ def test_a_key_between_services_opens_nothing_else_unless_both_are_the_same() ->
     assert same.find(b"one", "internal") is not None
 
 
-def test_a_file_that_changes_is_read_again_and_what_changed_is_said(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_changed_file_is_read_again_and_the_changes_are_logged(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     keyring = Keyring(api="the one", file=file, look_every_s=0)
     ci = keyring.find(b"key of ci", "read")
     assert ci is not None
@@ -84,7 +82,7 @@ def test_a_file_that_changes_is_read_again_and_what_changed_is_said(
         file.write_text(line("ci", "read") + line("notebook", "infer"))
         assert name_of(keyring, "key of notebook") == "notebook"
     assert caplog.messages == ["HEADRACE_API_KEYS_FILE was read again: 2 keys; new: notebook; changed: ci"]
-    assert not keyring.allows(ci, "submit"), "its scope was taken away"
+    assert not keyring.allows(ci, "submit"), "its scope was removed"
     assert keyring.allows(ci, "read")
     file.write_text(line("notebook", "infer"))
     assert name_of(keyring, "key of ci") is None
@@ -102,7 +100,7 @@ def test_a_file_that_is_replaced_by_another_is_read_again(file: Path, tmp_path: 
     assert (name_of(keyring, "key of ci"), name_of(keyring, "key of me")) == (None, "me")
 
 
-def test_the_file_is_looked_at_no_more_often_than_it_says_but_for_a_key_that_is_new(file: Path) -> None:
+def test_the_file_is_checked_at_most_once_per_interval_except_for_a_new_key(file: Path) -> None:
     keyring = Keyring(file=file, look_every_s=3600)
     file.write_text(line("notebook", "read"))
     assert name_of(keyring, "key of ci") == "ci"
@@ -111,7 +109,7 @@ def test_the_file_is_looked_at_no_more_often_than_it_says_but_for_a_key_that_is_
 
 
 @pytest.mark.parametrize("broken", ["ci sha256:no read\n", None, "directory"])
-def test_a_file_that_breaks_keeps_the_keys_that_were_read_and_says_so(
+def test_a_broken_file_keeps_the_previous_keys_and_is_reported(
     broken: str | None, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keyring, registry = Keyring(file=file, look_every_s=0), CollectorRegistry()
@@ -125,7 +123,7 @@ def test_a_file_that_breaks_keeps_the_keys_that_were_read_and_says_so(
     for _ in range(3):
         assert name_of(keyring, "key of ci") == "ci"
     (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "The 1 keys that were read last stay in force" in said.getMessage(), "once, and not at every request"
+    assert "The 1 keys that were read last stay in force" in said.getMessage(), "logged once, not at every request"
     assert str(file) in said.getMessage()
     assert registry.get_sample_value("headrace_keys_file_broken") == 1
     file.rmdir() if broken == "directory" else file.unlink(missing_ok=True)

@@ -74,7 +74,7 @@ def test_a_line_that_is_wrong_is_named_by_its_number_and_not_quoted(tmp_path: Pa
     assert HASH[10:20] not in said
 
 
-def test_what_cannot_be_a_keys_file_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_an_invalid_keys_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(KeysFileError, match="No such file"):
         read_keys_file(tmp_path / "nothing")
     with pytest.raises(KeysFileError, match="directory"):

@@ -49,7 +49,7 @@ async def ask(method: str, path: str, *, key: str = KEY, request_id: str | bytes
 
 
 class Written(logging.StreamHandler[io.StringIO]):
-    """The log lines of the services, without those of httpx, which is the client here."""
+    """The log lines of the services, without lines of httpx, which is the client here."""
 
     def __init__(self) -> None:
         super().__init__(io.StringIO())
@@ -97,7 +97,7 @@ async def test_a_request_is_one_line_with_its_key_and_its_id_and_without_its_que
 @pytest.mark.parametrize("sane", ["3f2a-9c", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "a" * 128])
 async def test_an_id_that_a_client_sends_is_kept(sane: str, written: Written) -> None:
     answer = await ask("GET", "/v1/runs", request_id=sane)
-    assert answer.headers.get_list("x-request-id") == [sane], "and an application's own is replaced"
+    assert answer.headers.get_list("x-request-id") == [sane], "an id that the application sets is replaced"
     assert written.lines()[0]["request_id"] == sane
 
 
@@ -121,12 +121,12 @@ async def test_a_problem_and_all_lines_of_a_request_have_its_id(written: Written
     await ask("GET", f"/v1/runs/{RUN}/metrics", request_id="id-broken")
     (line,) = written.lines("services.somewhere")
     assert line["request_id"] == "id-broken"
-    assert problem(404, "Not found", "Outside of a request there is no id.").keys() == {
+    assert problem(404, "Not found", "Logged outside of a request, so without an id.").keys() == {
         "type", "title", "status", "detail",
     }  # fmt: skip
 
 
-async def test_what_is_refused_or_broken_is_in_the_log_too(written: Written) -> None:
+async def test_refused_and_failed_requests_are_logged_too(written: Written) -> None:
     await ask("GET", "/v1/runs", key="wrong")
     with contextlib.suppress(AssertionError):  # raised by httpx, which does not expect an answer that breaks off
         await ask("GET", f"/v1/runs/{RUN}/events")
@@ -148,7 +148,7 @@ async def test_what_is_refused_or_broken_is_in_the_log_too(written: Written) -> 
     ids=["line", "field", "terminal", "long"],
 )
 @pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])
-async def test_no_path_makes_a_line_of_its_own(path: str, formatter: logging.Formatter, written: Written) -> None:
+async def test_no_path_makes_a_separate_log_line(path: str, formatter: logging.Formatter, written: Written) -> None:
     written.setFormatter(formatter)
     await ask("GET", path)
     (line,) = written.text.splitlines()
@@ -158,7 +158,7 @@ async def test_no_path_makes_a_line_of_its_own(path: str, formatter: logging.For
     assert '"key": "admin' not in line
 
 
-async def test_who_changed_what_with_which_outcome_is_a_line_of_the_audit(written: Written) -> None:
+async def test_each_change_is_an_audit_line_with_caller_and_outcome(written: Written) -> None:
     await ask("POST", "/v1/runs", request_id="id-1")
     await ask("POST", f"/v1/runs/{RUN}/stop")
     await ask("DELETE", f"/v1/runs/{RUN}", key="wrong")
@@ -200,7 +200,7 @@ async def test_probes_that_succeed_are_lines_of_level_debug_and_others_are_not(
     assert [line["path"] for line in written.lines()] == ["/livez", "/readyz"]
 
 
-async def test_what_is_no_request_is_let_through_without_a_line(written: Written) -> None:
+async def test_a_scope_that_is_not_a_request_passes_without_a_log_line(written: Written) -> None:
     seen: list[str] = []
 
     async def lifespan(scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -101,7 +101,7 @@ class Containers:
         return text
 
     def python(self, container: Any, code: str, *arguments: str) -> str:
-        """Run Python in a container of one of our services."""
+        """Run Python in the container of a headrace service."""
         return self.inside(container, "python3", "-c", code, *arguments)
 
     def copy_out(self, container: Any, path: str, target: Path) -> Path:

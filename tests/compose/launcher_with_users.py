@@ -1,6 +1,6 @@
 """The launcher on a Redis with one user per service: ``python launcher_with_users.py STATE_DIR PORT SECRETS_DIR``.
 
-The generator is simulated; its streams, leases and registration are the same as those of a real one.
+The generator is simulated; its streams, leases and registration are the same as a real generator's.
 """
 
 import dataclasses

@@ -101,7 +101,7 @@ def test_one_port_is_published_and_on_loopback(profile: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in watching)
 
 
-def test_a_network_is_who_may_talk_to_whom() -> None:
+def test_the_networks_allow_only_the_necessary_connections() -> None:
     standing = {name: networks(service) for name, service in ALL.items()}
     for name in standing:
         if kind(name) == "generator":
@@ -110,7 +110,7 @@ def test_a_network_is_who_may_talk_to_whom() -> None:
     assert "rewards" in standing["rewarder"]
     assert not standing["rewarder"] & standing["generator"]
     assert not standing["grafana"] & {net for name in OURS for net in standing[name]}
-    assert standing["redis"] == {"store-trainer", "store-generator", "store-rewarder"}, "and not the world"
+    assert standing["redis"] == {"store-trainer", "store-generator", "store-rewarder"}, "it does not reach the internet"
     declared = load()["networks"]
     assert set(declared) == {network for nets in standing.values() for network in nets}
     for network, settings in declared.items():
@@ -156,7 +156,7 @@ def test_the_environment_is_one_that_the_service_takes(
         if field in ("reward_path", "gpu_claims_dir"):
             value = str(tmp_path)
         monkeypatch.setenv(variable, value)
-    assert not mounted, "a secret that is mounted and not read"
+    assert not mounted, "a secret is mounted that the service does not read"
     settings = settings_type()
     assert settings.api_key.get_secret_value() == "content-of-api-key"
     assert settings.internal_key.get_secret_value() == ("" if name == "rewarder" else "content-of-internal-key")
@@ -167,7 +167,7 @@ def test_the_environment_is_one_that_the_service_takes(
 
 
 @pytest.mark.parametrize("name", ["trainer", "trainer-single", "trainer-cpu"])
-def test_headrace_doctor_finds_everybody_where_the_page_runs_it(name: str, tmp_path: Path) -> None:
+def test_headrace_doctor_finds_all_services_where_the_page_runs_it(name: str, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
     (source, target, words) = re.findall(
         r'^docker compose run .*-v "\$\(realpath (\S+)\):(\S+):ro" .* trainer -m headrace (doctor .*)$', page, re.M
@@ -207,7 +207,9 @@ def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_
     assert len(files) == (4 if kind(name) == "trainer" else 3)
     for variable in files:
         assert environment[variable] == given[variable]
-        assert str(Path(given[variable]).parent) in directories, "a directory, and not a file that stays as it was"
+        assert str(Path(given[variable]).parent) in directories, (
+            "a directory is mounted, because a mounted file would not change"
+        )
     if kind(name) == "trainer":
         assert environment["HEADRACE_REWARDER_URL"] == given["HEADRACE_REWARDER_URL"]
 
@@ -297,7 +299,7 @@ def test_compilers_can_load_what_they_make() -> None:
         assert all("cache-" in str(service["volumes"]) for name, service in ALL.items() if kind(name) == image)
 
 
-def test_generators_have_nothing_that_only_one_of_them_can_have() -> None:
+def test_generators_have_no_fixed_name_or_port_so_that_they_can_be_scaled() -> None:
     for name, service in ALL.items():
         if kind(name) == "generator":
             assert not {"container_name", "hostname", "ports"} & set(service)
@@ -321,7 +323,7 @@ def test_the_version_is_the_packages(tmp_path: Path) -> None:
     assert variables()["HEADRACE_VERSION"] == {version}
 
 
-def test_what_is_always_there_needs_what_every_profile_of_the_stack_has_and_has_no_container_itself() -> None:
+def test_the_service_without_a_container_depends_on_a_service_of_every_profile() -> None:
     everything = load()["services"]
     check = everything[PROFILE_CHECK]
     assert "profiles" not in check
@@ -342,7 +344,7 @@ def test_the_first_runs_are_runs() -> None:
     assert demo["model"].startswith("/models/")
 
 
-def test_what_watching_mounts_is_there() -> None:
+def test_the_mounted_files_of_monitoring_exist() -> None:
     if not (DEPLOY / "observability").is_dir():
         pytest.skip("deploy/observability is not in this checkout")
     for name in ("prometheus", "grafana"):
@@ -358,7 +360,7 @@ def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_pa
         subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
     made = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert set(made) == set(load()["secrets"])
-    assert made.pop("hub-token") == made.pop("wandb-api-key") == "", "which are yours, or none"
+    assert made.pop("hub-token") == made.pop("wandb-api-key") == "", "the user may fill these in later"
     (directory / "hub-token").write_text("hf_mine", encoding="utf-8")
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch("[0-9a-f]{48}", content) for content in made.values())

@@ -130,7 +130,7 @@ def test_nccl_would_talk_over_the_network_of_weights(stack: Containers) -> None:
         assert stack.python(container, look).strip() == weights["IPAddress"]
 
 
-def test_nobody_reaches_what_is_not_theirs(stack: Containers) -> None:
+def test_no_container_reaches_a_service_of_another_network(stack: Containers) -> None:
     connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3).close()"
     addresses = {
         name: {net: one["IPAddress"] for net, one in stack.one(name).attrs["NetworkSettings"]["Networks"].items()}

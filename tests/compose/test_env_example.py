@@ -14,9 +14,9 @@ def test_env_example_says_every_variable_with_its_default() -> None:
     for name, defaults in variables().items():
         if name in chosen | examples | {"HEADRACE_ENGINE_ARGS"}:
             continue
-        assert name in told, f".env.example does not tell of {name}"
+        assert name in told, f".env.example does not mention {name}"
         assert told[name] in defaults, name
-    assert set(told) - set(variables()) == {"COMPOSE_PROFILES"}, "told of, and read by nobody"
+    assert set(told) - set(variables()) == {"COMPOSE_PROFILES"}, "the file mentions a variable that no service reads"
     assert told["COMPOSE_PROFILES"] in HARDWARE
 
 
@@ -36,7 +36,7 @@ def test_the_page_starts_the_stack_that_its_later_commands_speak_to() -> None:
     page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
     commands = re.findall(r"^docker compose .*$", page, re.M)
     assert commands
-    assert not [command for command in commands if "--profile" in command], "it takes the place of the one in .env"
+    assert not [command for command in commands if "--profile" in command], "it replaces the value in .env"
     (change,) = re.findall(r"^sed -i '(.*)' \.env$", page, re.M)
     example = (DEPLOY / ".env.example").read_text(encoding="utf-8")
     done = subprocess.run(["sed", change], input=example, capture_output=True, text=True, check=True)

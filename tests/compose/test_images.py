@@ -39,7 +39,7 @@ def stages(name: str) -> dict[str, str]:
 
 
 def whole(name: str, stage: str) -> str:
-    """Return a stage's instructions, after those of the stages that it is based on."""
+    """Return a stage's instructions, after the instructions of its base stages."""
     known = stages(name)
     (base,) = re.findall(r"^FROM (\S+)", known[stage], re.M)
     return (whole(name, base) if base in known else "") + known[stage]
@@ -104,7 +104,7 @@ def test_trainer_and_generator_are_asked_for_one_nccl_and_prove_it_when_they_are
 
 
 @pytest.mark.parametrize("name", ["generator", "trainer"])
-def test_the_index_of_cpu_builds_is_asked_for_torch_alone_and_nothing_is_tried_twice(name: str) -> None:
+def test_the_index_of_cpu_builds_is_asked_only_for_torch_and_no_package_is_tried_twice(name: str) -> None:
     """A second index may contain anything, so it is not tried after a network failure."""
     cpu = stages(name)["packages-cpu"]
     asked = [install for install in installs_in(cpu) if "TORCH_CPU_INDEX" in install]
@@ -175,7 +175,7 @@ def test_a_dockerfile_needs_no_frontend_and_starts_from_an_argument(name: str) -
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("flavour", ["cpu", "gpu"])
-def test_an_image_is_labelled_checked_and_runs_as_nobody_in_particular(name: str, flavour: str) -> None:
+def test_an_image_has_labels_a_health_check_and_an_unprivileged_user(name: str, flavour: str) -> None:
     text = dockerfile(name) if name == "redis" else whole(name, flavour)
     assert re.findall(r"^USER (\S+)$", text, re.M)[-1] == "10001:10001"
     assert text.index("HEALTHCHECK") > 0
@@ -212,7 +212,7 @@ def imported(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_copied_is_there_and_not_ignored(name: str) -> None:
+def test_copied_files_exist_and_are_not_ignored(name: str) -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile(name), re.M):
         for source in sources.split():
@@ -238,7 +238,7 @@ runpy.run_module("headrace", run_name="__main__", alter_sys=True)
 """
 
 
-def test_headrace_doctor_needs_no_package_that_the_image_of_the_trainer_has_not(tmp_path: Path) -> None:
+def test_headrace_doctor_needs_only_packages_of_the_trainers_image(tmp_path: Path) -> None:
     """The docs run it there from a checkout."""
     for name in ("headrace", "shared"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -254,7 +254,9 @@ def test_headrace_doctor_needs_no_package_that_the_image_of_the_trainer_has_not(
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
     found = json.loads(done.stdout)["findings"]
-    assert {one["where"] for one in found if one["level"] == "problem"} == {"trainer", "redis"}, "nobody was there"
+    assert {one["where"] for one in found if one["level"] == "problem"} == {"trainer", "redis"}, (
+        "no trainer and no Redis was running"
+    )
 
 
 def test_nothing_secret_gets_into_a_build() -> None:

@@ -62,7 +62,7 @@ def start(
         secrets: Directory with the passwords.
         port: The server's port.
         maxmemory: The value of HEADRACE_REDIS_MAXMEMORY.
-        limit: Files of the control group that limits its memory, by name; without them there is no limit.
+        limit: Files of the control group that limits its memory, by name; without them, its memory is not limited.
     """
     programs, scripts = directory / "bin", directory / "scripts"
     if not programs.exists():  # otherwise it would be restarted
@@ -128,7 +128,7 @@ def test_the_configuration_keeps_what_was_acknowledged_and_evicts_nothing(server
         assert client.info("persistence")["aof_enabled"] == 1
 
 
-async def test_what_was_written_at_once_is_there_after_a_kill(tmp_path: Path) -> None:
+async def test_a_synced_write_survives_a_kill(tmp_path: Path) -> None:
     with running(tmp_path) as server, server.client("trainer") as client, client.pipeline(transaction=True) as both:
         both.hset("headrace:one", "a", "1").hset("headrace:two", "b", "2").execute()
         # With `everysec`, a write that arrives during a sync is acknowledged first and written later.
@@ -137,7 +137,7 @@ async def test_what_was_written_at_once_is_there_after_a_kill(tmp_path: Path) ->
         assert (client.hget("headrace:one", "a"), client.hget("headrace:two", "b")) == ("1", "2")
 
 
-def test_nobody_enters_without_a_user_and_its_password(server: Server) -> None:
+def test_no_client_enters_without_a_user_and_its_password(server: Server) -> None:
     with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()
     wrong = cast("Any", redis.Redis)(port=server.port, username="trainer", password="not-it")
@@ -244,7 +244,7 @@ def test_redis_does_not_start_where_it_would_be_killed_before_it_refuses_a_write
 
 
 @pytest.mark.parametrize("maxmemory", ["much", "2 gb", "2gib", "gb", "-1"])
-def test_an_amount_of_memory_that_is_none_is_refused(maxmemory: str, tmp_path: Path) -> None:
+def test_an_invalid_amount_of_memory_is_refused(maxmemory: str, tmp_path: Path) -> None:
     said = why_not_started(tmp_path, maxmemory=maxmemory, limit={})
     assert f"redis: HEADRACE_REDIS_MAXMEMORY is {maxmemory}; write an amount such as 2gb" in said
 

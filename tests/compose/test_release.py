@@ -1,4 +1,4 @@
-"""deploy/release.py: what it builds, the order of its pushes, and values that name images by digest."""
+"""deploy/release.py builds images, pushes them in order, and writes values that name them by digest."""
 
 import hashlib
 import importlib.util
@@ -101,7 +101,7 @@ def test_a_step_that_fails_ends_it_with_a_sentence(
     assert not (tmp_path / "dist" / "values-images-cpu.yaml").exists()
 
 
-def test_without_docker_it_says_so(tmp_path: Path) -> None:
+def test_without_docker_it_fails_with_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, DEPLOY / "release.py", "r.example.com", "--out", tmp_path],
         env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,

@@ -18,7 +18,7 @@ def test_the_image_of_the_trainer_holds_what_sends_traces() -> None:
 
 
 @pytest.mark.parametrize("profile", HARDWARE)
-def test_compose_tells_the_trainer_alone_where_traces_go(profile: str) -> None:
+def test_compose_gives_only_the_trainer_the_address_for_traces(profile: str) -> None:
     where = "http://collector:4318"
     told = {
         name: service["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]

@@ -2,7 +2,7 @@
 
 Everything else is TRL's own code: forward and backward pass of the model, old and reference logprobs, advantages,
 importance weights, loss, metrics, accumulation and the optimizer. The samples enter through TRL's own
-``rollout_func``. The vLLM client, which would load an engine, is replaced by one that does nothing.
+``rollout_func``. The vLLM client, which would load an engine, is replaced by a client that does nothing.
 """
 
 import importlib
@@ -103,7 +103,7 @@ class Told:
         }
 
     def reward_func(self, index: int) -> Any:
-        """Return one of TRL's ``reward_funcs``."""
+        """Return a function for TRL's ``reward_funcs``."""
 
         def reward(prompts: list[str], **_: Any) -> list[float | None]:
             return [completion.rewards[index] for completion in self._completions(prompts)]

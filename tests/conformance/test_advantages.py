@@ -1,4 +1,4 @@
-"""Our advantages against those that TRL's GRPOTrainer computes from the same rewards."""
+"""Our advantages equal the advantages that TRL's GRPOTrainer computes from the same rewards."""
 
 from pathlib import Path
 from typing import Any

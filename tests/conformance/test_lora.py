@@ -1,4 +1,4 @@
-"""Adapters of our core against those of TRL's GRPOTrainer with a ``peft_config``: the loss, and the gradient of each.
+"""Our core's adapters against TRL's GRPOTrainer with a ``peft_config``: the loss, and the gradient of each adapter.
 
 The adapters are not 0 on both sides, so that both matrices of each have a gradient. On both sides, the reference of the
 KL term is the base model with adapters turned off.

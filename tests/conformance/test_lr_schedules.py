@@ -1,4 +1,4 @@
-"""Learning rates equal those of transformers' Trainer, TRL's base class, for every schedule, also after a resume."""
+"""Learning rates equal transformers' Trainer, TRL's base class, for every schedule, also after a resume."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_every_schedule_of_transformers_is_offered_or_refused_with_a_reason() ->
 
 @pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps")
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_learning_rates_are_those_of_the_hugging_face_trainer(name: str, tmp_path: Path) -> None:
+def test_the_learning_rates_equal_the_hugging_face_trainers(name: str, tmp_path: Path) -> None:
     theirs: Any = Trainer(
         model=torch.nn.Linear(1, 1),
         args=TrainingArguments(

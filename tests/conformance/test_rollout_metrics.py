@@ -1,4 +1,4 @@
-"""Our metrics of rollouts and rewards have the same names and values as those of TRL's GRPOTrainer."""
+"""Our metrics of rollouts and rewards have the same names and values as in TRL's GRPOTrainer."""
 
 import importlib
 import inspect

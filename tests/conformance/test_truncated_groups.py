@@ -74,7 +74,7 @@ def test_loss_and_gradients_are_trls(
     assert difference <= TOLERANCE
 
 
-def test_a_step_of_such_groups_alone_moves_nothing_but_what_was_moving(models: Models) -> None:
+def test_a_step_of_only_such_groups_changes_weights_only_by_the_optimizers_momentum(models: Models) -> None:
     """As in TRL, the loss is 0: momentum and weight decay still act, and the policy version increases."""
     config = make_config(models.start, reward_funcs=list(REWARD_NAMES), mask_truncated_completions=True)
     groups = [cut_off(group) for group in random_groups(2, 4, seed=5)]

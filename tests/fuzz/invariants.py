@@ -47,7 +47,7 @@ def scored_group(group: Any) -> Iterator[str]:
     for reward in (reward for rollout in group["rollouts"] for reward in rollout["rewards"]):
         yield from outcome(reward)
         if not math.isfinite(reward["weight"]) or not 0 <= reward.get("latency_s", 0.0) <= 1e11:
-            yield "a weight or a latency is no number"
+            yield "a weight or a latency is not a number"
         if not reward["name"]:
             yield "a reward function has no name"
 
@@ -60,7 +60,7 @@ def outcome(verdict: Any) -> Iterator[str]:
     if (verdict["outcome"] == "scored") != (value is not None) or (value is not None and not math.isfinite(value)):
         yield f"{verdict['outcome']} with value {value}"
     if not all(math.isfinite(part) for part in verdict.get("components", {}).values()):
-        yield "a component is no number"
+        yield "a component is not a number"
 
 
 def _whole(group: Any) -> Iterator[str]:
@@ -82,9 +82,9 @@ def _prompt(prompt: Any) -> Iterator[str]:
     if not 1 <= prompt["num_generations"] <= 1024:
         yield "num_generations cannot be"
     if not re.fullmatch("[0-9A-Za-z][0-9A-Za-z._-]*", prompt["group_id"]) or not prompt["run_id"]:
-        yield "the group's id is no id"
+        yield "the group's id is invalid"
     if not prompt["prompt_ids"] or min(_numbers("<i", prompt["prompt_ids"])) < 0:
-        yield "a prompt id is negative, or there is none"
+        yield "a prompt id is negative, or the prompt is empty"
     yield from (f"a column has {what}" for what in _not_data(prompt["columns"], depth=0))
 
 
@@ -161,7 +161,7 @@ def control_body(body: Any) -> Iterator[str]:
         if value is None:
             continue
         if name.endswith("_s") and not 0 <= value <= 1e9:
-            yield f"{name} is no time"
+            yield f"{name} is not a time"
         elif name == "timeout_s" and value == 0:
             yield "a deadline is over before it began"
         elif name == "epoch" and not 0 <= value < 2**63:
@@ -175,9 +175,9 @@ def control_body(body: Any) -> Iterator[str]:
         elif name == "buffer_bytes" and not 1 <= value <= 2**53:
             yield "the buffer has no size"
         elif name == "probe_max_diff" and not 0 <= value < math.inf:
-            yield "a difference is negative or no number"
+            yield "a difference is negative or not a number"
     if "policy_version" in body and "replica_id" not in body and body["policy_version"] < 0:
-        yield "the version to be loaded is none"
+        yield "the version to be loaded is negative"
     if "world_size" in body and not 1 <= body["rank_offset"] < body["world_size"]:
         yield "a rank is outside the world"
     if "names" in body:
@@ -243,9 +243,9 @@ def worker_reply(reply: Any) -> Iterator[str]:
         if verdict["outcome"] not in _OUTCOMES:
             yield "no such outcome"
         if verdict.get("value") is not None and not math.isfinite(verdict["value"]):
-            yield "a value is no number"
+            yield "a value is not a number"
         if not all(math.isfinite(part) for part in verdict.get("components", {}).values()):
-            yield "a component is no number"
+            yield "a component is not a number"
 
 
 def model_reply(reply: Any) -> Iterator[str]:
@@ -253,6 +253,6 @@ def model_reply(reply: Any) -> Iterator[str]:
     yield from worker_reply(reply)
     for name in ("id", "num_texts", "num_tokens", "num_padded_tokens", "seconds"):
         if not 0 <= reply.get(name, 0) < math.inf:
-            yield f"{name} is negative or no number"
+            yield f"{name} is negative or not a number"
     if any(number < 0 for number in reply.get("ids", ())):
         yield "an id is negative"

@@ -33,7 +33,7 @@ def deep(levels: int) -> list[Any]:
 
 
 def mutated(seeds: list[bytes], chance: random.Random, *, decode: Decode, encode: Encode) -> bytes:
-    """Return a message that a client might send instead of one of ``seeds``."""
+    """Return a message that a client might send instead of a message from ``seeds``."""
     seed = chance.choice(seeds)
     if chance.random() < 0.3:
         return other_bytes(seed, seeds, chance)

@@ -21,9 +21,11 @@ DECODERS = {decoder.name: decoder for decoder in all_decoders()}
 def test_no_decoder_is_surprised_and_what_is_accepted_satisfies_the_invariants() -> None:
     report = fuzz(cases=20_000, seed=0, decoders=list(DECODERS.values()))
     assert report.surprises == []
-    assert set(report.accepted) == set(report.cases) == set(DECODERS), "each has something to accept"
+    assert set(report.accepted) == set(report.cases) == set(DECODERS), "every decoder gets a message to accept"
     of_groups = [name for name in DECODERS if name.endswith("group")]
-    assert all(report.cases[name] > 1.5 * report.accepted[name] for name in of_groups), "and something to refuse"
+    assert all(report.cases[name] > 1.5 * report.accepted[name] for name in of_groups), (
+        "every decoder gets a message to refuse"
+    )
 
 
 @pytest.mark.parametrize("name", DECODERS)

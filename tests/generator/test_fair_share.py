@@ -48,14 +48,14 @@ def share_out(replicas: list[ToyReplica], num_groups: int, *, num_takers: int | 
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
-def test_one_replica_alone_may_claim_all_there_is_and_wait_for_more(num_inflight: int, num_unclaimed: int) -> None:
+def test_a_single_replica_may_claim_all_prompts_and_wait_for_more(num_inflight: int, num_unclaimed: int) -> None:
     demand = Demand(num_inflight + num_unclaimed, num_unclaimed, num_takers=1)
     claim = FairShare().claim(demand, num_inflight=num_inflight, now_s=0.0)
     assert claim == Claim(max(1, num_unclaimed), READ_BLOCK_S)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=20), st.integers(0, 50))
-def test_whatever_each_has_in_flight_somebody_may_claim_at_once(inflight: list[int], num_unclaimed: int) -> None:
+def test_some_replica_may_always_claim_at_once(inflight: list[int], num_unclaimed: int) -> None:
     demand = Demand(sum(inflight) + num_unclaimed, num_unclaimed, num_takers=len(inflight))
     assert any(FairShare().claim(demand, num_inflight=one, now_s=0.0).count > 0 for one in inflight)
 
@@ -71,7 +71,7 @@ def test_the_first_leave_their_part_to_the_last(num_replicas: int, num_groups: i
     assert max(one.num_inflight for one in replicas) == most
 
 
-def test_what_a_smaller_engine_has_no_room_for_is_claimed_by_the_others() -> None:
+def test_prompts_that_do_not_fit_a_smaller_engine_are_claimed_by_the_others() -> None:
     replicas = [ToyReplica(room=2), ToyReplica(room=64), ToyReplica(room=64)]
     assert share_out(replicas, 60, for_s=LEFTOVERS_EVERY_S) == 18
     assert [one.num_inflight for one in replicas] == [2, 20, 20]
@@ -81,7 +81,7 @@ def test_what_a_smaller_engine_has_no_room_for_is_claimed_by_the_others() -> Non
     assert [one.num_inflight for one in replicas] == [2, 20 + 6 + 3 + 1 + 1, 20 + 4 + 2 + 1]
 
 
-def test_what_replicas_that_count_but_claim_nothing_leave_is_claimed_within_seconds() -> None:
+def test_the_share_of_replicas_that_claim_nothing_is_claimed_by_others_within_seconds() -> None:
     replicas = [ToyReplica(room=64)]
     assert share_out(replicas, 60, num_takers=4, for_s=LEFTOVERS_EVERY_S) == 45
     assert share_out([ToyReplica(room=64)], 60, num_takers=4, for_s=6.0) == 0
@@ -97,7 +97,7 @@ def test_beyond_its_share_a_replica_claims_now_and_then_and_waits_for_nothing() 
     assert share.claim(demand, num_inflight=4, now_s=20.0).count == 0, "it was below its share since"
 
 
-async def test_redis_counts_groups_those_nobody_claimed_and_who_looked(redis: Redis, run_keys: RunKeys) -> None:
+async def test_redis_counts_groups_and_unclaimed_groups_and_active_replicas(redis: Redis, run_keys: RunKeys) -> None:
     assert await look(redis, run_keys, replica_id="one", timeout_s=5) == Demand(0, 0, 1)
     for number in range(5):
         await redis.xadd(run_keys.prompts, {"group_id": f"{number:08d}", "payload": b""})
@@ -107,7 +107,7 @@ async def test_redis_counts_groups_those_nobody_claimed_and_who_looked(redis: Re
     assert await look(redis, run_keys, replica_id="two", timeout_s=5) == Demand(5, 3, 2, LineageVersion(2, 40))
 
 
-async def test_a_replica_that_has_not_looked_for_long_does_not_count(redis: Redis, run_keys: RunKeys) -> None:
+async def test_a_replica_that_was_inactive_for_long_does_not_count(redis: Redis, run_keys: RunKeys) -> None:
     await look(redis, run_keys, replica_id="gone", timeout_s=5)
     now_s, _ = await redis.time()
     await redis.zadd(run_keys.takers, {"gone": now_s * 1000 - 1})

@@ -140,7 +140,7 @@ async def test_a_group_sampled_by_weights_that_are_refused_is_sampled_again_and_
         engine.may_answer.set()
         await eventually(lambda: redis.xlen(run_keys.completions))
         assert not task.done()
-    assert len(set(engine.started)) == len(engine.started), "vLLM takes a request id once"
+    assert len(set(engine.started)) == len(engine.started), "vLLM accepts a request id only once"
     assert await redis.xlen(run_keys.prompts) == 0
 
 
@@ -160,7 +160,7 @@ async def test_a_cancelled_loop_aborts_what_is_in_flight_and_its_next_life_reads
     assert [rollout.completion for rollout in group.rollouts] == ["x", "x"]
 
 
-async def test_an_entry_that_is_no_prompt_is_buried_and_the_next_is_generated(
+async def test_an_entry_that_is_not_a_prompt_is_buried_and_the_next_is_generated(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
 ) -> None:
     await redis.xadd(run_keys.prompts, {"group_id": "00000000", "payload": b"\xc1 no msgpack"})
@@ -198,7 +198,7 @@ async def test_the_window_says_how_many_groups_are_claimed_and_metrics_show_it(
         assert (show("headrace_inflight_window"), show("headrace_groups_in_flight")) == (2, 2)
         assert (show("headrace_kv_cache_usage"), show("headrace_requests_running")) == (0.25, 3)
         assert show("headrace_requests_waiting") == 1
-        assert show("headrace_requests_preempted_total") == 0, "pushes are no want of room"
+        assert show("headrace_requests_preempted_total") == 0, "a push is not a lack of memory"
         assert (show("headrace_requests_recomputed_total") or 0) > 0
         engine.may_answer.set()
         await eventually(lambda: len(engine.started) == 5)
@@ -256,7 +256,7 @@ async def test_five_replicas_share_what_is_admitted_and_finish_all_of_it(
         await eventually(all_are_done)
 
 
-async def test_what_a_replica_without_room_leaves_is_taken_by_the_one_that_has_it(
+async def test_prompts_that_a_full_replica_leaves_are_taken_by_a_replica_with_room(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
     small, large = CommandedEngine(), CommandedEngine()
@@ -272,7 +272,7 @@ async def test_what_a_replica_without_room_leaves_is_taken_by_the_one_that_has_i
         assert len(small.started) <= 1
 
 
-async def test_what_a_replica_left_when_it_died_it_begins_again_at_once_beyond_its_share(
+async def test_a_restarted_replica_begins_its_old_groups_again_at_once_beyond_its_share(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
 ) -> None:
     await admit_at_once(redis, run_keys, 40)

@@ -172,7 +172,7 @@ def test_it_stops_at_once_above_the_high_mark_and_starts_again_below() -> None:
     assert window.size == 8
 
 
-def test_requests_preempted_by_a_push_are_no_sign_of_a_full_cache() -> None:
+def test_requests_preempted_by_a_push_do_not_mean_a_full_cache() -> None:
     window = InflightWindow(first=10, most=10)
     window.observe(EngineLoad(kv_usage=0.5, num_running=40, num_recomputed=40), num_inflight=10)
     assert window.size == 10

@@ -229,7 +229,7 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     generator.until(lambda: generator.reason() == "waiting for weights")
     (engine,) = generator.engine()
     assert "EngineCore" in _title(engine), "it is its own worker"
-    assert os.sched_getaffinity(engine) == {core}, "it computes where it was told to"
+    assert os.sched_getaffinity(engine) == {core}, "it runs on the chosen cores"
     os.kill(engine, signal.SIGKILL)
     assert generator.ended(within_s=120) == 1
     assert "vLLM's engine died" in generator.log.read_text()
@@ -240,7 +240,7 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
 
 
-async def test_why_vllms_own_processes_refuse_an_option_reaches_whoever_looks_at_the_run(
+async def test_the_reason_why_vllms_own_processes_refuse_an_option_is_shown_with_the_run(
     start: Callable[..., Generator], redis: Redis, tmp_path: Path
 ) -> None:
     """Check what vLLM tells this process: only that the root cause is in the log above."""
@@ -295,7 +295,7 @@ def _title(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return state, parent and the other fields of a process; an empty list if there is no such process."""
+    """Return state, parent and the other fields of a process; an empty list if the process does not exist."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []

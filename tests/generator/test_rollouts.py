@@ -29,7 +29,7 @@ def make(*completions: SampledCompletion) -> CompletedGroup:
     )
 
 
-def test_a_row_is_the_prompt_and_the_completion_with_the_mask_on_sampled_tokens_alone() -> None:
+def test_a_row_is_prompt_and_completion_with_the_mask_only_on_sampled_tokens() -> None:
     group = make(a_completion(), a_completion((9,), (-2.0,)))
     first, second = group.rollouts
     assert unpack_ids(first.token_ids).tolist() == [5, 6, 7, 8, 9, 2]
@@ -51,7 +51,7 @@ def test_a_change_of_weights_mid_completion_is_two_spans() -> None:
     assert group.rollouts[0].oldest_policy_version() == 3
 
 
-def test_what_is_made_passes_the_check_of_whoever_reads_it() -> None:
+def test_rollouts_pass_the_check_of_their_readers() -> None:
     group = make(a_completion(), a_completion())
     assert decode_completed_group(encode(group)) == group
 
@@ -70,12 +70,12 @@ def test_spans_that_do_not_tile_the_completion_are_refused(spans: Spans) -> None
 
 
 @pytest.mark.parametrize("logprobs", [(math.nan,) * 3, (-0.5, -math.inf, -1.0)])
-def test_diverged_weights_are_said_to_be_diverged(logprobs: tuple[float, ...]) -> None:
+def test_diverged_weights_are_reported_as_diverged(logprobs: tuple[float, ...]) -> None:
     with pytest.raises(MessageError, match="diverged"):
         make(a_completion(logprobs=logprobs))
 
 
-def test_a_token_whose_logprob_the_engine_cannot_tell_travels_with_the_others() -> None:
+def test_a_token_with_an_unknown_logprob_is_published_with_the_others() -> None:
     (first, *_) = make(a_completion(logprobs=(-0.5, math.nan, -1.0))).rollouts
     assert first.generator_logprobs().tolist() == pytest.approx([-0.5, math.nan, -1.0], nan_ok=True)
 

@@ -41,7 +41,7 @@ def test_a_policy_that_lags_behind_still_answers_and_one_without_weights_does_no
     assert state.why_policy_closed() == "loading the model"
 
 
-def test_an_engine_that_sleeps_is_not_ready_and_keeps_nobody_waiting() -> None:
+def test_a_sleeping_engine_is_not_ready_and_refuses_requests_at_once() -> None:
     weights = Holds()
     weights.held_version, weights.is_asleep = LineageVersion(1, 3), True
     state = ServiceState(weights)
@@ -52,7 +52,7 @@ def test_an_engine_that_sleeps_is_not_ready_and_keeps_nobody_waiting() -> None:
     assert (state.why_not_ready(), state.why_policy_closed()) == (None, None)
 
 
-def test_why_a_model_cannot_be_loaded_is_told_behind_the_key_alone() -> None:
+def test_the_reason_why_a_model_cannot_be_loaded_is_shown_only_with_a_key() -> None:
     state = ServiceState(Holds())
     state.wait_for("this run's model cannot be loaded", detail="/models/secret has no config.json")
     assert state.why_not_ready() == "this run's model cannot be loaded"

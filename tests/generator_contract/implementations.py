@@ -1,8 +1,8 @@
 """The generators that the contract is tested on, and how each is started.
 
 To test another generator, set HEADRACE_CONTRACT_COMMAND to its command, and HEADRACE_CONTRACT_TRANSPORT to the
-transport over which it receives weights (gloo, or auto for the one that it reports). It is started with the environment
-of `python -m services.generator`, listens on HEADRACE_PORT, and ends at SIGTERM.
+transport over which it receives weights (gloo, or auto for the transport that it reports). It is started with the
+environment of `python -m services.generator`, listens on HEADRACE_PORT, and ends at SIGTERM.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class GeneratorProcess:
     Args:
         implementation: How it is started.
         redis_url: The Redis of all services.
-        replica_id: Its stable name.
+        replica_id: The replica's name, which stays the same after a restart.
         log: File for its output.
     """
 

@@ -82,7 +82,7 @@ class PlayedTrainer:
         await eventually(are_there, within_s=ENGINE_START_S)
 
     def policy(self, version: int) -> Qwen3ForCausalLM:
-        """Return a model whose weights are unrelated to those of all other versions."""
+        """Return a model whose weights are unrelated to the weights of all other versions."""
         return make_policy(self._model_dir, seed=version)
 
     async def push(self, version: int, policy: Qwen3ForCausalLM | None = None) -> PushResult:

@@ -30,7 +30,7 @@ async def test_it_is_registered_with_an_address_and_a_lease(
     assert await alive(redis, leases=trainer.keys.leases(GENERATORS)) == {generator.replica_id}
 
 
-async def test_a_group_comes_out_whole_and_says_who_sampled_it_from_what(
+async def test_a_group_is_published_whole_with_its_replica_and_its_weights(
     trainer: PlayedTrainer, generator: GeneratorProcess, redis: Redis
 ) -> None:
     await trainer.push(3)
@@ -104,7 +104,7 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
 
     await eventually(has_claimed)
     left: Any = await redis.xreadgroup(GENERATORS, "another", {trainer.keys.prompts: ">"}, count=1)
-    assert left, "it took all there was at once, and the other replica stands idle"
+    assert left, "it took all groups at once, so the other replica is idle"
     ((_, ((_, fields),)),) = left
     taken = fields[b"group_id"].decode()
     finished = {group.prompt.group_id for group in await trainer.completed(39)}
@@ -113,7 +113,7 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
     assert len(finished - {taken}) == 39
 
 
-async def test_a_group_that_is_there_twice_is_published_once(trainer: PlayedTrainer, redis: Redis) -> None:
+async def test_a_duplicate_group_is_published_once(trainer: PlayedTrainer, redis: Redis) -> None:
     await trainer.push(0)
     prompt = trainer.prompt("00000000")
     for _ in range(2):
@@ -129,7 +129,7 @@ async def test_a_group_that_is_there_twice_is_published_once(trainer: PlayedTrai
     assert await redis.smembers(trainer.keys.seen(trainer.keys.completions)) == {b"00000000", b"00000001"}
 
 
-async def test_what_cannot_be_generated_is_buried_with_the_reason_and_the_rest_goes_on(
+async def test_a_prompt_that_cannot_be_generated_is_buried_with_the_reason_and_the_rest_goes_on(
     trainer: PlayedTrainer, redis: Redis
 ) -> None:
     await trainer.push(0)
@@ -217,7 +217,7 @@ async def test_groups_of_a_generator_that_was_killed_are_generated_once_by_the_n
         finally:
             mortal.kill()
         left = await trainer.num_pending()
-        assert left > 0, "all was done before it was killed"
+        assert left > 0, "it had finished everything before it was killed"
         heir = GeneratorProcess(implementation, server.url, "mortal", tmp_path / "log")
         try:
             await trainer.until_served_by(heir)

@@ -43,7 +43,7 @@ async def test_ready_means_that_it_holds_the_required_version(
         await trainer.push(1)
         await eventually(generator.is_ready)
         reply = (await anybody.get("/readyz")).text
-        assert "run" not in reply.replace("running", ""), "who asks without a key learns nothing"
+        assert "run" not in reply.replace("running", ""), "a client without a key learns nothing"
 
 
 @pytest.mark.parametrize(("method", "path"), [*POLICY_ROUTES, ABOUT_ROUTE, *WEIGHT_ROUTES])
@@ -64,7 +64,7 @@ async def test_a_route_wants_its_own_key(
     ["/pause", "/resume", "/sleep", "/collective_rpc", "/update_weights", "/server_info", "/tokenize", "/docs",
      "/v1/load_lora_adapter", "/v1/embeddings", "/v1/responses", "/v1/models/x"],
 )  # fmt: skip
-async def test_what_is_not_in_the_contract_is_not_there(
+async def test_routes_outside_the_contract_do_not_exist(
     trainer: PlayedTrainer, generator: GeneratorProcess, path: str
 ) -> None:
     del trainer

@@ -1,4 +1,4 @@
-"""A push as a generator sees it: who may begin one, in which order, and which weights serve if it fails."""
+"""A push as a generator sees it: the trainer that may begin it, the order of its steps, and what a failure leaves."""
 
 from typing import Any
 

@@ -71,7 +71,7 @@ def test_a_refusal_is_its_detail_and_keeps_status_and_problem() -> None:
         Answer(body=b"[1]"),
     ],
 )
-def test_a_server_that_is_no_headrace_is_called_that(answer: Answer) -> None:
+def test_a_server_that_is_not_headrace_is_reported_as_such(answer: Answer) -> None:
     with serving(lambda _: answer) as api, HeadraceClient(api.url, "k") as client:
         assert "like a headrace run API" in str(refusal_of(lambda: client.get("run-a")))
 
@@ -223,7 +223,7 @@ def test_events_are_given_up_when_the_api_stays_away() -> None:
         next(client.events("run-a", patience_s=0.1))
 
 
-def test_events_that_are_no_json_are_skipped() -> None:
+def test_events_that_are_not_json_are_skipped() -> None:
     text = b'event: metrics\ndata: {\n\ndata: [1]\n\nid: 9-0\nevent: status\ndata: {\ndata: "final": true}\n\n'
     with serving(lambda _: Answer(body=text)) as api, HeadraceClient(api.url, "k") as client:
         assert [(event.id, event.data) for event in client.events("run-a")] == [("9-0", {"final": True})]

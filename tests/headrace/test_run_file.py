@@ -36,11 +36,11 @@ def test_a_learning_rate_is_a_number_however_it_is_written(tmp_path: Path, text:
 
 
 @pytest.mark.parametrize("text", ["e5", "1.2.3", "run-1e5x", "none", "1e"])
-def test_what_only_looks_like_a_number_stays_text(tmp_path: Path, text: str) -> None:
+def test_text_that_only_looks_like_a_number_stays_text(tmp_path: Path, text: str) -> None:
     assert read_run_file(written(tmp_path, f"name: {text}\n")) == {"name": text}
 
 
-def test_what_a_yaml_file_holds_is_accepted_as_a_run_config(tmp_path: Path) -> None:
+def test_the_content_of_a_yaml_file_is_accepted_as_a_run_config(tmp_path: Path) -> None:
     config = parse_run_config(read_run_file(written(tmp_path, MINIMAL + "learning_rate: 1e-6\nscale_rewards: none\n")))
     assert config.learning_rate == 1e-6
     assert config.scale_rewards == "none"
@@ -78,12 +78,12 @@ def test_the_files_of_a_mixture_and_of_an_evaluation_are_meant_from_the_run_file
 
 
 @pytest.mark.parametrize("text", ["datasets: train.jsonl\n", "datasets: [train.jsonl]\n", "datasets: [{path: 7}]\n"])
-def test_a_mixture_that_is_none_is_left_for_the_run_api_to_refuse(tmp_path: Path, text: str) -> None:
+def test_an_invalid_mixture_is_left_for_the_run_api_to_refuse(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match="datasets"):
         parse_run_config(read_run_file(written(tmp_path, text)) | {"model": "m", "reward_funcs": ["accuracy_reward"]})
 
 
-def test_the_directory_of_a_reward_model_is_meant_from_the_run_file_and_other_rewards_are_left_alone(
+def test_the_directory_of_a_reward_model_is_relative_to_the_run_file_and_other_rewards_are_unchanged(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "models" / "rm").mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_the_directory_of_a_reward_model_is_meant_from_the_run_file_and_other_re
     }
 
 
-def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
+def test_a_hub_id_is_unchanged(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, MINIMAL))["model"] == "org/model"
 
 
@@ -114,7 +114,7 @@ def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
         ("run.yaml", "model: a\nname: 2026-11-20\n", "write text in quotes"),
     ],
 )
-def test_a_file_that_is_no_run_file_is_refused_with_a_sentence(
+def test_a_file_that_is_not_a_run_file_is_refused_with_a_sentence(
     tmp_path: Path, name: str, text: str, sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence) as refusal:
@@ -144,6 +144,6 @@ def test_settings_on_the_command_line_are_read_as_in_a_yaml_file() -> None:
 
 
 @pytest.mark.parametrize("text", ["learning_rate", "=3", "", "a=[1"])
-def test_what_sets_nothing_is_refused_in_words(text: str) -> None:
+def test_an_assignment_without_a_value_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(UserError, match=r"write NAME=VALUE|not YAML"):
         parse_settings([text])

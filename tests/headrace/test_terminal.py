@@ -12,7 +12,7 @@ def test_control_characters_are_written_out_and_lines_stay_lines() -> None:
     assert printable("one\n\ttwo") == "one\n\ttwo"
 
 
-def test_what_utf_8_cannot_carry_is_written_out() -> None:
+def test_characters_that_utf_8_cannot_encode_are_escaped() -> None:
     assert printable("\ud800!") == r"\ud800!"
 
 
@@ -21,6 +21,6 @@ def test_text_of_all_languages_stays_as_it_is() -> None:
     assert printable(text) == text
 
 
-def test_a_name_with_colons_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_with_colons_is_not_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
     console(pipe_width=80).print("my_rewards:boom: it failed", markup=False)
     assert capsys.readouterr().out == "my_rewards:boom: it failed\n"

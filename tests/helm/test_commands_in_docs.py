@@ -61,13 +61,13 @@ def test_every_service_that_a_command_of_compose_names_is_in_the_file() -> None:
 
 
 @pytest.mark.parametrize("where", ["docker compose exec", "kubectl"])
-def test_what_is_copied_is_what_commands_copy(where: str) -> None:
+def test_copied_files_are_the_files_that_commands_copy(where: str) -> None:
     text = "\n".join(line for line in COMMANDS if where in line)
     assert re.search(r"trainer\S*( --)? tar -C /runs (--exclude=\S+ )?-cf", text)
     assert re.search(r"redis\S*( --)? tar -C /data -cf - appendonlydir", text)
 
 
-def test_what_is_copied_is_where_the_services_keep_it() -> None:
+def test_copied_files_are_where_the_services_keep_them() -> None:
     objects: list[Object] = render()
     for workload, path, claim in (("trainer", "/runs", "runs"), ("redis", "/data", "redis")):
         spec = of_kind(objects, "StatefulSet")[workload]["spec"]["template"]["spec"]

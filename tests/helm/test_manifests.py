@@ -27,7 +27,7 @@ def test_kubernetes_takes_every_object_strictly(name: str, version: str) -> None
 
 
 def validate_all(objects: list[Object], version: str = VERSIONS[-1]) -> None:
-    """Raise if Kubernetes would refuse one of them."""
+    """Raise if Kubernetes would refuse a manifest."""
     for it in objects:
         if it["kind"] not in OTHERS:
             validate(json.dumps(it), version)
@@ -47,7 +47,7 @@ def test_the_validation_would_notice_a_field_that_is_misspelt() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
-def test_what_a_block_of_addresses_leaves_out_is_a_part_of_it_as_the_api_server_sees_it(name: str) -> None:
+def test_the_exceptions_of_an_address_block_are_part_of_it_as_the_api_server_requires(name: str) -> None:
     """Kubernetes treats IPv4 addresses written as IPv6 as IPv4, so they are in no IPv6 block."""
     policies = [it for it in render(values_of(name)) if it["kind"] == "NetworkPolicy"]
     blocks = [block for it in policies for block in _blocks(it["spec"])]
@@ -78,7 +78,7 @@ def test_names_are_unique_short_and_in_the_release_namespace(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
-def test_what_a_pod_names_is_there_or_in_the_values(name: str) -> None:
+def test_objects_that_a_pod_names_exist_or_are_in_the_values(name: str) -> None:
     """Claims and ConfigMaps with the chart's own names exist. All others are named in the values."""
     objects = render(values_of(name))
     own = {(it["kind"], it["metadata"]["name"]) for it in objects}

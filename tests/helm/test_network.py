@@ -54,7 +54,9 @@ def test_every_workload_has_a_policy_and_all_are_denied_by_default(several: list
         ("test", "trainer", HTTP),
     ],
 )
-def test_what_the_services_need_is_open(source: str, target: str, port: int, several: list[Object]) -> None:
+def test_the_connections_that_services_need_are_allowed(
+    source: str, target: str, port: int, several: list[Object]
+) -> None:
     assert allowed(several, place(several, source), place(several, target), port)
 
 
@@ -74,7 +76,9 @@ def test_what_the_services_need_is_open(source: str, target: str, port: int, sev
         ("rewarder", "trainer", METRICS),
     ],
 )
-def test_what_they_do_not_need_is_closed(source: str, target: str, port: int, several: list[Object]) -> None:
+def test_the_connections_that_services_do_not_need_are_denied(
+    source: str, target: str, port: int, several: list[Object]
+) -> None:
     assert not allowed(several, place(several, source), place(several, target), port)
 
 
@@ -119,7 +123,7 @@ def test_a_name_service_of_the_node_or_on_another_port_can_be_named() -> None:
         assert allowed(objects, trainer, there, port, protocol="UDP") is is_open
 
 
-def test_the_hub_is_reached_by_those_that_load_models_and_closed_with_the_hub(one: list[Object]) -> None:
+def test_the_hub_is_open_to_services_that_load_models_and_closed_if_it_is_disabled(one: list[Object]) -> None:
     offline = render({"hub": {"enabled": False}})
     for workload, expected in {"trainer": True, "generator": True, "rewarder": False, "redis": False}.items():
         assert allowed(one, place(one, workload), INTERNET, 443) is expected
@@ -128,13 +132,15 @@ def test_the_hub_is_reached_by_those_that_load_models_and_closed_with_the_hub(on
 
 
 @pytest.mark.parametrize("target", [METADATA_SERVICE, INSIDE, Place(address="192.168.1.1"), Place(address="fd00::1")])
-def test_what_is_inside_is_never_reached_as_if_it_were_the_internet(target: Place, several: list[Object]) -> None:
+def test_internal_addresses_are_never_reached_through_rules_for_the_internet(
+    target: Place, several: list[Object]
+) -> None:
     for workload in workloads(several):
         for port in (80, 443, 8080):
             assert not allowed(several, place(several, workload), target, port)
 
 
-def test_rewarders_reach_the_internet_only_when_told_and_on_the_ports_of_endpoints(
+def test_rewarders_reach_the_internet_only_if_enabled_and_on_the_ports_of_endpoints(
     one: list[Object], several: list[Object]
 ) -> None:
     assert not any(allowed(one, place(one, "rewarder"), INTERNET, port) for port in (80, 443, 8000))
@@ -163,7 +169,7 @@ def test_a_redis_elsewhere_is_reached_where_it_is() -> None:
         assert not allowed(objects, place(objects, workload), INSIDE, 6380)
 
 
-def test_policies_can_be_left_to_somebody_else() -> None:
+def test_network_policies_can_be_turned_off() -> None:
     assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == {}
 
 

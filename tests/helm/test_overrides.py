@@ -111,7 +111,7 @@ def test_a_try_out_needs_no_claims() -> None:
         assert kept == {"name": volume, "emptyDir": {"sizeLimit": size}}
 
 
-def test_memory_is_shared_with_the_node_only_where_values_say_so() -> None:
+def test_memory_is_shared_with_the_node_only_if_the_values_say_so() -> None:
     found = rendered({"generator": {"hostIPC": True}})
     assert {name: pod_spec(it)["hostIPC"] for name, it in found.items()} == dict.fromkeys(found, False) | {
         "generator": True

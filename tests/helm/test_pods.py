@@ -47,8 +47,8 @@ def test_every_container_runs_without_privileges_on_a_read_only_root(name: str) 
         assert security["capabilities"]["drop"] == ["ALL"]
         assert pod["automountServiceAccountToken"] is False
         assert [pod[key] for key in ("hostNetwork", "hostIPC", "hostPID")] == [False] * 3
-        assert pod["shareProcessNamespace"] is True, "somebody reaps"
-        assert "initContainers" not in pod, "one that waits for another workload deadlocks a gang"
+        assert pod["shareProcessNamespace"] is True, "an init process reaps zombies"
+        assert "initContainers" not in pod, "an init container that waits for another workload deadlocks a gang"
         assert len(pod["containers"]) == 1
         assert not any("hostPath" in volume for volume in pod["volumes"])
 
@@ -86,7 +86,7 @@ def test_probes_ask_from_inside_with_the_mounted_key(workload: str, startup: lis
     assert it["livenessProbe"]["periodSeconds"] * it["livenessProbe"]["failureThreshold"] >= 60
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert it[probe]["timeoutSeconds"] >= health_check.TIMEOUT_S + 1, "longer than the check itself waits"
-        assert "Authorization" not in str(it[probe]), "no key stands in a pod's description"
+        assert "Authorization" not in str(it[probe]), "no pod description contains a key"
 
 
 @pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])
@@ -107,7 +107,9 @@ def test_a_machine_with_ranks_is_judged_by_its_heartbeat() -> None:
     it = container(workloads(render(values))["trainer-node"])
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert '"/tmp/heartbeat"' in it[probe]["exec"]["command"][2]
-        assert it[probe]["exec"]["command"][2].endswith("> 360)"), "it does not beat while it waits for ranks to end"
+        assert it[probe]["exec"]["command"][2].endswith("> 360)"), (
+            "it sends no heartbeat while it waits for ranks to end"
+        )
 
 
 def test_pods_get_the_time_they_need_to_end() -> None:
@@ -125,7 +127,7 @@ def test_pods_get_the_time_they_need_to_end() -> None:
         assert container(found[name])["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "20"]}}
 
 
-def test_gpus_are_limits_of_those_that_have_them() -> None:
+def test_gpus_are_limits_of_the_workloads_that_have_them() -> None:
     values = {
         "trainer": {"gpus": 4},
         "generator": {"gpus": 2, "engineArgs": {"tensor_parallel_size": 2}},
@@ -137,14 +139,14 @@ def test_gpus_are_limits_of_those_that_have_them() -> None:
     assert gpus == {"trainer": 4, "generator": 2, "rewarder": 1, "redis": None, "test": None}
 
 
-def test_without_gpus_nothing_asks_for_one_and_images_are_those_for_cpu() -> None:
+def test_without_gpus_no_workload_asks_for_one_and_the_cpu_images_are_used() -> None:
     found = all_workloads("values-kind.yaml")
     assert "gpu" not in str([container(it)["resources"] for it in found.values()])
     ours = [container(found[name])["image"] for name in ("trainer", "generator", "rewarder", "test")]
     assert ours == [f"headrace-{name}:0.1.0-cpu" for name in ("trainer", "generator", "rewarder", "trainer")]
 
 
-def test_who_is_given_no_gpu_sees_none_even_where_the_nvidia_runtime_is_the_default() -> None:
+def test_a_pod_without_a_gpu_sees_none_even_if_the_nvidia_runtime_is_the_default() -> None:
     def visible(values: dict[str, Any]) -> dict[str, str | None]:
         found = workloads(render(values))
         return {name: environment(it, pod="p").get("NVIDIA_VISIBLE_DEVICES") for name, it in found.items()}
@@ -190,7 +192,7 @@ def test_whatever_is_written_to_a_nodes_disk_has_a_limit(name: str) -> None:
         assert all(volume["emptyDir"].get("sizeLimit") for volume in kept), f"{workload}: {kept}"
 
 
-def test_a_cache_is_as_large_as_the_values_say_and_survives_its_pod_where_they_say_so() -> None:
+def test_a_cache_has_the_size_of_the_values_and_survives_its_pod_if_they_say_so() -> None:
     claimed = {"persistent": True, "size": "300Gi", "storageClassName": "ssd"}
     values: dict[str, Any] = {
         "trainer": {"multiNode": {"nodes": 2}, "cache": claimed},
@@ -269,7 +271,7 @@ def test_ranks_of_several_machines_are_one_a_node_and_number_themselves() -> Non
         assert apart["topologyKey"] == "kubernetes.io/hostname"
         assert "/runs" in mounts(it)
         assert mounts(it)["/runs"]["volume"] == mounts(first)["/runs"]["volume"]
-    assert pod_spec(first)["affinity"]["podAffinity"], "what the values ask for stays"
+    assert pod_spec(first)["affinity"]["podAffinity"], "the settings of the values stay"
 
 
 def test_one_machine_has_no_rendezvous() -> None:
@@ -385,13 +387,13 @@ def test_rewarders_can_be_replaced_without_a_moment_with_fewer() -> None:
     assert strategy["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
-def test_labels_of_pods_carry_no_version_so_that_a_new_chart_alone_restarts_nothing() -> None:
+def test_labels_of_pods_have_no_version_so_that_a_new_chart_by_itself_restarts_nothing() -> None:
     for name, it in workloads(render()).items():
         if name != "test":
             assert "0.1.0" not in str(it["spec"]["template"]["metadata"])
 
 
-def test_what_was_trained_outlives_the_release() -> None:
+def test_trained_runs_outlive_the_release() -> None:
     objects = render(values_of("everything"))
     claims = of_kind(objects, "PersistentVolumeClaim")
     assert claims.keys() == {"runs", "models", "weights", "redis"}
@@ -442,14 +444,14 @@ def test_made_keys_are_long_and_all_different() -> None:
     assert all(len(value) >= 56 for value in data.values()), "43 characters of 62, in base64"
 
 
-def test_the_sandbox_may_have_a_seccomp_profile_of_its_own() -> None:
+def test_the_sandbox_may_have_its_own_seccomp_profile() -> None:
     profile = {"type": "Localhost", "localhostProfile": "profiles/userns.json"}
     found = workloads(render({"rewarder": {"sandbox": {"seccompProfile": profile}}}))
     assert pod_spec(found["rewarder"])["securityContext"]["seccompProfile"] == profile
     assert pod_spec(found["generator"])["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-def test_whom_an_autoscaler_scales_has_no_number_of_its_own() -> None:
+def test_a_workload_with_an_autoscaler_has_no_number_of_replicas() -> None:
     objects = render(values_of("everything"))
     assert "replicas" not in of_kind(objects, "StatefulSet")["generator"]["spec"]
     assert "replicas" not in of_kind(objects, "Deployment")["rewarder"]["spec"]
@@ -462,5 +464,5 @@ def test_the_helm_test_is_a_hook_and_ends() -> None:
     assert pod["metadata"]["namespace"] == NAMESPACE
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["spec"]["activeDeadlineSeconds"] == 900 + 120
-    assert container(pod)["command"][-1] == "/models", "where it makes its tiny model"
+    assert container(pod)["command"][-1] == "/models", "the directory of its tiny model"
     assert of_kind(render({"test": {"enabled": False}}), "Pod") == {}

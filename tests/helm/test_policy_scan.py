@@ -20,7 +20,9 @@ def checkov() -> str:
     """Return the checkov that the Makefile installs; without it, skip and say what to do."""
     found = Path(__file__).parents[2] / ".venv-policy" / "bin" / "checkov"
     if not found.exists():
-        pytest.skip("THE CHART WAS NOT SCANNED: there is no checkov. `make test` and `make policy-scan` install it")
+        pytest.skip(
+            "THE CHART WAS NOT SCANNED: checkov is not installed. `make test` and `make policy-scan` install it"
+        )
     return str(found)
 
 

@@ -84,7 +84,7 @@ async def test_only_the_trainer_makes_consumer_groups_and_deletes(service: str, 
 
 
 @pytest.mark.parametrize("user", ["default", "nobody", "trainer"])
-async def test_nobody_else_gets_in(user: str, server: ChartRedis) -> None:
+async def test_no_other_client_gets_in(user: str, server: ChartRedis) -> None:
     async with server.as_user("trainer") as redis:
         await wait_until_ready(redis, timeout_s=START_S)
     async with server.as_user(user, "a-guess") as redis:
@@ -92,7 +92,7 @@ async def test_nobody_else_gets_in(user: str, server: ChartRedis) -> None:
             await redis.ping()
 
 
-async def test_what_is_in_the_append_only_file_survives_a_kill_and_nothing_is_evicted(tmp_path: Path) -> None:
+async def test_the_append_only_file_survives_a_kill_and_nothing_is_evicted(tmp_path: Path) -> None:
     server = ChartRedis(tmp_path)
     server.start()
     async with server.as_user("trainer") as redis:

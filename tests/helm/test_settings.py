@@ -83,7 +83,7 @@ def test_runs_may_name_what_is_mounted_for_them_and_nothing_else() -> None:
     assert environment(trainer, pod="p")["HEADRACE_WEIGHT_ROOTS"] == "/weights", "no bucket without credentials"
 
 
-def test_the_trainer_is_told_where_everything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainer_gets_the_addresses_of_all_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = render(values_of("values-multi-node-70b.yaml"))
     settings = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
     services = of_kind(objects, "Service")
@@ -102,11 +102,11 @@ def test_machines_with_ranks_meet_where_the_trainer_is(tmp_path: Path, monkeypat
     node = inside(objects, "trainer-node", tmp_path)
     at_node = node.variables["HEADRACE_RENDEZVOUS_ENDPOINT"]
     assert at_node.rpartition(":")[2] == at_trainer.rpartition(":")[2], "one port"
-    assert not any("REDIS" in name for name in node.variables), "they need none"
+    assert not any("REDIS" in name for name in node.variables), "they need no credentials"
     assert node.settings(TrainerSettings, monkeypatch).runs_dir == tmp_path / "runs"
 
 
-def test_what_a_machine_with_ranks_runs_understands_its_arguments() -> None:
+def test_the_program_of_a_machine_with_ranks_understands_its_arguments() -> None:
     command = container(workloads(render(values_of("everything")))["trainer-node"])["command"]
     arguments = [part.replace("$(HEADRACE_REPLICA_ID)", "headrace-trainer-node-2") for part in command[1:]]
     # No variable is set, so the program comes to the point where it reports what is missing.
@@ -132,7 +132,7 @@ def test_a_generator_gives_its_name_in_the_headless_service(tmp_path: Path, monk
     assert settings.engine_args == {"tensor_parallel_size": 8, "gpu_memory_utilization": 0.9}
 
 
-def test_a_rewarder_is_told_about_modules_and_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewarder_gets_the_settings_of_modules_and_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = inside(render(values_of("everything")), "rewarder", tmp_path).settings(RewarderSettings, monkeypatch)
     assert settings.reward_path == (tmp_path / "etc/headrace/rewards",)
     assert settings.reward_secrets_dir == tmp_path / "run/secrets/headrace-endpoints"
@@ -179,7 +179,7 @@ def test_a_redis_elsewhere_is_reached_with_tls_and_a_user_if_the_values_say_so(
         assert "/etc/headrace/redis-ca" in mounts(workloads(objects)["generator"])
 
 
-def test_headrace_doctor_finds_everybody_where_the_page_runs_it(tmp_path: Path) -> None:
+def test_headrace_doctor_finds_all_services_where_the_page_runs_it(tmp_path: Path) -> None:
     page = (CHART.parent.parent.parent / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     (pod,) = re.findall(r"^tar -cf - headrace \| kubectl -n rl exec -i (\S+) -- tar -C /tmp -xf -", page, re.M)
     ((where, words),) = re.findall(
@@ -223,7 +223,7 @@ def test_named_keys_and_a_certificate_are_read_from_directories_that_kubernetes_
     assert not [mount for mount in mounts(workloads(render())["trainer"]) if "tls" in mount or "api-keys" in mount]
 
 
-def test_what_only_calls_others_over_tls_has_the_ca_and_no_key(tmp_path: Path) -> None:
+def test_a_service_that_only_calls_others_over_tls_has_the_ca_and_no_key(tmp_path: Path) -> None:
     values = values_of("everything")
     objects = render(values)
     node = workloads(objects)["trainer-node"]
@@ -241,7 +241,7 @@ def test_what_only_calls_others_over_tls_has_the_ca_and_no_key(tmp_path: Path) -
     assert any(word.startswith("https://") for word in it["command"])
 
 
-def test_what_is_turned_off_is_off(tmp_path: Path) -> None:
+def test_disabled_parts_are_turned_off_in_the_environment(tmp_path: Path) -> None:
     offline = inside(render({"hub": {"enabled": False}}), "trainer", tmp_path).variables
     assert offline["HF_HUB_OFFLINE"] == "1"
     assert offline["NCCL_IB_DISABLE"] == "1", "without RDMA devices"

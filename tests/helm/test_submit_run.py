@@ -128,7 +128,9 @@ def test_a_deployment_that_is_not_well_fails_with_a_sentence(
     assert sentence in said
 
 
-def test_a_run_that_does_not_end_is_stopped_and_what_it_waits_for_is_said(api: FakeRunApi, tmp_path: Path) -> None:
+def test_a_run_that_does_not_end_is_stopped_and_its_reason_for_waiting_is_reported(
+    api: FakeRunApi, tmp_path: Path
+) -> None:
     api.details = [{"status": "running", "waiting_for": "a rewarder"}]
     status, said = submit(url_of(api), tmp_path, timeout_s=0)
     assert status == 1

@@ -241,7 +241,7 @@ def test_no_variable_of_the_charts_own_can_be_set_a_second_time(service: str) ->
     assert "canary" not in said
 
 
-def test_all_that_contradicts_itself_is_said_at_once_and_each_thing_once() -> None:
+def test_all_contradictions_are_reported_at_once_and_each_only_once() -> None:
     said = why_refused(
         {"images": {"flavour": "cpu"}, "metrics": {"port": 8000}, "nccl": {"env": {"NCCL_DEBUG": "INFO"}}}
     )

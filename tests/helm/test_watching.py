@@ -15,7 +15,7 @@ def everything() -> list[Object]:
     return render(values_of("everything"))
 
 
-def test_the_files_of_the_chart_are_those_of_the_folders_beside_it() -> None:
+def test_the_files_of_the_chart_equal_the_files_in_the_folders_beside_it() -> None:
     source = CHART.parent / "copy_files.py"
     spec = importlib.util.spec_from_file_location("copy_files", source)
     assert spec is not None
@@ -87,13 +87,13 @@ def test_keda_scales_on_groups_that_wait_or_are_worked_on(workload: str, kind: s
     query = trigger["metadata"]["query"]
     depth = f'sum(headrace_run_stream_depth{{stream="{stream}",namespace="{NAMESPACE}"}})'
     assert query == f'{depth} or 0 * sum(headrace_rank_up{{namespace="{NAMESPACE}"}})'
-    assert trigger["metadata"]["ignoreNullValues"] == "false", "a scrape without the label is no idle fleet"
+    assert trigger["metadata"]["ignoreNullValues"] == "false", "a scrape without the label does not mean an idle fleet"
 
 
 def test_the_metrics_that_keda_asks_for_are_some_that_the_trainer_has() -> None:
     source = (CHART.parent.parent.parent / "services" / "trainer" / "run_api" / "run_metrics.py").read_text()
     assert '"headrace_run_stream_depth", "Groups waiting or being worked on", "run_id", "stream"' in source
-    assert '"headrace_rank_up", "1 while a training rank runs")' in source, "always there, and without labels"
+    assert '"headrace_rank_up", "1 while a training rank runs")' in source, "always present, and without labels"
 
 
 def test_without_keda_rewarders_scale_on_processors_and_generators_on_an_external_metric() -> None:
@@ -108,7 +108,7 @@ def test_without_keda_rewarders_scale_on_processors_and_generators_on_an_externa
     assert scalers["generator"]["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 900
 
 
-def test_the_ingress_leads_to_the_run_api_alone(everything: list[Object]) -> None:
+def test_the_ingress_leads_only_to_the_run_api(everything: list[Object]) -> None:
     (ingress,) = of_kind(everything, "Ingress").values()
     (rule,) = ingress["spec"]["rules"]
     (path,) = rule["http"]["paths"]

@@ -129,7 +129,7 @@ def test_a_release_passes_helm_test_and_its_probes(tmp_path: Path) -> None:
         status, said = release.helm_test({})
         assert status == 0, said
         assert "5 of 5 pushes were confirmed" in said
-        assert "NOPERM" not in said, "the users of Redis may what the services do"
+        assert "NOPERM" not in said, "the Redis users may run the services' commands"
         for workload in MODULES:
             for probe in ("startupProbe", "readinessProbe"):
                 assert release.probe(workload, probe)[0] == 0, f"{workload} {release.probe(workload, probe)}"

@@ -101,7 +101,7 @@ async def test_an_idle_connection_is_kept_for_a_while_and_then_closed(port: int)
         assert await client.until_closed() == b""
 
 
-async def test_who_takes_nothing_of_the_answer_is_cut_off(app: Application) -> None:
+async def test_a_client_that_does_not_read_the_answer_is_cut_off(app: Application) -> None:
     async with serving(app, SHORT) as (server, port), RawClient.to(port) as client:
         await client.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await eventually(lambda: len(server.server_state.connections) == 1)
@@ -109,14 +109,16 @@ async def test_who_takes_nothing_of_the_answer_is_cut_off(app: Application) -> N
         assert len(await client.until_closed()) < 32 * 1024 * 1024
 
 
-async def test_an_answer_in_the_middle_of_the_body_is_read_by_who_sends_it_all_first(port: int) -> None:
+async def test_a_client_that_sends_its_whole_body_first_reads_an_early_answer(port: int) -> None:
     async with RawClient.to(port) as client:
         await client.send(head("/refuses", "Content-Length: 4000000"))
         await client.send(b"x" * 4_000_000)
         assert parsed(await client.until_closed())[0] == 200
 
 
-async def test_who_never_stops_sending_after_the_answer_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_stops_sending_after_the_answer_is_cut_off(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shared.serving.http_connection._LINGER_S", 0.5)
     async with RawClient.to(port) as client:
         await client.send(head("/refuses", "Content-Length: 99999999"))
@@ -124,7 +126,9 @@ async def test_who_never_stops_sending_after_the_answer_is_cut_off(port: int, mo
             await client.send_for_ever()
 
 
-async def test_one_connection_too_many_closes_the_oldest_idle_one_of_who_has_most(port: int, app: Application) -> None:
+async def test_one_connection_too_many_closes_the_oldest_idle_connection_of_the_client_with_most(
+    port: int, app: Application
+) -> None:
     async with contextlib.AsyncExitStack() as stack:
         other = await stack.enter_async_context(RawClient.to(port, address="127.0.0.2"))
         await other.send(GET)
@@ -138,9 +142,9 @@ async def test_one_connection_too_many_closes_the_oldest_idle_one_of_who_has_mos
         assert await newest.answer() == (200, "ok")
         assert await greedy[0].until_closed() == b""
         await other.send(GET)
-        assert await other.answer() == (200, "ok"), "who has one keeps it"
+        assert await other.answer() == (200, "ok"), "an open connection stays open"
         app.go.set()
-        assert await busy.answer() == (200, "ok"), "nor is a request broken off"
+        assert await busy.answer() == (200, "ok"), "a running request is not aborted"
 
 
 async def test_requests_leave_connections_for_a_probe(port: int, app: Application) -> None:
@@ -157,7 +161,7 @@ async def test_requests_leave_connections_for_a_probe(port: int, app: Applicatio
         app.go.set()
 
 
-async def test_a_server_that_stops_waits_for_nobody_who_still_sends(app: Application) -> None:
+async def test_a_server_that_stops_does_not_wait_for_a_client_that_still_sends(app: Application) -> None:
     async with serving(app, HttpLimits()) as (server, port), RawClient.to(port) as client:
         await client.send(head("/refuses", "Content-Length: 4000000"))
         await eventually(lambda: server.server_state.total_requests == 1)

@@ -59,7 +59,7 @@ def test_reward_names_are_bounded_wherever_they_are_sent(kind: type[CheckRequest
             kind.model_validate(rows | {"reward_funcs": names})
 
 
-def test_nobody_is_asked_whether_a_megabyte_was_meant() -> None:
+def test_no_similar_name_is_searched_for_a_megabyte() -> None:
     began_at = time.thread_time()
     assert nearest("accuracy_rewrad", ["accuracy_reward", "exact_match"]) == "accuracy_reward"
     assert nearest("a" * 1_000_000, ["a" * 60]) is None
@@ -78,7 +78,7 @@ def test_more_lists_and_tables_than_anybody_means_are_refused_before_they_are_ma
     assert refused.value.status == 422
 
 
-def test_what_stands_in_text_does_not_count() -> None:
+def test_brackets_inside_text_do_not_count() -> None:
     code = "if (a[0] && b) { return {k: [1]}; } // \\" + '"' * 3
     assert decode_json(json.dumps([code] * 50_000).encode()) == [code] * 50_000
 
@@ -93,7 +93,7 @@ def test_what_stands_in_text_does_not_count() -> None:
         {"prompts": ["p"], "generation_kwargs": {f"k{n}": 1 for n in range(50_000)}},
     ],
 )
-def test_what_to_sample_is_refused_in_bounded_time_and_few_words(body: dict[str, Any]) -> None:
+def test_sampling_options_are_refused_in_bounded_time_and_few_words(body: dict[str, Any]) -> None:
     began_at = time.thread_time()
     with pytest.raises(ValidationError) as refused:
         GenerateRequest.model_validate(body)

@@ -34,7 +34,7 @@ def test_a_run_survives_the_kill_of(victim: str, stack: Stack, run_file: RunFile
     run_id = stack.client.submit(run_file()).run_id
     stack.wait_for_step(run_id, 4)
     checkpoints = Path(stack.client.get(run_id)["run_dir"]) / "checkpoints"
-    assert [path.name for path in checkpoints.glob("step_*")] == ["step_00000003"], "there is something to resume from"
+    assert [path.name for path in checkpoints.glob("step_*")] == ["step_00000003"], "a checkpoint exists"
     pid = stack.rank_pid() if victim == "rank" else stack.service_pid(victim)
     children = descendants(pid)
     assert children or victim in {"rank", "redis"}, "it had started nothing"
@@ -45,7 +45,7 @@ def test_a_run_survives_the_kill_of(victim: str, stack: Stack, run_file: RunFile
     assert run["status"] == "finished", run["reason"]
     assert_every_group_is_accounted_for(run, groups_per_step=4)
     assert max(line["staleness/max"] for line in stack.client.metrics(run_id)) <= 1
-    assert not [child for child in children if is_alive(child)], "what it had started ended with it"
+    assert not [child for child in children if is_alive(child)], "its child processes ended with it"
     if victim in {"rank", "trainer"}:
         assert "resumed from" in (Path(run["run_dir"]) / "rank.log").read_text(encoding="utf-8")
     else:

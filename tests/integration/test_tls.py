@@ -67,7 +67,7 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
         # The commands read addresses, keys and the CA from the files that `headrace up` wrote.
         examined = json.loads(headrace("doctor", "--json", state=stack.state).stdout)
         assert [one for one in examined["findings"] if one["level"] == "problem"] == []
-        assert {"trainer", "rewarder"} < set(examined["services"]), "and a generator at least"
+        assert {"trainer", "rewarder"} < set(examined["services"]), "at least one generator"
         assert headrace("rewards", "list", state=stack.state).returncode == 0
 
         # From elsewhere, options and variables are needed.

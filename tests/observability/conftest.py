@@ -31,7 +31,7 @@ def promtool() -> str:
     found = named or shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.prefix) / "bin"))
     if found is None:
         pytest.skip(
-            "ALERT RULES WERE NOT TESTED: there is no promtool. `make test` gets it where there is apt; elsewhere take "
-            "it from https://prometheus.io/download and put it on PATH, or name it in PROMTOOL"
+            "ALERT RULES WERE NOT TESTED: promtool is missing. `make test` gets it where apt is installed; elsewhere "
+            "take it from https://prometheus.io/download and put it on PATH, or name it in PROMTOOL"
         )
     return found

@@ -23,7 +23,7 @@ def checked(*command: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def test_what_is_scraped_is_valid_and_finds_its_rules(promtool: str) -> None:
+def test_the_prometheus_configuration_is_valid_and_finds_its_rules(promtool: str) -> None:
     checked(promtool, "check", "config", str(OBSERVABILITY / "prometheus.yml"))
 
 

@@ -67,7 +67,7 @@ def test_a_word_that_nothing_reads_is_refused() -> None:
         maker.dashboard(source)
 
 
-def test_grafana_is_told_where_prometheus_and_the_dashboards_are() -> None:
+def test_grafana_gets_the_places_of_prometheus_and_the_dashboards() -> None:
     provisioning = OBSERVABILITY / "grafana" / "provisioning"
     (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert (source["type"], source["isDefault"], source["url"]) == ("prometheus", True, "http://prometheus:9090")

@@ -59,7 +59,7 @@ def test_a_promtool_that_runs_is_put_into_the_environment_and_fetched_once(tools
 
 
 @pytest.mark.parametrize(("promtool", "downloads"), [(FAILS, True), (WORKS, False)])
-def test_what_does_not_run_is_not_kept_and_not_asked_for_again_at_once(
+def test_a_download_that_does_not_run_is_not_kept_and_not_repeated_at_once(
     tools: Path, promtool: str, *, downloads: bool
 ) -> None:
     package(tools, promtool=promtool, downloads=downloads)

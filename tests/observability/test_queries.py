@@ -110,7 +110,7 @@ def test_a_query_names_only_what_the_code_has(where: str, query: str, legend: st
     labels: set[str] = set()
     for selector in selectors:
         name = selector.name or ""
-        assert name in KNOWN, f"{where}: there is no metric {name!r}"
+        assert name in KNOWN, f"{where}: no service has a metric {name!r}"
         labels |= KNOWN[name]
         for matcher in selector.matchers.matchers:
             assert matcher.name in KNOWN[name], f"{where}: {name} has no label {matcher.name!r}"
@@ -122,7 +122,7 @@ def test_a_query_names_only_what_the_code_has(where: str, query: str, legend: st
     assert shown <= (set(grouped_by) or labels), f"{where}: the legend {legend!r} would stay empty"
 
 
-def test_a_query_with_a_name_that_nobody_serves_is_found() -> None:
+def test_a_query_with_an_unknown_metric_is_found() -> None:
     for query in ("max(headrace_run_stepp)", 'headrace_runs{state="queued"}', "sum by (runid) (headrace_run_step)"):
         with pytest.raises(AssertionError):
             test_a_query_names_only_what_the_code_has("here", query, "")

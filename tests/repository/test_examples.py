@@ -32,10 +32,10 @@ NUMINA_SOLUTION = (
     "```output\n1/2\n```\nThe probability is \\(\\boxed{\\frac{1}{2}}\\)."
 )
 NUMINA_ROW = {
-    "problem": "A fair die is thrown. What is the probability of an even number?",
+    "problem": "A fair die is thrown. Find the probability of an even number.",
     "solution": NUMINA_SOLUTION,
     "messages": [
-        {"role": "user", "content": "A fair die is thrown. What is the probability of an even number?"},
+        {"role": "user", "content": "A fair die is thrown. Find the probability of an even number."},
         {"role": "assistant", "content": NUMINA_SOLUTION},
     ],
 }
@@ -88,7 +88,7 @@ def test_a_row_becomes_a_conversation_and_a_gold_answer(
     assert accuracy([right, wrong], columns) == [1.0, 0.0]
 
 
-def test_answers_of_deepmath_that_are_no_mathematics_are_not_judged() -> None:
+def test_answers_of_deepmath_that_are_not_mathematics_are_not_judged() -> None:
     assert accuracy([r"\boxed{Yes}", r"\boxed{No}"], {"solution": "Yes"}) == [None, None]
 
 

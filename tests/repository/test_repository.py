@@ -75,7 +75,7 @@ def test_services_take_their_sockets_from_listening_py_whose_answers_do_not_wait
     }
 
 
-def test_nobody_looks_for_a_port_that_is_bound_later() -> None:
+def test_no_test_chooses_a_free_port_before_it_is_bound() -> None:
     """Another process may bind it first. headrace/local/held_port.py and tests/kept_ports.py hold a port meanwhile."""
     seekers = re.compile(r"\b(free|open|unused(_tcp)?|available)_port\(")
     everywhere = [path for folder in ("benchmarks", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -106,11 +106,11 @@ def test_a_simulated_generator_loads_neither_torch_nor_vllm_nor_transformers() -
 
 
 @pytest.mark.parametrize("door", ["headrace.__main__", "services.trainer.run_api.api"])
-def test_what_a_user_touches_first_imports_neither_torch_nor_vllm_nor_transformers(door: str) -> None:
+def test_user_entry_points_import_neither_torch_nor_vllm_nor_transformers(door: str) -> None:
     assert heavy_modules_after(f"import {door}") == []
 
 
-def test_help_is_there_without_torch_or_vllm() -> None:
+def test_help_works_without_torch_or_vllm() -> None:
     code = (
         "import sys; sys.modules.update(torch=None, vllm=None, transformers=None); sys.argv = ['headrace', '--help']\n"
     )

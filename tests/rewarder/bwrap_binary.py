@@ -27,7 +27,7 @@ def find_or_fetch(directory: Path) -> str:
     )
     found = directory / "unpacked" / "usr" / "bin" / "bwrap"
     assert found.is_file(), (
-        "these tests run code in a real bubblewrap, and there is none and none can be fetched: install the package "
+        "these tests run code in a real bubblewrap, which is missing and cannot be downloaded: install the package "
         f"bubblewrap, or name the program with HEADRACE_BWRAP\n{done.stderr}"
     )
     return str(found)

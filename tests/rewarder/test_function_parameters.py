@@ -103,7 +103,7 @@ def test_these_may_look(function: Callable[..., Any]) -> None:
     assert may_read_keywords(function)
 
 
-def test_token_ids_are_unpacked_for_who_may_look_at_them_and_each_gets_lists_of_its_own() -> None:
+def test_token_ids_are_unpacked_only_for_functions_that_may_read_them_and_each_gets_its_own_lists() -> None:
     call = RewardCall(["p", "p"], ["a", "b"], {"answer": ["42", "42"]}, [pack_ids([1]), pack_ids([2, 151_935])])
 
     def names_them(completion_ids: Any = None) -> Any: ...

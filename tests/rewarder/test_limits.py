@@ -82,7 +82,7 @@ async def two_under_way(client: httpx.AsyncClient, directory: Path) -> "list[asy
     return worked_on
 
 
-async def test_more_requests_than_fit_get_a_429_and_those_that_wait_are_answered(
+async def test_more_requests_than_fit_get_a_429_and_waiting_requests_are_answered(
     client: httpx.AsyncClient, metrics_url: str, tmp_path: Path
 ) -> None:
     worked_on = await two_under_way(client, tmp_path)
@@ -94,9 +94,9 @@ async def test_more_requests_than_fit_get_a_429_and_those_that_wait_are_answered
     assert int(refused.headers["retry-after"]) >= 1
     assert "2 requests are being handled and 1 wait" in refused.json()["detail"]
     large = await client.post("/v1/score", json=body(user("one"), text="x" * 7_000_000))
-    assert large.status_code == 429, "also who sends a large body reads why"
+    assert large.status_code == 429, "a client with a large body reads the reason too"
     assert (await client.post("/v1/rewards/nobody/test", json={})).status_code == 429
-    assert (await client.get("/v1/rewards")).status_code == 200, "what costs nothing is not refused"
+    assert (await client.get("/v1/rewards")).status_code == 200, "a request without cost is not refused"
     (tmp_path / "go").touch()
     assert [reply.json()["rewards"] for reply in await asyncio.gather(*worked_on)] == [[1.0], [1.0]]
     assert (await queued).status_code == 200
@@ -124,7 +124,7 @@ async def test_a_client_that_hangs_up_leaves_its_place_and_no_trace_in_the_log(
     reader, writer = await asyncio.open_connection("127.0.0.1", narrow.port)
     writer.write(request(num_bytes_missing=10))
     writer.write_eof()
-    assert await reader.read() == b"", "nobody is told anything, and the log of this rewarder is looked at in the end"
+    assert await reader.read() == b"", "no client gets an answer, and this rewarder's log is checked at the end"
     writer.close()
 
 

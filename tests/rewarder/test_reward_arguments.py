@@ -71,7 +71,7 @@ async def test_a_check_says_which_arguments_are_wrong_and_asks_for_no_column_tha
     assert details[2] == f"{user('scaled')} takes no argument 'faktor', which reward_kwargs gives it; it takes: factor"
 
 
-async def test_what_a_check_was_told_narrows_its_own_answer_alone(scorer: Scorer) -> None:
+async def test_the_arguments_of_a_check_change_only_its_own_answer(scorer: Scorer) -> None:
     kwargs = {user("scaled"): {"factor": 1.0}}
     for told, needed in ((kwargs, []), ({}, [["factor"]]), (kwargs, [])):
         found = (await scorer.check([user("scaled")], told))[user("scaled")]
@@ -86,7 +86,7 @@ async def test_the_arguments_of_a_run_travel_with_each_of_its_groups() -> None:
     assert call.reward_kwargs == kwargs
 
 
-async def test_a_catastrophic_pattern_is_a_timeout_and_costs_nobody_else(scorer: Scorer) -> None:
+async def test_a_catastrophic_pattern_is_a_timeout_and_does_not_delay_others(scorer: Scorer) -> None:
     call = with_kwargs(call_with(*["a" * 60 + "b"] * 4, "a"), regex_reward={"pattern": "(a+)+$"})
     started_at = time.monotonic()
     slow = asyncio.create_task(score(scorer, call, "regex_reward"))
@@ -96,7 +96,7 @@ async def test_a_catastrophic_pattern_is_a_timeout_and_costs_nobody_else(scorer:
     assert await slow == [[("timeout", None)]] * 4 + [[("scored", 1.0)]]
     assert time.monotonic() - started_at >= 4.0
     killed = await score(scorer, call, "regex_reward", timeout_s=1.5)
-    assert killed == [[("timeout", None)]] * 5, "the worker's deadline stands behind the pattern's own"
+    assert killed == [[("timeout", None)]] * 5, "the worker's deadline is later than the pattern's"
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_a_request_may_carry_arguments(rewarder: RewarderProcess) -> None:
     assert "reward_kwargs has arguments for 'exact_match_reward', which is not" in refused.json()["detail"]
 
 
-def test_what_is_listed_needs_what_it_needs_without_arguments(rewarder: RewarderProcess) -> None:
+def test_listed_functions_show_their_requirements_without_arguments(rewarder: RewarderProcess) -> None:
     body = {"reward_funcs": [user("scaled")], "reward_kwargs": {user("scaled"): {"factor": 0.5}}}
     (checked,) = post(rewarder, "/v1/rewards/check", body).json()["reward_funcs"]
     assert checked["required_columns"] == []
@@ -136,7 +136,7 @@ def test_what_is_listed_needs_what_it_needs_without_arguments(rewarder: Rewarder
     assert [item["required_columns"] for item in known if item["name"] == user("scaled")] == [[["factor"]]]
 
 
-def test_what_is_no_python_function_takes_no_arguments(rewarder: RewarderProcess) -> None:
+def test_arguments_are_refused_for_rewards_that_are_not_python_functions(rewarder: RewarderProcess) -> None:
     body: dict[str, Any] = {"reward_funcs": ["org/model"], "reward_kwargs": {"org/model": {"scale": 2}}}
     says = "is not a Python function and takes no reward_kwargs; remove its entry"
     refused = post(rewarder, "/v1/rewards/check", body)

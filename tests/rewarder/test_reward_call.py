@@ -46,7 +46,7 @@ class Nasty:
         raise RuntimeError("no")
 
 
-def test_a_function_with_kwargs_gets_the_columns_but_not_those_trl_holds_back() -> None:
+def test_a_function_with_kwargs_gets_the_columns_except_the_columns_that_trl_holds_back() -> None:
     def function(**given: Any) -> Any:
         return given
 
@@ -63,21 +63,21 @@ def test_a_function_without_kwargs_gets_what_it_names() -> None:
     assert set(arguments_for(function, CALL)) == {"completions", "answer"}
 
 
-def test_only_built_ins_are_told_the_longest_completion() -> None:
+def test_only_built_ins_get_the_longest_completion() -> None:
     def function(**given: Any) -> Any:
         return given
 
     assert arguments_for(function, CALL, is_built_in=True)["max_completion_length"] == 10
 
 
-def test_a_parameter_nobody_can_fill_is_named_with_the_columns_there_are() -> None:
+def test_a_parameter_without_a_column_is_named_with_the_existing_columns() -> None:
     def function(completions: Any, gold: Any, **_: Any) -> None: ...
 
     with pytest.raises(CallError, match="needs 'gold', and there is no such column; the columns are: answer"):
         arguments_for(function, CALL)
 
 
-def test_advice_about_a_missing_argument_is_such_as_can_be_followed() -> None:
+def test_the_advice_about_a_missing_argument_can_be_followed() -> None:
     def function(completions: Any, gold: Any, **_: Any) -> None: ...
 
     def advice(**more: Any) -> str:
@@ -105,7 +105,7 @@ def test_a_detail_that_was_cut_shows_it() -> None:
     assert printable("a" * 301) == "a" * 297 + "..."
 
 
-def test_a_misspelt_built_in_is_told_what_else_a_name_can_be() -> None:
+def test_the_error_for_a_misspelt_built_in_says_what_else_a_name_can_be() -> None:
     detail = printable(str(unknown_name("repetition_penality_reward")))
     assert (
         "Did you mean 'repetition_penalty_reward'? A function of your own is named 'package.module:function'" in detail
@@ -113,7 +113,7 @@ def test_a_misspelt_built_in_is_told_what_else_a_name_can_be() -> None:
     assert "tried with POST /v1/rewards/NAME/test" in detail
 
 
-def test_a_call_without_token_ids_is_told_to_send_them() -> None:
+def test_the_error_for_a_call_without_token_ids_asks_for_them() -> None:
     def function(completion_ids: Any, **_: Any) -> None: ...
 
     with pytest.raises(CallError, match="needs 'completion_ids', which only a run sets by itself: send it in the req"):
@@ -155,7 +155,7 @@ def test_every_real_number_is_a_reward(returned: object, value: float) -> None:
 @pytest.mark.parametrize(
     "returned", [float("nan"), float("inf"), np.float64("nan"), "0.5", b"1", 1j, 10**400, [1.0], {}, object(), Nasty()]
 )
-def test_what_is_no_finite_number_is_invalid_and_never_a_zero(returned: object) -> None:
+def test_a_value_that_is_not_a_finite_number_is_invalid_and_never_a_zero(returned: object) -> None:
     (verdict,) = judge([returned], 1)
     assert (verdict.outcome, verdict.value) == ("invalid", None)
     assert verdict.detail
@@ -187,17 +187,17 @@ def test_any_sequence_will_do(returned: object) -> None:
         (None, "returned NoneType, not a list of 2 numbers"),
     ],
 )
-def test_what_is_no_list_of_the_right_length_is_invalid_for_all(returned: object, detail: str) -> None:
+def test_a_result_that_is_not_a_list_of_the_right_length_is_invalid_for_all(returned: object, detail: str) -> None:
     assert judge(returned, 2) == [Verdict("invalid", None, detail)] * 2
 
 
-def test_a_verdict_is_taken_from_a_built_in_alone() -> None:
+def test_a_verdict_is_accepted_only_from_a_built_in() -> None:
     verdict = Verdict("scored", 0.5, components={"style": 0.5})
     assert judge([verdict], 1, is_built_in=True) == [verdict]
     assert judge([verdict], 1) == [Verdict("invalid", None, "returned Verdict instead of a number")]
 
 
-def test_a_plain_function_that_returns_a_coroutine_is_told_to_say_async() -> None:
+def test_the_error_for_a_plain_function_that_returns_a_coroutine_says_to_declare_it_async() -> None:
     async def answer() -> list[float]:
         return [1.0]
 

@@ -54,7 +54,7 @@ def test_a_run_gives_its_functions_arguments_that_are_json() -> None:
         ("exact_match_reward", {"after": "####"}, None),
     ],
 )
-def test_what_a_built_in_looks_for_is_not_empty(name: str, kwargs: dict[str, Any], says: str | None) -> None:
+def test_a_built_in_refuses_an_empty_search_text(name: str, kwargs: dict[str, Any], says: str | None) -> None:
     assert BUILT_INS[name].why_not(kwargs) == says
 
 
@@ -76,7 +76,7 @@ def test_what_a_built_in_looks_for_is_not_empty(name: str, kwargs: dict[str, Any
         ({"mine:f": 3}, "reward_kwargs.mine:f: must be a table of names and values"),
     ],
 )
-def test_what_is_no_argument_is_refused_with_a_sentence(kwargs: dict[str, Any], says: str) -> None:
+def test_an_unknown_argument_is_refused_with_a_sentence(kwargs: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError) as refused:
         parse_run_config(RUN | {"reward_kwargs": kwargs})
     assert says in str(refused.value)
@@ -123,7 +123,7 @@ def test_an_argument_that_the_function_does_not_take_is_refused() -> None:
         arguments_for(f, call_with({"scael": 1}), name="mine:f")
 
 
-def test_a_function_that_changes_its_arguments_changes_nobody_elses() -> None:
+def test_a_function_that_changes_its_arguments_does_not_change_the_arguments_of_others() -> None:
     def f(words: list[str], **_: Any) -> list[float]:
         words.append("b")
         return []
@@ -186,6 +186,6 @@ def test_an_option_that_a_built_in_cannot_have_is_refused_with_a_sentence(
     assert says in str(BUILT_INS[name].why_not(kwargs))
 
 
-def test_what_can_only_be_seen_by_trying_is_refused_when_it_is_checked() -> None:
+def test_arguments_that_fail_only_at_a_call_are_refused_by_the_check() -> None:
     assert "cannot use its pattern" in str(BUILT_INS["regex_reward"].why_not_usable({"pattern": "("}))
     assert BUILT_INS["regex_reward"].why_not_usable({"pattern": "a", "mode": "match"}) is None

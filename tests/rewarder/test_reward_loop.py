@@ -1,9 +1,7 @@
 """From the completions stream to the scored stream, with a real Redis and real workers."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,65 +14,16 @@ from services.rewarder.reward_call import TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.run_follower import RunFollower
 from services.rewarder.scoring import Scorer
-from shared.messages import CompletedGroup, ScoredGroup, decode_scored_group, encode
+from shared.messages import encode
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis, connect
-from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.groups import completed_group
 from tests.rewarder.conftest import until, user
+from tests.rewarder.scoring_rig import add, make_run, scoring, wait_for_scored, with_columns
 from tests.stream_view import entries
-
-
-@contextlib.asynccontextmanager
-async def scoring(
-    redis: Redis, scorer: Scorer, metrics: RewarderMetrics, *, max_inflight_groups: int = 64
-) -> AsyncGenerator[RunFollower]:
-    """Score the runs while the body runs; stop it cleanly afterwards."""
-    loop = RunFollower(
-        redis,
-        scorer,
-        replica_id="rewarder-0",
-        max_inflight_groups=max_inflight_groups,
-        poll_every_s=0.05,
-        drain_s=5.0,
-        redis_patience_s=10.0,
-        metrics=metrics,
-    )
-    task = asyncio.create_task(loop.run(), name="reward loop under test")
-    try:
-        yield loop
-    finally:
-        loop.stop()
-        async with asyncio.timeout(120):
-            await task
-
-
-async def make_run(redis: Redis, config: RunConfig, **changes: object) -> RunKeys:
-    await RunStore(redis).create("run-test", config.model_copy(update=changes), run_dir="unused")
-    await RunStore(redis).set_status("run-test", "running")
-    return RunKeys("run-test")
-
-
-async def add(redis: Redis, keys: RunKeys, *groups: CompletedGroup) -> None:
-    for group in groups:
-        await redis.xadd(keys.completions, {"group_id": group.prompt.group_id, "payload": encode(group)})
-
-
-async def wait_for_scored(
-    redis: Redis, keys: RunKeys, num_groups: int, *, timeout_s: float = 20.0
-) -> list[ScoredGroup]:
-    async def are_scored() -> bool:
-        return bool(await redis.xlen(keys.scored) >= num_groups)
-
-    await until(are_scored, what=f"{num_groups} scored groups", timeout_s=timeout_s)
-    return [decode_scored_group(fields["payload"]) for _, fields in await entries(redis, keys.scored)]
-
-
-def with_columns(group: CompletedGroup, **columns: object) -> CompletedGroup:
-    return msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, columns=columns))
 
 
 @pytest.mark.parametrize(("label", "run_id"), [("00000007", "run-test"), ("00000000", "run-other")])
@@ -96,30 +45,7 @@ async def test_a_group_that_its_entry_is_not_labelled_as_or_of_another_run_is_bu
     assert await redis.xlen(keys.scored) == 0
 
 
-async def test_a_group_is_scored_published_and_acked(
-    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
-) -> None:
-    names = [user("exact"), user("step_as_reward")]
-    keys = await make_run(redis, run_config, reward_funcs=names, reward_weights=[1.0, 0.5])
-    await RunStore(redis).write_progress("run-test", Progress(step=7, max_steps=9))
-    await add(redis, keys, completed_group("00000001"))
-    async with scoring(redis, scorer, metrics):
-        (scored,) = await wait_for_scored(redis, keys, 1)
-    assert scored.prompt.group_id == "00000001"
-    for rollout in scored.rollouts:
-        assert [(r.name, r.outcome, r.value, r.weight) for r in rollout.rewards] == [
-            (names[0], "scored", 1.0, 1.0),
-            (names[1], "scored", 7.0, 0.5),
-        ]
-    assert [(stamp.event, stamp.by) for stamp in scored.stamps] == [
-        ("generated", "generator-0"),
-        ("scored", "rewarder-0"),
-    ]
-    assert await redis.xlen(keys.completions) == 0
-    assert (await redis.xpending(keys.completions, REWARDERS))["pending"] == 0
-
-
-def test_what_a_group_s_functions_are_called_with_has_the_run_s_template_arguments() -> None:
+def test_the_call_for_a_group_has_the_run_s_template_arguments() -> None:
     call = call_for(
         completed_group("00000001"),
         state=TrainerState(1, 2),
@@ -131,7 +57,7 @@ def test_what_a_group_s_functions_are_called_with_has_the_run_s_template_argumen
     assert len(call.prompts) == len(call.completions) > 1
 
 
-def test_what_a_function_does_to_its_arguments_reaches_neither_the_group_nor_other_completions() -> None:
+def test_changes_to_a_function_s_arguments_reach_neither_the_group_nor_other_completions() -> None:
     group = completed_group("00000001")
     talk, facts = [{"role": "user", "content": "6*7?"}], {"units": ["m"]}
     prompt = msgspec.structs.replace(group.prompt, prompt=talk, columns={"facts": facts, "answer": "42"})
@@ -144,27 +70,6 @@ def test_what_a_function_does_to_its_arguments_reaches_neither_the_group_nor_oth
     assert call.prompts[1] == talk == [{"role": "user", "content": "6*7?"}]
     assert call.columns["facts"][1] == facts == {"units": ["m"]}
     assert call.columns["answer"][1] == prompt.columns["answer"] == "42"
-
-
-async def test_an_entry_that_is_no_group_is_buried_with_the_reason_and_the_next_one_is_scored(
-    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
-) -> None:
-    keys = await make_run(redis, run_config, reward_funcs=[user("one")])
-    await redis.xadd(keys.completions, {"group_id": "00000001", "payload": b"\xc1 garbage"})
-    torn = msgspec.structs.replace(completed_group("00000002"), rollouts=completed_group("00000002").rollouts[:1])
-    await add(redis, keys, torn, completed_group("00000003"))
-    async with scoring(redis, scorer, metrics):
-        (scored,) = await wait_for_scored(redis, keys, 1)
-
-        async def are_buried() -> bool:
-            return bool(await redis.xlen(keys.dead) == 2)
-
-        await until(are_buried, what="two dead letters")
-    assert scored.prompt.group_id == "00000003"
-    letters = {fields["group_id"]: fields["reason"] for _, fields in await entries(redis, keys.dead)}
-    assert letters[b"00000001"].startswith(b"not a CompletedGroup")
-    assert letters[b"00000002"] == b"group 00000002 has 1 rollouts instead of 2"
-    assert await redis.xlen(keys.completions) == 0
 
 
 async def test_fifty_groups_with_a_slow_async_reward_take_little_longer_than_one(
@@ -252,21 +157,6 @@ async def test_a_run_that_names_a_library_gets_an_error_outcome_and_nothing_is_c
     assert not mark.exists()
 
 
-async def test_a_group_that_was_scored_already_is_not_published_again(
-    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
-) -> None:
-    keys = await make_run(redis, run_config, reward_funcs=[user("one")])
-    await add(redis, keys, completed_group("00000001"), completed_group("00000001"), completed_group("00000002"))
-    async with scoring(redis, scorer, metrics):
-
-        async def is_empty() -> bool:
-            return bool(await redis.xlen(keys.completions) == 0)
-
-        await until(is_empty, what="an empty completions stream")
-        scored = await wait_for_scored(redis, keys, 2)
-    assert sorted(group.prompt.group_id for group in scored) == ["00000001", "00000002"]
-
-
 async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
@@ -285,10 +175,10 @@ async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
     scored = [fields["group_id"] for _, fields in await entries(redis, keys.scored)]
     assert b"00000001" in scored  # the second one may come first, because a read was in progress
     assert await alive(redis, leases=keys.leases(REWARDERS)) == set()
-    assert await redis.xlen(keys.completions) + len(scored) == 2, "what was not scored is still in the stream"
+    assert await redis.xlen(keys.completions) + len(scored) == 2, "groups without scores are still in the stream"
 
 
-async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
+async def test_an_ended_run_is_left_and_the_next_run_is_served(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:
     store = RunStore(redis)
@@ -334,7 +224,9 @@ async def test_eighty_queued_runs_take_nothing_from_the_one_that_trains(
         leases = [await alive(redis, leases=RunKeys(name).leases(REWARDERS)) for name in queued]
     await client.aclose()
     assert leases == [set()] * 80
-    assert num_clients <= 4, "of the loop: one reads, one hands off, one renews its lease, one looks for runs"
+    assert num_clients <= 4, (
+        "connections of the loop: one each for reading, handing off, renewing the lease and looking for runs"
+    )
 
 
 async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: RewarderMetrics) -> None:

@@ -69,9 +69,9 @@ async def test_a_group_whose_rewarder_was_killed_is_scored_exactly_once_after_a_
     await until(is_scored, what="the scored group")
     second.wait_until_ready()
     assert second.stop() == 0, second.log()
-    assert num_started(tmp_path) == 2, "it was begun twice"
+    assert num_started(tmp_path) == 2, "it began twice"
     published = await entries(redis, keys.scored)
-    assert len(published) == 1, "and published once"
+    assert len(published) == 1, "it was published once"
     scored = decode_scored_group(published[0][1]["payload"])
     assert [rollout.rewards[0].value for rollout in scored.rollouts] == [1.0, 1.0]
     assert await redis.xlen(keys.completions) == 0

@@ -63,7 +63,7 @@ def functions_shown(metrics: RewarderMetrics) -> set[str]:
     return {sample.labels["function"] for sample in samples if "function" in sample.labels}
 
 
-async def test_names_that_nobody_found_share_one_label() -> None:
+async def test_unknown_names_share_one_label() -> None:
     metrics = RewarderMetrics()
     for name in ("judge", "org/one", "org/two"):
         await outcome_of(FakeSource(), metrics, name)
@@ -73,7 +73,7 @@ async def test_names_that_nobody_found_share_one_label() -> None:
 @pytest.mark.parametrize(
     ("failure", "seconds"),
     [
-        (RewardFailure("overload", "nobody is free"), 0.0),
+        (RewardFailure("overload", "no worker is free"), 0.0),
         (RewardFailure("timeout", "took longer than 30 s", seconds=30.0), 30.0),
     ],
 )
@@ -145,10 +145,10 @@ async def test_each_outage_of_a_python_function_is_logged_where_it_begins_and_wh
     assert [line.partition(":")[0] for line in await logged_of(9, None)] == ["reward judge works again"]
     assert await logged_of(9, late) == [begins]
     assert [line.partition(":")[0] for line in await logged_of(9, None)] == ["reward judge works again"]
-    overload = await logged_of(9, RewardFailure("overload", "nobody is free"))
-    assert overload == ["reward judge: overload: nobody is free (logged once)"], "which is no fault of its own"
-    unknown = RewardFailure("error", "there is no such function")
-    assert await logged_of(9, unknown, "org/one") == ["reward org/one: error: there is no such function (logged once)"]
+    overload = await logged_of(9, RewardFailure("overload", "no worker is free"))
+    assert overload == ["reward judge: overload: no worker is free (logged once)"], "an overload is not an outage"
+    unknown = RewardFailure("error", "it does not exist")
+    assert await logged_of(9, unknown, "org/one") == ["reward org/one: error: it does not exist (logged once)"]
 
 
 async def test_a_function_that_fails_for_some_completions_of_each_group_is_not_out_of_order(

@@ -72,7 +72,7 @@ async def test_one_too_many_is_turned_away_at_once() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_who_is_cancelled_while_waiting_takes_no_turn() -> None:
+async def test_a_cancelled_waiter_takes_no_turn() -> None:
     gate, _ = turnstile(max_concurrency=1)
     order: list[str] = []
     tasks = [entering(gate, lane, order) for lane in ("a", "b", "c")]
@@ -98,7 +98,7 @@ async def test_no_minute_has_more_requests_than_the_limit() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_tokens_count_too_and_a_giant_goes_out_when_nothing_else_did() -> None:
+async def test_tokens_count_too_and_a_giant_is_sent_when_nothing_else_was() -> None:
     gate, clock = turnstile(max_concurrency=100, tpm=100)
     order: list[str] = []
     tasks = [entering(gate, "a", order, tokens=tokens) for tokens in (60, 40, 1000, 1)]
@@ -110,7 +110,7 @@ async def test_tokens_count_too_and_a_giant_goes_out_when_nothing_else_did() -> 
     await asyncio.gather(*tasks)
 
 
-async def test_a_full_queue_takes_nobody_while_a_giant_is_first_in_it() -> None:
+async def test_a_full_queue_accepts_no_call_while_a_giant_is_first_in_it() -> None:
     gate, _ = turnstile(max_concurrency=100, max_queued=1, tpm=100)
     order: list[str] = []
     tasks = [entering(gate, "a", order, tokens=tokens) for tokens in (60, 1000)]
@@ -168,7 +168,7 @@ async def test_the_minute_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert time.monotonic() - last_sent_at >= 60
 
 
-async def test_who_waits_too_long_is_told_the_limits_and_leaves_no_trace() -> None:
+async def test_a_call_that_waits_too_long_gets_the_limits_and_leaves_no_trace() -> None:
     gate = Turnstile(max_concurrency=1, tokens_per_minute=9, queue_timeout_s=0.01)
     await gate.enter(lane="a", tokens=1)
     with pytest.raises(TurnedAwayError, match=r"waited 0\.01 s for its turn: 1 at a time, 9 tokens a minute"):

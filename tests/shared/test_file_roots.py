@@ -40,7 +40,7 @@ def roots(tmp_path: Path) -> FileRoots:
     return FileRoots((str(tmp_path / "data"), "s3://bucket/weights"), "HEADRACE_DATA_ROOTS")
 
 
-def test_what_lies_below_a_root_may_be_named_and_a_link_within_it_too(roots: FileRoots, tmp_path: Path) -> None:
+def test_a_path_below_a_root_is_allowed_and_a_link_within_it_too(roots: FileRoots, tmp_path: Path) -> None:
     (tmp_path / "data" / "link.jsonl").symlink_to(tmp_path / "data" / "rows.jsonl")
     (tmp_path / "data" / "model" / "tokenizer.json").symlink_to("config.json")
     for name in ("rows.jsonl", "link.jsonl", "not-yet-there", "model", ""):
@@ -48,7 +48,7 @@ def test_what_lies_below_a_root_may_be_named_and_a_link_within_it_too(roots: Fil
     assert why_not(roots, f"file://{tmp_path}/data/rows.jsonl") == ""
 
 
-def test_the_same_is_said_of_what_is_there_and_of_what_is_not(roots: FileRoots, tmp_path: Path) -> None:
+def test_the_refusal_does_not_reveal_whether_a_path_exists(roots: FileRoots, tmp_path: Path) -> None:
     there, missing = (why_not(roots, tmp_path / "other" / name) for name in ("secret", "SECRET"))
     assert there.replace("secret", "SECRET") == missing
     assert "is not in a place that runs may name; HEADRACE_DATA_ROOTS of this service names " in there
@@ -63,7 +63,7 @@ def test_the_same_is_said_of_what_is_there_and_of_what_is_not(roots: FileRoots, 
         "s3://bucket/weights/../../other", "//{top}/other", "{top}/data\0/../other", "memory://x", "S3://bucket/weights",
     ],
 )  # fmt: skip
-def test_what_lies_elsewhere_is_refused(roots: FileRoots, tmp_path: Path, path: str) -> None:
+def test_a_path_outside_the_roots_is_refused(roots: FileRoots, tmp_path: Path, path: str) -> None:
     assert why_not(roots, path.replace("{top}", str(tmp_path)))
 
 
@@ -76,7 +76,7 @@ def test_a_link_out_of_the_roots_is_refused_wherever_it_stands(roots: FileRoots,
     for path in (data / "out.jsonl", data / "folder" / "secret", data / "chain" / "secret", data / "folder" / "none"):
         assert "leads through a link out" in why_not(roots, path)
     assert "has a link that leads out" in why_not(roots, data / "model", whole=True)
-    assert str(other) not in why_not(roots, data / "out.jsonl"), "where it leads is not told"
+    assert str(other) not in why_not(roots, data / "out.jsonl"), "the target is not revealed"
 
 
 def test_a_root_may_be_a_link_and_is_known_by_both_names(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_root_may_be_a_link_and_is_known_by_both_names(tmp_path: Path) -> None
     assert why_not(roots, tmp_path / "link" / "x") == why_not(roots, tmp_path / "real" / "x") == ""
 
 
-def test_without_a_setting_the_operating_system_s_directories_are_no_roots() -> None:
+def test_by_default_the_operating_system_s_directories_are_not_roots() -> None:
     roots = FileRoots(default_weight_roots(), "HEADRACE_WEIGHT_ROOTS")
     for path in (
         "/etc/cron.d",
@@ -141,7 +141,7 @@ def test_a_link_behind_a_link_leads_out_as_well(roots: FileRoots, tmp_path: Path
     (tmp_path / "data" / "model" / "parts").symlink_to(tmp_path / "data" / "shared")
     told = why_not(roots, tmp_path / "data" / "model", whole=True)
     assert "has a link that leads out" in told
-    assert f"'{tmp_path}/data/shared/tokenizer.json'" in told, "the link, and not where it leads"
+    assert f"'{tmp_path}/data/shared/tokenizer.json'" in told, "the message names the link, not its target"
     assert "secret" not in told
 
 

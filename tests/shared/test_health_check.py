@@ -1,4 +1,4 @@
-"""The container's health check: its request, what counts as healthy, and that it starts fast."""
+"""The container's health check: its request, the healthy answers, and its fast start."""
 
 import http.client
 import itertools
@@ -91,7 +91,7 @@ def test_a_generator_that_waits_for_others_is_healthy_and_one_that_starts_is_not
 ) -> None:
     service.ready = (503, {"phase": phase, "reason": "no run to serve"})
     assert main(["--or-waiting"]) == (0 if healthy else 1)
-    assert main([]) == 1, "waiting is healthy only where it was asked for"
+    assert main([]) == 1, "waiting is healthy only if the option is given"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_all_questions_share_one_deadline(service: Service, monkeypatch: pytest.
     assert given == [250.0, 100.0]
 
 
-def test_it_imports_the_standard_library_alone() -> None:
+def test_it_imports_only_the_standard_library() -> None:
     heavy = ("pydantic", "redis", "msgspec")
     code = f"import shared.health_check, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -23,7 +23,7 @@ def own_address() -> str:
 def test_an_address_has_the_interface_that_it_was_given_to() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("localhost") == "lo"
-    assert interface_of("192.0.2.1") is None, "of documentation, so nobody's"
+    assert interface_of("192.0.2.1") is None, "an address for documentation, which no interface has"
     found = interface_of(own_address())
     assert found != "lo"
     assert found in {name for _, name in socket.if_nameindex()}
@@ -39,12 +39,12 @@ def test_nccl_gets_exactly_the_interface_of_the_address(monkeypatch: pytest.Monk
     environment: dict[str, str] = {}
     let_nccl_use("127.0.0.1", environment)
     let_nccl_use("10.9.8.7", environment)
-    assert environment == {}, "loopback is no way to another machine, and a foreign address is not ours"
+    assert environment == {}, "loopback does not reach another machine, and a foreign address is not ours"
     let_nccl_use("trainer-weights", environment)
     assert environment == {"NCCL_SOCKET_IFNAME": "=eth4"}
 
 
-def test_who_has_named_an_interface_keeps_it() -> None:
+def test_an_interface_from_the_environment_is_kept() -> None:
     environment = {"NCCL_SOCKET_IFNAME": "ib0"}
     let_nccl_use("127.0.0.1", environment)
     assert environment == {"NCCL_SOCKET_IFNAME": "ib0"}

@@ -1,4 +1,4 @@
-"""A message on the wire is either decoded to a valid group, or a MessageError; there is no third case."""
+"""Every message on the wire is either decoded to a valid group or refused with a MessageError."""
 
 import math
 import random
@@ -51,7 +51,7 @@ def test_a_rollout_yields_its_sampled_tokens_and_their_logprobs() -> None:
     assert row.generator_logprobs().tolist() == [-0.5, -0.5, -0.5]
 
 
-def test_of_several_turns_the_sampled_tokens_are_yielded_in_order() -> None:
+def test_the_sampled_tokens_of_several_turns_are_returned_in_order() -> None:
     one = rollout(completion_ids=(8, 9, 10))
     ids, mask = (1, 2, 8, 3, 9, 10, 4), (0, 0, 1, 0, 1, 1, 0)
     several = msgspec.structs.replace(one, token_ids=pack_ids(ids), loss_mask=pack_mask(mask))
@@ -193,14 +193,14 @@ def test_every_rollout_has_an_outcome_of_every_function() -> None:
             decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
 
 
-def test_a_message_that_does_not_say_its_kind_is_none() -> None:
+def test_a_message_without_a_kind_is_refused() -> None:
     tree = msgspec.msgpack.decode(encode(scored_group()))
     del tree["type"]
     with pytest.raises(MessageError, match="not a ScoredGroup"):
         decode_scored_group(msgspec.msgpack.encode(tree))
 
 
-def test_a_token_may_have_a_logprob_that_nobody_knows() -> None:
+def test_the_logprob_of_a_token_may_be_unknown() -> None:
     group = completed_group()
     row = msgspec.structs.replace(group.rollouts[0], logprobs=pack_logprobs([-0.5, float("nan")]))
     decoded = decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(row, *group.rollouts[1:]))))
@@ -215,7 +215,7 @@ def test_a_failed_reward_cannot_carry_a_value() -> None:
         decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
 
 
-def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent() -> None:
+def test_a_value_that_the_wire_cannot_carry_is_refused_before_it_is_sent() -> None:
     with pytest.raises(MessageError, match="cannot be encoded"):
         encode(msgspec.structs.replace(prompt_group(), prompt="\ud800"))
     with pytest.raises(MessageError, match="more than the"):

@@ -24,13 +24,13 @@ def test_each_wrong_variable_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPat
     assert [line.partition(":")[0] for line in lines] == ["HEADRACE_LOG_FORMAT", "HEADRACE_PORT"]
 
 
-def test_what_is_wrong_inside_a_list_is_said_beside_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_inside_a_list_is_reported_with_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_RANK_CPUS", '[0, "x"]')
     with pytest.raises(UserError, match=r"^HEADRACE_RANK_CPUS, 1: .*integer"):
         from_environment(TrainerSettings)
 
 
-def test_a_table_that_is_no_json_is_a_line_and_not_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_not_json_is_a_one_line_error_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_RANK_ENV", "NCCL_ALGO=canary")
     with pytest.raises(UserError, match=r"^HEADRACE_RANK_ENV: not JSON \(Expecting value") as caught:
         from_environment(TrainerSettings)
@@ -48,7 +48,7 @@ def test_a_table_that_is_no_json_is_a_line_and_not_a_trace(monkeypatch: pytest.M
         ("redis://:canary@127.0.0.1:6379/abc", "must be the number of a database"),
     ],
 )
-def test_where_no_redis_can_be_is_said_without_the_password(
+def test_an_impossible_redis_url_is_refused_without_showing_the_password(
     url: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_REDIS_URL", url)
@@ -81,7 +81,7 @@ def test_a_log_level_is_one_of_five_in_any_case(monkeypatch: pytest.MonkeyPatch)
         from_environment(ServiceSettings)
 
 
-def test_one_port_for_two_servers_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_port_for_two_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_PORT", "8123")
     monkeypatch.setenv("HEADRACE_METRICS_PORT", "8123")
     with pytest.raises(UserError, match=r"^HEADRACE_METRICS_PORT and HEADRACE_PORT are both 8123"):
@@ -108,11 +108,11 @@ def test_the_prefix_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> 
         from_environment(SimulationSettings)
 
 
-def test_what_several_variables_do_together_is_a_sentence_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_several_variables_together_is_a_sentence_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOST", "0.0.0.0")
     monkeypatch.setenv("HEADRACE_API_KEY", "canary")
     monkeypatch.delenv("HEADRACE_INTERNAL_KEY", raising=False)
     with pytest.raises(UserError, match=r"^binding to 0\.0\.0\.0") as caught:
         from_environment(TrainerSettings)
     assert "canary" not in str(caught.value)
-    assert caught.value.__cause__ is None, "what pydantic says holds the values"
+    assert caught.value.__cause__ is None, "pydantic's message contains the values"

@@ -34,7 +34,7 @@ class Authority:
 
     Args:
         directory: Directory for its files.
-        name: Its name in the certificates that it issues.
+        name: The CA's name in the certificates that it issues.
     """
 
     def __init__(self, directory: Path, name: str = "authority of the test") -> None:
@@ -52,7 +52,7 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, *names: str, days: float = 5, file: str = "service", password: bytes = b"") -> Issued:
-        """Issue a certificate for these names and addresses; by default, for those of this machine.
+        """Issue a certificate for these names and addresses; by default, for this machine.
 
         Args:
             names: Names and IP addresses.

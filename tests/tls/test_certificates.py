@@ -80,7 +80,7 @@ def listening() -> Iterator[list[Listener]]:
         listener.close()
 
 
-def test_a_certificate_that_is_renewed_is_shown_to_the_next_who_connects(
+def test_a_renewed_certificate_is_shown_to_the_next_connection(
     authority: Authority, listening: list[Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
     first = authority.issue()
@@ -95,10 +95,10 @@ def test_a_certificate_that_is_renewed_is_shown_to_the_next_who_connects(
     assert serial_shown(port, authority) == serial_in(second)
 
 
-def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
+def test_files_that_do_not_fit_each_other_change_nothing_and_are_reported(
     authority: Authority, listening: list[Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in the moment when one of the two files is written and the other is not."""
+    """Simulate the moment when only the first of the two files has been written."""
     first = authority.issue()
     certificate = ServerCertificate(first.cert, first.key, look_every_s=0)
     listening.append(Listener(certificate.context))
@@ -118,7 +118,7 @@ def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
     assert serial_shown(port, authority) == serial_in(second)
 
 
-def test_a_file_that_goes_away_while_it_is_loaded_changes_nothing_and_is_said(
+def test_a_file_that_vanishes_while_it_is_loaded_changes_nothing_and_is_reported(
     authority: Authority,
     listening: list[Listener],
     caplog: pytest.LogCaptureFixture,
@@ -138,7 +138,7 @@ def test_a_file_that_goes_away_while_it_is_loaded_changes_nothing_and_is_said(
     assert "both as PEM (No such file or directory)" in caplog.text
 
 
-def test_what_cannot_be_a_certificate_is_refused_with_what_to_do(authority: Authority, tmp_path: Path) -> None:
+def test_an_invalid_certificate_is_refused_with_a_remedy(authority: Authority, tmp_path: Path) -> None:
     good, other = authority.issue(), authority.issue(file="other")
     locked = authority.issue(file="locked", password=b"secret")
     nonsense = tmp_path / "nonsense.pem"
@@ -165,9 +165,7 @@ def test_a_file_of_trusted_cas_holds_certificates(tmp_path: Path, authority: Aut
         trusted(tmp_path / "missing")
 
 
-def test_what_clients_will_make_of_a_certificate_is_known_before_it_is_shown(
-    authority: Authority, tmp_path: Path
-) -> None:
+def test_a_certificate_is_checked_as_clients_would_before_it_is_shown(authority: Authority, tmp_path: Path) -> None:
     def made_of(issued: Issued, by: Authority, host: str = "127.0.0.1") -> str:
         return why_refused(ServerCertificate(issued.cert, issued.key).context, trusted(by.file), host=host)
 

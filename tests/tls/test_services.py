@@ -99,7 +99,7 @@ def sent_in_one_go(port: int, authority: Authority, *records: bytes) -> bytes:
                 part = spoken.read(65536)
             except ssl.SSLWantReadError:
                 received = connection.recv(65536)
-                assert received, "it hung up in the middle of its answer"
+                assert received, "the server hung up in the middle of its answer"
                 incoming.write(received)
                 continue
             if not part:
@@ -166,7 +166,7 @@ async def test_the_health_check_trusts_the_certificate_that_is_mounted_whatever_
         monkeypatch.setenv("HEADRACE_PORT", str(service.port))
         assert await asyncio.to_thread(health_check.main, []) == 0
         monkeypatch.setenv("HEADRACE_TLS_CERT_FILE", str(authority.issue(file="another").cert))
-        assert await asyncio.to_thread(health_check.main, []) == 1, "the key is shown to nobody else"
+        assert await asyncio.to_thread(health_check.main, []) == 1, "the key is not sent to another server"
 
 
 def test_settings_of_tls_that_contradict_each_other_are_refused(authority: Authority) -> None:
@@ -185,7 +185,7 @@ def test_settings_of_tls_that_contradict_each_other_are_refused(authority: Autho
     assert GeneratorSettings(**tls).url(8000) == "https://127.0.0.1:8000"
 
 
-def test_ranks_are_told_whom_to_trust(authority: Authority, tmp_path: Path) -> None:
+def test_ranks_get_the_ca_to_trust(authority: Authority, tmp_path: Path) -> None:
     settings = TrainerSettings(
         tls_ca_file=authority.file, tls_generator_name="generator", internal_key=SecretStr("k"), runs_dir=tmp_path
     )

@@ -68,7 +68,7 @@ class FakeRewarder:
         if self.status != 200:
             return self.status, {"title": "Broken", "detail": "broken for this test"}
         if unknown:
-            sentence = f"there is no reward function {unknown[0]}; built in is accuracy_reward"
+            sentence = f"unknown reward function {unknown[0]}; built in is accuracy_reward"
             errors = [{"field": "reward_funcs", "message": sentence}]
             return 422, {"title": "Unknown reward", "status": 422, "detail": sentence, "errors": errors}
         known = {"name": "accuracy_reward", "kind": "built-in", "summary": "", "required_columns": [["solution"]]}

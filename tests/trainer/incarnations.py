@@ -120,5 +120,5 @@ def newest_ledger(run_dir: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of one of the run's logs."""
+    """Return the rows of a log of the run."""
     return [json.loads(line) for line in path.read_text().splitlines()]

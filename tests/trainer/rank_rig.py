@@ -10,7 +10,7 @@ COMMAND = [sys.executable, "-S", str(Path(__file__).with_name("fake_rank.py"))]
 
 
 class RankPlan:
-    """What the rank does at each start. The last word also applies to all later starts."""
+    """The rank's behaviour at each start. The last word also applies to all later starts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -58,7 +58,7 @@ async def letters(redis: Redis) -> dict[str, str]:
     return {fields["group_id"].decode(): fields["reason"].decode() for _, fields in found}
 
 
-async def test_what_the_model_has_no_embedding_for_is_buried_and_the_rank_lives(
+async def test_groups_that_the_model_cannot_train_on_are_buried_and_the_rank_lives(
     redis: Redis, redis_url: str, tmp_path: Path, tiny_model: Path
 ) -> None:
     await create(redis, small_config(tmp_path, tiny_model), tmp_path)
@@ -111,7 +111,7 @@ async def test_a_group_that_a_rank_dies_of_twice_is_buried_with_its_post_mortem(
             ) as process:
                 statuses.append(await process.wait())
 
-    assert statuses == [status, status, ENDED], "it dies of its batch, then of it alone, and then no more"
+    assert statuses == [status, status, ENDED], "it dies with the batch, then with the single group, and then not again"
     ledger = newest_ledger(tmp_path / "run")
     assert ledger["dropped"] == {"dead_letter": [[5, 5]]}
     assert ledger["admitted"] == 6 * groups_per_step + 1

@@ -33,5 +33,5 @@ async def test_the_record_of_a_run_with_a_loss_that_is_not_finite_names_the_post
     assert str(report) in record.reason
     assert "its last checkpoint is unchanged" in record.reason
     assert report.is_file()
-    assert newest_ledger(tmp_path / "run")["trained"] == [[0, 3]], "that of step 2, written just before"
+    assert newest_ledger(tmp_path / "run")["trained"] == [[0, 3]], "the checkpoint of step 2, written just before"
     assert "Traceback" not in (tmp_path / f"{RUN_ID}.log").read_text()

@@ -28,7 +28,9 @@ def lines(file: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-async def test_what_finds_no_room_is_written_whole_once_there_is(redis: Redis, run_keys: RunKeys, disk: Path) -> None:
+async def test_a_file_that_finds_no_room_is_written_whole_once_there_is_room(
+    redis: Redis, run_keys: RunKeys, disk: Path
+) -> None:
     room = Room()
     log = RunLog(redis, keys=run_keys, run_dir=disk / "run", room=room)
     await log.metrics({"step": 1})
@@ -70,7 +72,7 @@ async def test_a_trainer_that_is_asked_to_end_waits_no_longer(disk: Path) -> Non
         await writing
 
 
-async def test_what_fails_for_another_reason_is_not_waited_for(tmp_path: Path) -> None:
+async def test_another_error_than_a_full_disk_is_not_retried(tmp_path: Path) -> None:
     room = Room()
     with pytest.raises(FileNotFoundError):
         await room.write(lambda: (tmp_path / "nowhere" / "x").write_bytes(b"x"), what="a file", where=tmp_path)

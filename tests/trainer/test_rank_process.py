@@ -32,7 +32,7 @@ StartRank = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start_rank(tmp_path: Path) -> Iterator[StartRank]:
-    """Return a function that starts rank processes; those that still run at the end are killed."""
+    """Return a function that starts rank processes. Processes that still run at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(redis_url: str, *arguments: str) -> "subprocess.Popen[str]":
@@ -72,7 +72,7 @@ async def record(redis: Redis) -> RunRecord:
 @pytest.mark.parametrize(
     ("lost", "reason"), [("train.jsonl", "train.jsonl"), ("model/config.json", "model"), ("model", "model")]
 )
-async def test_what_vanished_after_submit_fails_the_run_with_a_sentence(
+async def test_a_file_that_vanished_after_submit_fails_the_run_with_a_sentence(
     lost: str, reason: str, redis: Redis, redis_url: str, config: RunConfig, tmp_path: Path, start_rank: StartRank
 ) -> None:
     await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
@@ -116,7 +116,7 @@ async def test_a_run_that_is_not_there_is_refused(redis: Redis, redis_url: str, 
     assert "there is no run run-nowhere in Redis" in output
 
 
-def test_without_a_run_id_it_says_how_it_is_called(start_rank: StartRank) -> None:
+def test_without_a_run_id_it_prints_its_usage(start_rank: StartRank) -> None:
     rank = start_rank("redis://127.0.0.1:1/0")
     output, _ = rank.communicate(timeout=WITHIN_S)
     assert rank.returncode == REFUSED
@@ -135,7 +135,7 @@ async def test_a_rank_that_was_superseded_ends_and_does_not_touch_the_record(
         said.add((await record(redis)).progress.starting)
         return bool(await redis.xlen(keys.prompts))
 
-    # The rank has admitted its first groups and waits for a generator. Its successor finds one of them done.
+    # The rank has admitted its first groups and waits for a generator. Its successor finds the first of them done.
     await eventually(trains, within_s=WITHIN_S)
     assert {"starting", "loading the model"} <= said
     assert (await record(redis)).progress.starting == "", "it trains"

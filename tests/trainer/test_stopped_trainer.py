@@ -63,7 +63,7 @@ async def test_a_trainer_that_wakes_up_after_its_successor_took_over_writes_noth
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """Return a digest of every file, except those of a checkpoint that was being written: no trainer reads them."""
+    """Return a digest of every file. Files of an unfinished checkpoint are left out, because no trainer reads them."""
     files = [path for path in directory.rglob("*") if path.is_file() and ".writing-" not in str(path)]
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

@@ -13,13 +13,12 @@ from services.generator.engine.adapter import AdapterSpec
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.run_options.pushing import PushEncoding, WantedTransport
 from tests.shared_process import SharedProcess
 from tests.weights.known_weights import LORA_ALPHA, LORA_RANK, make_model_dir
-from tests.weights.replica import KEY, RUN_ID, ReplicaProcess
+from tests.weights.replica import ReplicaProcess
+from tests.weights.senders import make_quick_sender, make_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 
-PUSH_TIMEOUT_S = 20.0
 _INCARNATIONS = itertools.count(1, step=10_000)
 
 
@@ -127,34 +126,3 @@ async def two(redis: Redis, run_keys: RunKeys, adapter: AdapterSpec | None) -> A
     async with serve("generator-2", adapter=adapter) as served:
         await served.register(redis, run_keys)
         yield served
-
-
-def make_sender(
-    redis: Redis,
-    incarnation: int,
-    *,
-    transport: WantedTransport = "gloo",
-    encoding: PushEncoding = "full",
-    weight_dir: str | None = None,
-    push_timeout_s: float = PUSH_TIMEOUT_S,
-    info_timeout_s: float = 30.0,
-    buffer_bytes: int = 20_000,
-) -> WeightSender:
-    """Return a sender that cuts chunks in the middle of layers."""
-    return WeightSender(
-        redis,
-        run_id=RUN_ID,
-        internal_key=KEY,
-        transport=transport,
-        encoding=encoding,
-        weight_dir=weight_dir,
-        push_timeout_s=push_timeout_s,
-        incarnation=incarnation,
-        info_timeout_s=info_timeout_s,
-        buffer_bytes=buffer_bytes,
-    )
-
-
-def make_quick_sender(redis: Redis, incarnation: int, *, push_timeout_s: float = 4.0) -> WeightSender:
-    """Return a sender with short timeouts and small chunks."""
-    return make_sender(redis, incarnation, push_timeout_s=push_timeout_s, info_timeout_s=3.0, buffer_bytes=32)

@@ -104,7 +104,7 @@ async def kept_busy(
 def check_spans(completions: Sequence[Completion], policy_of: Callable[[int], Any]) -> Checked:
     """Assert that every token is in exactly one span, and compare its logprob with that under its version.
 
-    ``policy_of`` returns the policy of a version, and raises if there is no such version. It is called once for each.
+    ``policy_of`` returns the policy of a version, and raises if the version does not exist. It is called once for each.
     """
     checked = Checked(num_completions=len(completions))
     of_version: dict[int, list[tuple[Completion, int, int]]] = defaultdict(list)

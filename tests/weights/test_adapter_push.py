@@ -1,4 +1,4 @@
-"""The push of a LoRA run to a real vLLM: only adapters are sent, and the generator's logprobs are those of PEFT."""
+"""The push of a LoRA run to a real vLLM: only adapters are sent, and the generator's logprobs equal PEFT's."""
 
 import logging
 from pathlib import Path
@@ -12,9 +12,9 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.errors import PushError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_sender
 from tests.weights.known_weights import PROMPT_IDS, adapters_of, logprobs_of, make_adapter_policy
 from tests.weights.replica import HEADERS, ReplicaProcess, Sample
+from tests.weights.senders import make_sender
 from tests.weights.spans import check, check_spans, kept_busy, worst
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,8 +8,8 @@ from services.trainer.push.packing import Weights
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import is_there
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver
 from tests.weights.uncommitted import abort, attempt_on, begin
 

@@ -121,7 +121,7 @@ def test_many_changes_are_a_bitmap_and_far_numbers_are_written_out() -> None:
     assert delta.values == b"\x80" + b"\x01" * 19 + b"\x00\xbc"
 
 
-def test_what_changed_altogether_is_sent_whole() -> None:
+def test_a_completely_changed_parameter_is_sent_in_full() -> None:
     before, after = bits([1] * 50), bits(list(range(1000, 51000, 1000)))
     delta = parse_delta(encode_delta(before, after, item_bytes=2))
     assert delta.values_as is Values.WHOLE

@@ -86,7 +86,7 @@ def test_a_replica_that_follows_reads_deltas_and_a_late_one_all_of_the_chain(roo
     assert encodings == ["full", "delta", "delta", "delta"]
 
 
-def test_a_version_that_is_there_need_not_be_written_again(root: str) -> None:
+def test_an_existing_version_is_not_written_again(root: str) -> None:
     trainer = Trainer(root)
     assert trainer.writer.place_of(0) is None
     place = trainer.writer.publish(trainer.parcel(0))
@@ -105,7 +105,7 @@ def test_a_chain_ends_with_a_full_version_before_it_is_too_long(root: str) -> No
     assert encodings == ["full", "delta", "delta", "full", "delta", "delta", "full"]
 
 
-def test_a_chain_ends_when_its_deltas_are_no_smaller_than_the_weights(tmp_path: Path) -> None:
+def test_a_chain_ends_when_its_deltas_are_as_large_as_the_weights(tmp_path: Path) -> None:
     trainer = Trainer(str(tmp_path))
     trainer.writer.publish(trainer.parcel(0))
     torch.manual_seed(9)
@@ -113,7 +113,7 @@ def test_a_chain_ends_when_its_deltas_are_no_smaller_than_the_weights(tmp_path: 
     assert trainer.parcel(1).encoding == "full"
 
 
-def test_what_the_two_newest_versions_do_not_need_is_removed(root: str) -> None:
+def test_files_that_the_two_newest_versions_do_not_need_are_removed(root: str) -> None:
     trainer = Trainer(root, max_chain=1)
     places = [trainer.writer.publish(trainer.parcel(version)) for version in range(5)]
     trainer.writer.remove_old()

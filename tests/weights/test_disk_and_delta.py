@@ -22,7 +22,6 @@ from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
 from shared.weights.weight_store import LocalStore
-from tests.weights.conftest import make_sender
 from tests.weights.known_weights import (
     PROMPT_IDS,
     adapters_of,
@@ -31,6 +30,7 @@ from tests.weights.known_weights import (
     weights_of,
 )
 from tests.weights.replica import RUN_ID, ReplicaProcess
+from tests.weights.senders import make_sender
 from tests.weights.spans import MAX_DIFFERENCE, check, check_spans, kept_busy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]

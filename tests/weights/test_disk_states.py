@@ -17,9 +17,9 @@ from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
 from shared.weights.weight_store import LocalStore
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import RUN_ID
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 
 Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
@@ -131,7 +131,7 @@ async def test_a_version_number_that_comes_again_with_other_weights_is_read_agai
     assert [manifest.encoding for manifest in written(tmp_path)] == ["full"]
 
 
-async def test_a_damaged_version_is_served_by_nobody_and_the_next_push_writes_a_full_one(
+async def test_no_replica_serves_a_damaged_version_and_the_next_push_writes_a_full_version(
     one: ServedReceiver, sender: WeightSender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sender.push(weights(0), policy_version=0)
@@ -204,7 +204,7 @@ async def test_a_delta_that_arrives_damaged_is_refused_and_the_next_push_is_full
     await sender.close()
 
 
-async def test_a_push_that_only_those_survive_who_hold_the_version_already_ends_well(
+async def test_a_push_succeeds_if_only_replicas_that_already_have_the_version_survive(
     one: ServedReceiver, sender: WeightSender, redis: Redis, run_keys: RunKeys
 ) -> None:
     await sender.push(weights(0), policy_version=0)

@@ -195,7 +195,7 @@ async def test_a_generator_that_is_hurt_costs_the_others_a_bounded_time_and_come
             pushing.tell("go")
         result = pushed(await pushing.answer(within_s=BOUND_S))
         log.info("%s at %s: over after %.1f s: %s", fault, step, time.monotonic() - hurt_at, result.failed)
-        assert set(result.failed) <= {"generator-victim"}, f"nobody else is blamed: {result.failed}"
+        assert set(result.failed) <= {"generator-victim"}, f"no other replica is blamed: {result.failed}"
         assert result.members == (replica.replica_id,)
         await check(replica, make_policy(model_dir, seed=1), version=1)
         assert await required(redis, run_keys) == (incarnation, 1)
@@ -288,7 +288,7 @@ async def test_a_trainer_that_is_hurt_leaves_generators_serving_what_they_name_a
         async with a_trainer(redis, run_keys, redis_url, model_dir, number, push_timeout_s=PATIENT_S) as heir:
             result = pushed(await heir.ask("push", 5, 50, None, within_s=2 * PATIENT_S))
             assert result.failed == {}
-            assert result.total_s < PATIENT_S / 2, "its join had to wait for the one that came to nothing"
+            assert result.total_s < PATIENT_S / 2, "its join had to wait for the failed join"
             await check(replica, resumed, version=5)
             if fault == "stop":
                 pushing.signal(signal.SIGCONT)

@@ -91,7 +91,7 @@ def enter(communicator: IpcCommunicator) -> IpcWire:
     return IpcWire(group, map_buffer(place, DEVICE))
 
 
-def test_what_goes_through_the_buffer_comes_out_in_whatever_pieces(communicator: IpcCommunicator) -> None:
+def test_bytes_come_out_of_the_buffer_unchanged_in_pieces_of_any_size(communicator: IpcCommunicator) -> None:
     torch.manual_seed(3)
     # One is larger than the buffer, one ends in the middle of it, and one has an unaligned number of bytes.
     weights = [("wide", torch.randn(40, 30)), ("codes", torch.arange(7, dtype=torch.int8)), ("last", torch.randn(11))]

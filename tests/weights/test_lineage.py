@@ -8,7 +8,7 @@ from shared.errors import FencedError
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, call
-from tests.weights.conftest import make_quick_sender
+from tests.weights.senders import make_quick_sender
 from tests.weights.served_receiver import serve
 from tests.weights.small_pushes import holds, weights
 
@@ -32,7 +32,7 @@ async def test_a_higher_version_of_an_older_incarnation_does_not_pass_the_gate_o
         assert required == (incarnation + 1, 5)
         assert (one.receiver.held_version, one.receiver.is_open(required)) == (required, True)
         assert (two.receiver.held_version, two.receiver.decoding_is_paused) == ((incarnation, 7), False), (
-            "it serves on what it has"
+            "it still serves its old weights"
         )
         assert not two.receiver.is_open(required)
         assert two.receiver.is_open(LineageVersion(incarnation, 6))

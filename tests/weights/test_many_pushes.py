@@ -13,9 +13,9 @@ import pytest
 
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_sender
 from tests.weights.known_weights import make_policy, prober_of, weights_of
 from tests.weights.replica import ReplicaProcess
+from tests.weights.senders import make_sender
 from tests.weights.spans import MAX_DIFFERENCE, check_spans, kept_busy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]

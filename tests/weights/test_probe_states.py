@@ -11,8 +11,8 @@ from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import PushError
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver
 from tests.weights.small_pushes import holds, weights
 
@@ -26,7 +26,7 @@ def prober(logprobs: Sequence[float] = PROBE_LOGPROBS, *, tolerance: float = 0.5
     return Prober(lambda _: logprobs, token_ids=[5, 6, 7, 8], tolerance=tolerance)
 
 
-async def test_a_version_is_verified_by_the_probe_before_what_it_sampled_goes_out(
+async def test_a_version_is_verified_by_the_probe_before_its_tokens_are_published(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
     await quick_sender.push(weights(0.0), policy_version=0, prober=prober())
@@ -53,7 +53,7 @@ async def test_a_version_is_verified_by_the_probe_before_what_it_sampled_goes_ou
     assert passed == ["a", "b"]
 
 
-async def test_a_replica_whose_probe_fails_is_taken_out_and_nothing_it_sampled_goes_out(
+async def test_a_replica_whose_probe_fails_is_taken_out_and_its_tokens_are_not_published(
     quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     await quick_sender.push(weights(0.0), policy_version=0, prober=prober())
@@ -103,7 +103,7 @@ async def test_a_replica_that_does_not_answer_the_probe_is_taken_out(
     assert (one.receiver.held_version.policy_version, one.engine.is_paused) == (-1, True)
 
 
-async def test_logprobs_that_are_no_numbers_fail_the_probe(quick_sender: WeightSender, one: ServedReceiver) -> None:
+async def test_logprobs_that_are_not_numbers_fail_the_probe(quick_sender: WeightSender, one: ServedReceiver) -> None:
     one.engine.probe_logprobs = [math.nan, -2.0, -3.0]
     result = await quick_sender.push(weights(0.0), policy_version=0, prober=prober())
     assert "not all finite numbers" in result.failed["generator-1"]
@@ -117,4 +117,4 @@ async def test_a_trainer_whose_weights_have_diverged_pushes_nothing(
     assert "load" not in one.engine.calls
     assert one.engine.weights == {}
     info = one.receiver.info()
-    assert (info.epoch, info.is_held, info.policy_version) == (0, False, -1), "nobody is kept waiting"
+    assert (info.epoch, info.is_held, info.policy_version) == (0, False, -1), "no replica is kept waiting"

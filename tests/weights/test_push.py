@@ -1,4 +1,4 @@
-"""The push to a real vLLM: afterwards, the generator's logprobs are those of transformers under the pushed weights."""
+"""The push to a real vLLM: afterwards, its logprobs equal transformers' logprobs under the pushed weights."""
 
 import asyncio
 import logging
@@ -14,9 +14,9 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.lineage import LineageVersion
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import PUSH_TIMEOUT_S, make_sender
 from tests.weights.known_weights import PROMPT_IDS, interrupted, logprobs_of, make_policy, prober_of, weights_of
 from tests.weights.replica import ReplicaProcess, Sample
+from tests.weights.senders import PUSH_TIMEOUT_S, make_sender
 from tests.weights.spans import MAX_DIFFERENCE, check, check_spans, kept_busy, worst
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -166,7 +166,7 @@ async def test_without_staging_a_transfer_that_broke_is_never_served_and_the_nex
     await check(replica, policy, version=7)
 
 
-async def test_kept_keys_and_values_are_those_of_the_old_weights_and_new_requests_never_see_them(
+async def test_kept_keys_and_values_come_from_the_old_weights_and_new_requests_never_use_them(
     replica: ReplicaProcess, model_dir: Path, redis: Redis, run_keys: RunKeys, sender: WeightSender
 ) -> None:
     await replica.attach(kv_after_push="keep")
@@ -195,7 +195,7 @@ async def test_kept_keys_and_values_are_those_of_the_old_weights_and_new_request
     await check(replica, policies[new % 2], version=new)
 
 
-async def test_weights_that_were_loaded_wrong_are_caught_by_the_probe_and_no_token_of_them_goes_out(
+async def test_wrongly_loaded_weights_are_caught_by_the_probe_and_no_token_of_them_is_published(
     tied_replica: ReplicaProcess,
     tied_model_dir: Path,
     redis: Redis,

@@ -17,9 +17,9 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, UnavailableError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_quick_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import RUN_ID
+from tests.weights.senders import make_quick_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 from tests.weights.small_pushes import holds, required, weights
 from tests.weights.test_sleep import SleepyEngine
@@ -45,7 +45,7 @@ async def test_a_sleeping_replica_that_missed_a_push_is_pushed_to(
     assert await quick_sender.needs_push()
 
 
-async def test_a_replica_that_failed_is_left_alone_for_a_while_unless_its_engine_is_another(
+async def test_a_failed_replica_is_left_out_for_a_while_unless_it_has_a_new_engine(
     quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     two.engine.failing = {"load"}
@@ -79,12 +79,12 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
         await quick_sender.push(weights(1.0), policy_version=1)
     assert holds(one, 0.0)
     info = one.receiver.info()
-    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False), "it was told not to wait"
+    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False), "it must not wait"
     assert await required(redis, run_keys) == 0
 
 
 class SlowProber(Prober):
-    """Computes until it is told to stop."""
+    """Computes until the test stops it."""
 
     def __init__(self, *, logprobs: list[float] = PROBE_LOGPROBS) -> None:
         super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5)
@@ -152,7 +152,7 @@ async def test_a_version_is_probed_once_however_often_it_is_pushed(
     assert prober.num_computed == 2
 
 
-async def test_a_trainer_that_cannot_compute_the_probe_in_time_is_stuck_and_says_so(
+async def test_a_trainer_that_cannot_compute_the_probe_in_time_reports_that_it_is_stuck(
     redis: Redis, incarnation: int, one: ServedReceiver
 ) -> None:
     sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=3.0), SlowProber()

@@ -6,41 +6,14 @@ import time
 import pytest
 
 from services.trainer.push.weight_sender import WeightSender
-from shared.errors import FencedError, PushError, StateLostError
+from shared.errors import PushError, StateLostError
 from shared.lineage import NO_WEIGHTS
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_quick_sender
 from tests.weights.replica import RUN_ID
+from tests.weights.senders import make_quick_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 from tests.weights.small_pushes import holds, many_weights, required, weights
-from tests.weights.uncommitted import abort, attempt_on, begin
-
-
-async def test_one_replica_that_cannot_load_costs_the_others_nothing_and_is_out_until_a_later_epoch(
-    quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
-) -> None:
-    assert (await quick_sender.push(weights(1.0), policy_version=0)).members == ("generator-1", "generator-2")
-    two.engine.failing = {"load"}
-    result = await quick_sender.push(weights(2.0), policy_version=1)
-    assert result.members == ("generator-1",)
-    assert "out of memory" in result.failed["generator-2"]
-    assert not result.is_confirmed
-    assert holds(one, 2.0)
-    assert one.engine.calls.count("load") == 2
-    assert one.receiver.info().epoch == result.communicator_epoch
-    assert (two.receiver.held_version.policy_version, two.receiver.decoding_is_paused, two.engine.is_paused) == (
-        -1,
-        True,
-        True,
-    )
-    assert not two.receiver.fatal.is_set()
-    two.engine.failing = set()
-    healed = await quick_sender.push(weights(2.0), policy_version=1)
-    assert healed.members == ("generator-1", "generator-2")
-    assert healed.communicator_epoch > result.communicator_epoch
-    assert holds(two, 2.0)
-    assert not two.engine.is_paused
 
 
 async def test_a_replica_that_leaves_the_run_at_its_commit_fails_nothing(
@@ -110,31 +83,6 @@ async def test_a_replica_whose_worker_stops_receiving_ends_its_process_and_the_p
     assert "receiving weights did not end within" in one.receiver.fatal_reason
 
 
-@pytest.mark.parametrize("failing", ["failing", "failing_late"])
-async def test_a_transfer_that_failed_leaves_the_old_weights_serving_under_their_own_version(
-    failing: str, redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
-) -> None:
-    assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed
-    setattr(one.engine, failing, {"receive"})
-    result = await quick_sender.push(weights(1.0), policy_version=1)
-    assert not result.is_confirmed
-    assert "out of memory" in result.failed["generator-1"]
-    assert holds(one, 0.0)
-    assert one.engine.version.endswith(":0")
-    assert (one.receiver.held_version.policy_version, one.receiver.decoding_is_paused, one.engine.is_paused) == (
-        0,
-        False,
-        False,
-    )
-    assert one.engine.calls.count("pause") == 1
-    assert await required(redis, run_keys) == 1
-    assert not one.receiver.is_open(one.receiver.held_version._replace(policy_version=1)), "so no prompts are taken"
-    setattr(one.engine, failing, set[str]())
-    assert (await quick_sender.push(weights(1.0), policy_version=1)).is_confirmed
-    assert holds(one, 1.0)
-    assert one.receiver.is_open(one.receiver.held_version)
-
-
 async def test_without_staging_decoding_is_held_from_begin_on_and_a_failed_transfer_spoils(
     redis: Redis, run_keys: RunKeys, quick_sender: WeightSender
 ) -> None:
@@ -185,19 +133,6 @@ async def test_a_replica_that_answers_but_no_longer_receives_ends_the_push_at_it
     assert not two.receiver.is_open(NO_WEIGHTS)
 
 
-async def test_bytes_that_all_came_but_were_never_confirmed_are_not_served(
-    quick_sender: WeightSender, one: ServedReceiver
-) -> None:
-    assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed
-    async with attempt_on(one) as attempt:
-        await attempt.broadcast(await begin(attempt, weights(0.5)))
-        info = await abort(attempt)
-    assert holds(one, 0.0)
-    assert one.engine.version.endswith(":0")
-    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False)
-    assert not one.engine.is_paused
-
-
 async def test_a_replica_whose_address_does_not_answer_is_reported_and_costs_little(
     redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
@@ -209,17 +144,6 @@ async def test_a_replica_whose_address_does_not_answer_is_reported_and_costs_lit
     assert result.is_confirmed
 
 
-async def test_a_superseded_trainer_does_not_push(
-    redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
-) -> None:
-    await quick_sender.push(weights(0.0), policy_version=0)
-    await redis.incr(run_keys.epoch)
-    with pytest.raises(FencedError, match="superseded"):
-        await quick_sender.push(weights(1.0), policy_version=1)
-    assert one.receiver.held_version.policy_version == 0
-    assert await required(redis, run_keys) == 0
-
-
 async def test_a_redis_that_forgot_this_trainer_is_lost_state_and_no_newer_trainer(
     redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, incarnation: int
 ) -> None:
@@ -229,7 +153,7 @@ async def test_a_redis_that_forgot_this_trainer_is_lost_state_and_no_newer_train
     assert await required(redis, run_keys) is None
 
 
-async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_nobody(
+async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_no_replica(
     monkeypatch: pytest.MonkeyPatch, redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
     assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed

@@ -60,8 +60,8 @@ async def test_a_probe_is_scored_while_requests_are_in_all_places_and_more_wait(
         async with asyncio.timeout(120):
             (logprobs,) = await answer
         assert len(logprobs) == len(PROMPT_IDS) - 1
-        assert len(lengths) == NUM_PLACES, "nobody else took the place"
-        assert all(length < LONG for length in lengths.values()), "and nobody had to go for it"
+        assert len(lengths) == NUM_PLACES, "no other request took the place"
+        assert all(length < LONG for length in lengths.values()), "no request had to leave for it"
         await asyncio.gather(*requests)
         assert set(lengths.values()) == {LONG}
         assert engine.first_window(run_config.model_copy(update={"num_generations": 2})) == 1 + NUM_PLACES // 2

@@ -17,9 +17,9 @@ from shared.lineage import NO_WEIGHTS
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from tests.eventually import eventually
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import HEADERS, RUN_ID
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 from tests.weights.uncommitted import attempt_on, begin
 
@@ -58,7 +58,7 @@ def assert_was_told(answer: httpx.Response) -> None:
     assert answer.json()["type"] == "/problems/not-ready"
 
 
-async def test_a_commit_that_waits_for_the_last_byte_is_told_that_the_run_has_ended(one: ServedReceiver) -> None:
+async def test_a_commit_that_waits_for_the_last_byte_fails_when_the_run_ends(one: ServedReceiver) -> None:
     async with attempt_on(one) as attempt:
         await begin(attempt, weights(0.5))
         waiting = asyncio.create_task(commit(one, attempt.communicator_epoch), name="commit")
@@ -79,7 +79,7 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
         await attempt.broadcast(parcel)
         loading = asyncio.create_task(commit(one, attempt.communicator_epoch, timeout_s=1.0), name="commit")
         await eventually(lambda: "load" in one.engine.calls)
-        assert one.receiver.decoding_is_paused, "so that run_follower.py takes the engine for spoiled"
+        assert one.receiver.decoding_is_paused, "so run_follower.py counts the engine as spoiled"
         one.receiver.detach()
         assert_was_told(await loading)
         one.engine.hanging = set()
@@ -115,7 +115,7 @@ async def test_the_sender_says_how_long_loading_may_take(one: ServedReceiver, se
     assert "loading the weights did not end within" in one.receiver.fatal_reason
 
 
-async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_alone(one: ServedReceiver) -> None:
+async def test_a_begin_that_the_end_of_its_run_interrupts_does_not_affect_the_next_epoch(one: ServedReceiver) -> None:
     async with attempt_on(one) as old:
         await old.join()
         one.engine.checks.clear()
@@ -138,7 +138,7 @@ async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_
             assert num_tasks("receive weights") == 0
 
 
-async def test_what_nobody_has_verified_when_the_run_ends_goes_out_to_nobody(
+async def test_weights_that_are_unverified_when_the_run_ends_are_never_used(
     one: ServedReceiver, sender: WeightSender
 ) -> None:
     prober = Prober(lambda _: PROBE_LOGPROBS, token_ids=[5, 6, 7, 8], tolerance=0.5)
@@ -169,7 +169,7 @@ async def test_bytes_that_arrive_otherwise_than_they_were_sent_are_not_served_wi
     async with serve("generator-1", push_staging="none") as one:
         await one.register(redis, run_keys)
         assert (await sender.push(weights(0.0), policy_version=0)).is_confirmed
-        assert one.receiver.info().staged_checksum is None, "nothing is staged that a delta could be sent against"
+        assert one.receiver.info().staged_checksum is None, "no staged weights remain as the base of a delta"
         one.engine.damage_staged = True
         result = await sender.push(weights(1.0), policy_version=1)
         assert "is not what the trainer sent: the checksum is" in result.failed["generator-1"]

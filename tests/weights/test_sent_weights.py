@@ -66,7 +66,7 @@ def test_the_first_version_is_sent_in_full_and_the_next_as_what_changed() -> Non
     assert parcel.checksum == staged.checksum() == staged_of(second).checksum()
 
 
-def test_what_was_sent_as_a_delta_can_be_sent_again_in_full() -> None:
+def test_a_version_sent_as_a_delta_can_be_sent_again_in_full() -> None:
     first = weights(1)
     announced = announce(first)
     sent = SentWeights()
@@ -78,7 +78,7 @@ def test_what_was_sent_as_a_delta_can_be_sent_again_in_full() -> None:
     assert all(torch.equal(tensor, theirs) for (_, tensor), (_, theirs) in zip(full.tensors(), second, strict=True))
 
 
-def test_a_version_that_could_not_be_read_to_its_end_is_no_base() -> None:
+def test_a_version_that_was_not_read_completely_is_not_a_base() -> None:
     first = weights(1)
     announced = announce(first)
     sent = SentWeights()

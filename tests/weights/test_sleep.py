@@ -12,8 +12,8 @@ from shared.control import ReplicaInfo
 from shared.lineage import NO_WEIGHTS
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import FakeEngine
+from tests.weights.senders import make_sender
 from tests.weights.served_receiver import ServedReceiver, serve
 
 

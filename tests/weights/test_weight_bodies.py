@@ -10,8 +10,8 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.control import WEIGHTS_PATH
 from shared.errors import PushError
 from shared.redis.redis_connection import Redis
-from tests.weights.conftest import make_quick_sender
 from tests.weights.replica import HEADERS, KEY, RUN_ID
+from tests.weights.senders import make_quick_sender
 from tests.weights.served_receiver import ServedReceiver
 from tests.weights.small_pushes import holds, weights
 

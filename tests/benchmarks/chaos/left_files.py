@@ -134,5 +134,5 @@ def rollout(number: int, branch: int, spans: list[list[int]], *, staleness: bool
         "rewards": {"chaos_rewards:length": {"value": 1.0}, "chaos_rewards:slow": {"value": 2.0}},
         "staleness": int(staleness),
         "policy_versions": spans,
-        "stamps": [[what, float(at_s), "somebody"] for at_s, what in times],
+        "stamps": [[what, float(at_s), "replica-0"] for at_s, what in times],
     }

@@ -125,8 +125,9 @@ def publish_other_weights_than_were_trained(files: Files) -> None:
         ),
         (
             score_before_sampling,
-            "step 2, group 00000002: its stamps are out of order: [['admitted', 0.0, 'somebody'], ['claimed', 1.0, "
-            "'somebody'], ['generated', 2.0, 'somebody'], ['scored', 1.5, 'somebody'], ['trained', 4.0, 'somebody']]",
+            "step 2, group 00000002: its stamps are out of order: [['admitted', 0.0, 'replica-0'], "
+            "['claimed', 1.0, 'replica-0'], ['generated', 2.0, 'replica-0'], ['scored', 1.5, 'replica-0'], "
+            "['trained', 4.0, 'replica-0']]",
         ),
         (train_a_prompt_under_two_numbers, "epoch 0 trained prompts twice: reverse aa ="),
         (report_another_reward, "metrics of step 2: reward is 2.5, but its rollouts give 3.0"),

@@ -150,7 +150,7 @@ def test_groups_under_way_in_a_run_that_stands_are_not_lost(files: Files) -> Non
     assert (verdict.lost, verdict.broken) == ([], [])
 
 
-def test_what_was_trained_after_the_newest_checkpoint_is_not_held_against_a_run_that_stands(files: Files) -> None:
+def test_steps_after_the_newest_checkpoint_are_not_a_fault_of_a_standing_run(files: Files) -> None:
     files.rollouts[4] = [rollout(7, branch, [[3, 0, 8, 2]], staleness=False) for branch in (0, 1)]
     files.metrics.append({"step": 4, "staleness/max": 0})
     assert files.verdict(has_ended=False).broken == []

@@ -36,7 +36,7 @@ def test_each_replica_has_a_directory_and_one_that_ended_leaves_its_own_to_the_n
         env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as first:  # fmt: skip
         assert first.stdout is not None
-        assert first.stdout.readline().strip() == str(tmp_path), "alone it uses what vLLM uses"
+        assert first.stdout.readline().strip() == str(tmp_path), "a single replica uses vLLM's default"
         second, third = dict(environment), dict(environment)
         assert claim_compile_cache(second) == tmp_path / "replica-1"
         assert claim_compile_cache(third) == tmp_path / "replica-2"

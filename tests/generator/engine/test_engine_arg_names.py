@@ -1,4 +1,4 @@
-"""Every engine argument of the installed vLLM is classified: who may set it, and which values it may have."""
+"""Every engine argument of the installed vLLM is classified by its allowed values and by the users who may set it."""
 
 import dataclasses
 import typing
@@ -73,7 +73,7 @@ def test_each_method_of_speculation_has_been_looked_at() -> None:
     assert names(SpeculativeMethod) - {"custom_class", "extract_hidden_states"} == SPECULATIVE_METHODS
 
 
-def test_what_is_taken_for_a_model_is_never_taken_for_a_class() -> None:
+def test_arguments_that_name_a_model_never_name_a_class() -> None:
     from vllm.config import SpeculativeConfig
 
     looks_like_a_class: Any = vars(SpeculativeConfig)["_is_custom_proposer_path"]

@@ -48,7 +48,7 @@ def test_a_failure_is_heard_after_vllm_has_set_its_loggers_up_again() -> None:
     assert engine_failure.root_cause(otherwise="vLLM's own words") == "ValueError: not enough memory"
 
 
-def test_the_next_engine_has_none_of_the_failures_of_the_one_before() -> None:
+def test_the_next_engine_does_not_inherit_the_failures_of_the_previous_engine() -> None:
     fail("not enough memory")
     engine_failure.prepare()
     assert engine_failure.root_cause(otherwise="vLLM's own words") == "vLLM's own words"
@@ -64,7 +64,7 @@ def test_the_next_engine_has_none_of_the_failures_of_the_one_before() -> None:
         ({}, ""),
     ],
 )
-def test_an_engine_that_could_say_nothing_is_told_of_by_how_its_process_ended(
+def test_a_silent_engine_failure_is_reported_with_the_exit_of_its_process(
     exit_codes: dict[str, int], sentence: str
 ) -> None:
     assert engine_failure.how_ended(exit_codes).startswith(sentence)

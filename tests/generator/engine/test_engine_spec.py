@@ -21,7 +21,7 @@ def a_config(**changes: Any) -> RunConfig:
     )
 
 
-def test_runs_that_differ_in_training_alone_share_an_engine() -> None:
+def test_runs_that_differ_only_in_training_share_an_engine() -> None:
     assert spec_for(a_config(learning_rate=0.1), has_cuda=False) == spec_for(a_config(), has_cuda=False)
 
 
@@ -51,7 +51,7 @@ SLEEPING: dict[str, Any] = {"vllm_enable_sleep_mode": True, "max_staleness": 0, 
 
 
 @pytest.mark.parametrize("transport", ["nccl", "ipc"])
-def test_what_needs_a_gpu_is_refused_without_one_before_anything_starts(transport: str) -> None:
+def test_options_that_need_a_gpu_are_refused_without_one_before_anything_starts(transport: str) -> None:
     with pytest.raises(UserError, match="use auto, gloo or disk"):
         spec_for(a_config(weight_transport=transport), has_cuda=False)
     with pytest.raises(UserError, match="releases GPU memory, but this generator runs on CPU"):
@@ -81,7 +81,7 @@ def test_another_kind_of_adapter_needs_another_engine(changes: dict[str, Any]) -
     assert spec_for(a_config(use_peft=True, lora_dropout=0.1), has_cuda=False) == lora
 
 
-def test_adapters_on_a_gpu_are_served_in_bfloat16_alone() -> None:
+def test_adapters_on_a_gpu_are_served_only_in_bfloat16() -> None:
     with pytest.raises(UserError, match="set dtype: bfloat16"):
         spec_for(a_config(use_peft=True), has_cuda=True)
     assert spec_for(a_config(use_peft=True, dtype="bfloat16"), has_cuda=True).adapter is not None
@@ -99,7 +99,7 @@ def test_a_base_in_4_bits_is_refused_on_cpu_and_without_the_package() -> None:
     assert spec.engine_args()["quantization"] == "bitsandbytes"
 
 
-def test_the_operators_engine_arguments_win_over_the_runs_and_those_over_ours() -> None:
+def test_engine_arguments_of_the_operator_win_over_the_runs_and_the_runs_win_over_ours() -> None:
     spec = spec_for(a_config(vllm={"max_num_seqs": 16, "block_size": 32, "enforce_eager": False}), has_cuda=False)
     args = spec.engine_args({"max_num_seqs": 8}, has_cuda=False)
     assert (args["max_num_seqs"], args["block_size"], args["enforce_eager"]) == (8, 32, False)
@@ -121,7 +121,7 @@ def test_another_engine_argument_needs_another_engine() -> None:
 
 
 @pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model", "dtype", "enable_lora"])
-def test_what_would_make_rollouts_untrue_or_run_foreign_code_cannot_be_set(name: str) -> None:
+def test_options_that_falsify_rollouts_or_run_foreign_code_cannot_be_set(name: str) -> None:
     with pytest.raises(UserError, match=name):
         check_engine_args({name: True}, {name})
 
@@ -170,7 +170,9 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("value", ["{max_num_seqs: 8}", "[1]"])
-def test_engine_arguments_that_are_no_json_object_are_explained(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_engine_arguments_that_are_not_a_json_object_are_refused_with_an_explanation(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     monkeypatch.setenv("HEADRACE_ENGINE_ARGS", value)
     with pytest.raises(UserError, match=r'HEADRACE_ENGINE_ARGS: .*\{"max_num_seqs": 64\}'):
         read_settings()

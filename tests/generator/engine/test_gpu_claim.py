@@ -43,11 +43,11 @@ def test_each_replica_gets_gpus_that_no_other_has(tmp_path: Path, devices: Path)
     assert second == {"CUDA_VISIBLE_DEVICES": "1,2"}
 
 
-def test_one_that_finds_too_few_says_so_and_keeps_none(tmp_path: Path, devices: Path) -> None:
+def test_a_replica_that_finds_too_few_gpus_reports_it_and_keeps_none(tmp_path: Path, devices: Path) -> None:
     claim_gpus(tmp_path, num_gpus=2, environment={}, devices=devices)
     with pytest.raises(UserError, match=r"needs 2 of the 3 GPUs it sees, and other generators have claimed 2"):
         claim_gpus(tmp_path, num_gpus=2, environment={}, devices=devices)
-    assert claim_gpus(tmp_path, num_gpus=1, environment={}, devices=devices) == ["2"], "it had let go of the third"
+    assert claim_gpus(tmp_path, num_gpus=1, environment={}, devices=devices) == ["2"], "it had released the third"
 
 
 def test_only_what_cuda_may_see_is_claimed(tmp_path: Path, devices: Path) -> None:
@@ -57,7 +57,7 @@ def test_only_what_cuda_may_see_is_claimed(tmp_path: Path, devices: Path) -> Non
         claim_gpus(tmp_path, num_gpus=1, environment={"CUDA_VISIBLE_DEVICES": ""}, devices=devices)
 
 
-def test_one_that_was_given_none_says_so_and_does_not_blame_others(tmp_path: Path, devices: Path) -> None:
+def test_a_replica_without_gpus_reports_it_and_does_not_blame_others(tmp_path: Path, devices: Path) -> None:
     for device in devices.glob("nvidia?"):
         device.unlink()
     with pytest.raises(UserError, match=r"sees no GPU: .*/nvidia0 does not exist; give its container GPUs"):

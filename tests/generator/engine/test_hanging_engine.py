@@ -20,7 +20,7 @@ async def test_a_core_that_stands_in_a_step_is_seen_to_hang_and_one_that_goes_on
 ) -> None:
     watch = EngineWatch(every_s=1.0, hang_timeout_s=5.0)
     assert engine.num_unfinished == 0
-    assert {watch.look(engine, decoding_is_paused=False) for _ in range(10)} == {None}, "it has nothing to do"
+    assert {watch.look(engine, decoding_is_paused=False) for _ in range(10)} == {None}, "the engine has no work"
     num_steps = engine.num_steps
     for pid in engine.pids:
         os.kill(pid, signal.SIGSTOP)

@@ -112,7 +112,7 @@ async def check_queued(
 
 
 @pytest.mark.parametrize(("clear_cache", "num_recomputed"), [(True, 3), (False, 0)])
-async def test_what_a_push_has_computed_again_is_not_taken_for_a_want_of_room(
+async def test_recomputation_after_a_push_is_not_taken_for_a_lack_of_memory(
     small_engine: Engine, *, clear_cache: bool, num_recomputed: int
 ) -> None:
     from vllm.sampling_params import RequestOutputKind, SamplingParams

@@ -1,4 +1,4 @@
-"""Sampling options on a real engine: the recorded logprobs are those of the distribution after all restrictions."""
+"""Sampling options on a real engine: the recorded logprobs are from the distribution after all restrictions."""
 
 import json
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def min_p(p: float) -> Restrict:
     ],
     ids=["plain", "top_k", "top_p", "min_p", "bad_words"],
 )
-async def test_logprobs_are_those_of_the_restricted_distribution(
+async def test_logprobs_are_from_the_restricted_distribution(
     engine: Engine, tiny_model: Path, reference: Reference, options: dict[str, Any], restrict: Restrict
 ) -> None:
     temperature = 0.8
@@ -91,7 +91,7 @@ async def test_logprobs_are_those_of_the_restricted_distribution(
         assert (torch.tensor(completion.logprobs) - expected).abs().max() < 1e-4
 
 
-async def test_penalised_logprobs_are_those_of_the_penalised_distribution(
+async def test_penalised_logprobs_are_from_the_penalised_distribution(
     engine: Engine, tiny_model: Path, reference: Reference
 ) -> None:
     config = a_config(
@@ -169,7 +169,7 @@ async def test_completions_have_the_structure_that_is_asked_for(
             assert is_right(completion.text), completion.text
 
 
-async def test_structured_logprobs_are_those_of_the_allowed_tokens(
+async def test_structured_logprobs_are_from_the_distribution_over_allowed_tokens(
     engine: Engine, tiny_model: Path, reference: Reference
 ) -> None:
     is_digit = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
@@ -181,7 +181,7 @@ async def test_structured_logprobs_are_those_of_the_allowed_tokens(
         logits = reference.logits(PROMPT, ids) / 0.9
         expected = of_sampled(only(logits[:3], is_digit), ids[:3])
         assert (torch.tensor(completion.logprobs[:3]) - expected).abs().max() < 1e-4
-        # Only the end of sequence was allowed. Without a choice there is no information.
+        # Only the end of sequence was allowed, so it has probability 1 and logprob 0.
         assert completion.logprobs[3] == pytest.approx(0.0, abs=1e-6)
 
 

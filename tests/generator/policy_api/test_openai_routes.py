@@ -314,7 +314,7 @@ async def test_a_hung_up_generate_is_aborted(client: httpx.AsyncClient, engine: 
     await engine.client.resume_generation()
 
 
-async def test_no_route_of_vllms_server_is_reachable_but_those_that_are_served(client: httpx.AsyncClient) -> None:
+async def test_only_the_served_routes_of_vllms_server_are_reachable(client: httpx.AsyncClient) -> None:
     served = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
     reachable: list[tuple[str, int, int]] = []
     routes = all_routes_of_vllm()
@@ -329,7 +329,7 @@ async def test_no_route_of_vllms_server_is_reachable_but_those_that_are_served(c
 
 
 def all_routes_of_vllm() -> set[str]:
-    """Return the path of every route in vLLM's entry points, including those of its development mode."""
+    """Return the path of every route in vLLM's entry points, including the routes of its development mode."""
     import vllm.entrypoints
 
     paths: set[str] = set()

@@ -94,7 +94,7 @@ async def replica() -> AsyncIterator[Replica]:
     engine.close()
 
 
-async def test_while_weights_are_loaded_the_old_version_is_the_one_that_is_there_and_requests_wait(
+async def test_while_weights_are_loaded_the_old_version_is_shown_and_requests_wait(
     replica: Replica,
 ) -> None:
     replica.state.required_version = LineageVersion(1, 3)
@@ -124,7 +124,7 @@ async def test_while_weights_are_loaded_the_old_version_is_the_one_that_is_there
     assert not replica.receiver.decoding_is_paused
 
 
-async def test_weights_that_could_not_be_loaded_are_no_weights(replica: Replica) -> None:
+async def test_weights_that_could_not_be_loaded_are_not_used(replica: Replica) -> None:
     replica.state.required_version = LineageVersion(1, 3)
     replica.receiving.fails = True
     assert (await replica.push(4)).status_code == 503

@@ -23,7 +23,7 @@ def a_sequence(num_tokens: int, *, first_token_s: float = 2.0) -> DecodedSequenc
     return DecodedSequence(num_tokens, first_token_s)
 
 
-def test_a_sequence_alone_takes_its_first_token_and_a_step_for_each_other() -> None:
+def test_a_single_sequence_takes_its_first_token_and_a_step_for_each_other_token() -> None:
     clock, one = a_clock(), a_sequence(4)
     clock.submit(one)
     assert clock.next_event_s() == 2.0
@@ -45,7 +45,7 @@ def test_two_sequences_slow_each_other_down_while_both_decode() -> None:
     assert clock.advance(100.0) == [long]
 
 
-def test_who_comes_later_changes_the_pace_from_then_on() -> None:
+def test_a_later_sequence_changes_the_pace_from_then_on() -> None:
     clock, first, second = a_clock(), a_sequence(5), a_sequence(1, first_token_s=0.0)
     clock.submit(first)
     assert clock.advance(4.0) == []  # 3 of 5 tokens
@@ -63,7 +63,7 @@ def test_one_that_finds_no_place_waits_for_it() -> None:
     assert clock.advance(5.0) == [second]
 
 
-def test_a_hold_takes_its_own_time_and_nobody_elses() -> None:
+def test_a_hold_adds_exactly_its_own_time() -> None:
     clock, one = a_clock(), a_sequence(4)
     clock.submit(one)
     clock.advance(3.5)

@@ -29,7 +29,7 @@ async def engine() -> SimulatedEngine:
     [(SimulatedEngine.close, "the run of this request is over"),
      (SimulatedEngine.abort_all, "its weights were taken out of service")],
 )  # fmt: skip
-async def test_who_waits_for_a_request_that_is_not_finished_is_told(
+async def test_a_waiting_client_learns_that_its_request_was_not_finished(
     end: Callable[[SimulatedEngine], None], why: str, engine: SimulatedEngine
 ) -> None:
     transport = httpx.ASGITransport(make_simulated_handlers(engine, model="tiny", max_model_len=None))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 FACTS = ModelFacts(vocab_size=50, eos_token_id=7, max_positions=64)
 
 
-def test_a_completion_ends_with_the_end_of_sequence_alone_or_is_cut_off() -> None:
+def test_a_completion_ends_only_with_the_end_of_sequence_or_is_cut_off() -> None:
     draws = Draws(SimulationSettings(completion_tokens=30), FACTS, index=0)
     reasons: set[str] = set()
     for _ in range(300):
@@ -32,7 +32,7 @@ def test_a_completion_ends_with_the_end_of_sequence_alone_or_is_cut_off() -> Non
     assert reasons == {"stop", "length"}
 
 
-def test_draws_are_those_of_the_seed_and_the_replica() -> None:
+def test_draws_depend_on_the_seed_and_the_replica() -> None:
     def first(seed: int, index: int) -> list[int]:
         return Draws(SimulationSettings(seed=seed), FACTS, index=index).completion(max_tokens=30).token_ids
 
@@ -59,7 +59,7 @@ def test_text_says_what_it_is_and_pieces_of_it_fit_together() -> None:
     assert prompt_ids_of("", FACTS) == [0]
 
 
-def test_the_facts_of_a_model_are_read_from_its_config_alone(tmp_path: Path) -> None:
+def test_the_facts_of_a_model_are_read_only_from_its_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps({"vocab_size": 100, "eos_token_id": [5, 6], "max_position_embeddings": 512})
     )

@@ -130,7 +130,7 @@ def receive_directly(worker: "WorkerTransfer") -> str | None:
     return worker.progress().checksum
 
 
-def test_what_is_received_straight_into_the_model_has_the_checksum_of_its_bytes(wire: NamedWire) -> None:
+def test_bytes_received_directly_into_the_model_have_the_right_checksum(wire: NamedWire) -> None:
     staged = StagedWeights([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])
     for name, tensor in NAMED.items():
         staged.put(name, tensor)

@@ -36,7 +36,7 @@ async def test_a_report_from_a_thread_is_heard_at_once(reports_of: Callable[[int
     assert await reports.wait(120.0) == [done]
 
 
-async def test_until_all_workers_have_reported_there_is_no_answer(
+async def test_the_answer_waits_until_all_workers_have_reported(
     reports_of: Callable[[int], WorkerReports],
 ) -> None:
     reports = reports_of(2)
@@ -65,7 +65,7 @@ async def test_without_news_the_listener_is_to_ask(reports_of: Callable[[int], W
     assert await reports.wait(0.05) is None, "the report of the end may have been lost"
 
 
-async def test_whoever_reports_waits_for_nobody(reports_of: Callable[[int], WorkerReports]) -> None:
+async def test_a_report_does_not_block_the_worker(reports_of: Callable[[int], WorkerReports]) -> None:
     reports = reports_of(1)
     report_to = reports.begin()
     for _ in range(1000):  # more than a socket buffers if nothing reads it

@@ -32,7 +32,7 @@ def test_without_a_service_every_command_says_where_it_looked_and_what_to_do(
     )
 
 
-def test_a_launcher_that_died_is_no_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dead_launcher_is_not_a_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ".headrace").mkdir()
     (tmp_path / ".headrace" / "endpoint.json").write_text(
         '{"api_url": "http://127.0.0.1:1", "rewarder_url": "", "generator_urls": [], "is_ready": true,'
@@ -110,10 +110,10 @@ def test_a_key_that_is_refused_is_named_by_where_it_came_from(
         assert "not used" not in said
 
 
-def test_what_headrace_up_runs_here_is_shown_its_own_key_and_one_elsewhere_that_of_the_environment(
+def test_local_services_get_their_own_key_and_remote_services_the_key_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exported production key is not sent to a service whose address comes from a folder, whoever wrote it."""
+    """An exported production key is not sent to a service whose address comes from a folder."""
     (tmp_path / "api-key").write_text("of-a-file\n")
     with serving(lambda _: {"runs": [], "next_cursor": None}) as api:
         state = local_service(tmp_path / ".headrace", api.url)
@@ -240,7 +240,7 @@ def test_rollouts_say_which_versions_of_which_trainer_sampled_them(
     assert "2:56 " in shown
 
 
-def test_down_without_a_launcher_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_without_a_launcher_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["down"]) == 0
     assert "nothing is running" in capsys.readouterr().out
 

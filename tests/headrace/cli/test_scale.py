@@ -47,7 +47,9 @@ def running(path: Path, *, num_simulated: int) -> StateDir:
     return state
 
 
-def test_simulated_generators_are_not_scaled_and_the_way_to_have_more_is_said(tmp_path: Path, told: list[int]) -> None:
+def test_simulated_generators_are_not_scaled_and_the_message_says_how_to_have_more(
+    tmp_path: Path, told: list[int]
+) -> None:
     state = running(tmp_path, num_simulated=3)
     with pytest.raises(UserError, match=r"3 simulated generators.*`headrace down`.*`headrace up --simulate 8`"):
         scale(state, 8)
@@ -66,7 +68,7 @@ def test_a_launcher_that_has_just_ended_is_a_sentence(tmp_path: Path, monkeypatc
         scale(state, 8)
 
 
-def test_without_a_launcher_the_way_to_start_one_is_said(tmp_path: Path, told: list[int]) -> None:
+def test_without_a_launcher_the_message_says_how_to_start_one(tmp_path: Path, told: list[int]) -> None:
     with pytest.raises(UserError, match=r"nothing is running.*`headrace up --generators 8`"):
         scale(StateDir(tmp_path), 8)
     assert told == []

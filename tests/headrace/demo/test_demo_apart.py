@@ -24,7 +24,7 @@ def untrained(model_dir: Path, splits: task.Splits, *, seed: int, **_: Any) -> W
     return WarmupProgress(step=7, loss=1.0, validation_accuracy=0.0, teacher_like=0.0, seconds=1.0)
 
 
-def test_what_is_made_is_what_the_documented_run_names(
+def test_the_demo_makes_the_files_that_the_documented_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(warmup, "warm_up", untrained)

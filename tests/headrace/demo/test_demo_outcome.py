@@ -55,7 +55,7 @@ def test_the_numbers_are_the_runs_own() -> None:
     assert outcome.problems() == []
     assert outcome.groups_lost == 20 - 16 - 4
     assert outcome.staleness_mean == 0.5
-    # 100 tokens/s for one second and 500 for three: 1600 tokens in 4 seconds.
+    # 100 tokens/s for one second and 500 for three seconds: 1600 tokens in 4 seconds.
     assert outcome.generated_tokens_per_s == 400.0
     assert outcome.run_seconds == 150.0
 
@@ -109,7 +109,7 @@ def test_the_groups_of_every_step_are_found_in_the_rollout_log(tmp_path: Path) -
     assert trained_groups(tmp_path) == ["a", "b", "a", "c"]
 
 
-def test_a_run_that_was_told_to_take_turns_is_not_blamed_for_it() -> None:
+def test_a_run_that_takes_turns_on_purpose_is_not_criticised_for_it() -> None:
     turns = outcome_of({**RUN, "config": {**RUN["config"], "max_staleness": 0}})
     assert replace(turns, staleness_max=0.0).problems() == []
 

@@ -36,7 +36,7 @@ async def test_services_that_agree_are_fine() -> None:
     assert set(found.services) == {"trainer", "rewarder", "generator"}
 
 
-async def test_a_port_where_nobody_listens_is_one_finding_and_not_six() -> None:
+async def test_a_closed_port_is_one_finding_and_not_six() -> None:
     found = await examine(targets(api_url=f"http://127.0.0.1:{kept_port()}"))
     assert list(wrong(found)) == [("trainer", "reachable")]
     assert exit_status(found.findings) == PROBLEMS
@@ -88,7 +88,7 @@ async def test_a_mistaken_address_is_one_finding_whatever_else_it_answers() -> N
     assert list(wrong(too_long)) == [("trainer", "reachable")]
 
 
-async def test_a_list_of_runs_that_does_not_come_is_said_in_a_sentence() -> None:
+async def test_a_missing_list_of_runs_is_reported_in_a_sentence() -> None:
     with service("trainer", {"/v1/runs": HANG_UP}) as api:
         found = await examine(targets(api_url=api.url))
     assert wrong(found)["runs", "list"].startswith(
@@ -96,7 +96,7 @@ async def test_a_list_of_runs_that_does_not_come_is_said_in_a_sentence() -> None
     )
 
 
-async def test_https_where_http_is_spoken_is_told_from_nobody_listening() -> None:
+async def test_https_to_an_http_server_is_distinguished_from_a_closed_port() -> None:
     with service("trainer") as api:
         found = await examine(targets(api_url=api.url.replace("http://", "https://")))
     assert "does not speak TLS: write http://" in wrong(found)["trainer", "reachable"]
@@ -138,7 +138,7 @@ async def test_a_key_that_everybody_refuses_is_doctors_own_and_said_once(
     }
 
 
-async def test_who_alone_refuses_a_key_is_named() -> None:
+async def test_the_only_service_that_refuses_a_key_is_named() -> None:
     with service("trainer") as trainer, serving(lambda asked: refuses_keys(asked, "rewarder")) as rewarder:
         found = await examine(targets(api_url=trainer.url, rewarder_urls=(rewarder.url,)))
     assert list(wrong(found)) == [("rewarder", "API key")]
@@ -149,7 +149,7 @@ def refuses_keys(asked: Asked, kind: str) -> Any:
     return {"service": kind} if asked.path in ("/livez", "/readyz") else problem(401, "Send the header.")
 
 
-async def test_what_a_refused_key_keeps_from_being_looked_at_is_said() -> None:
+async def test_checks_that_a_refused_key_prevents_are_reported() -> None:
     with serving(lambda asked: refuses_keys(asked, "trainer")) as api:
         refused = await examine(targets(api_url=api.url, internal_key=""))
         missing = await examine(targets(api_url=api.url, api_key="", internal_key=""))
@@ -162,7 +162,7 @@ async def test_what_a_refused_key_keeps_from_being_looked_at_is_said() -> None:
         )
 
 
-async def test_nothing_is_claimed_of_services_that_nobody_asked() -> None:
+async def test_nothing_is_claimed_about_services_that_were_not_asked() -> None:
     """Only with the API key and the run API, as for users of Compose and Kubernetes."""
     generators = [{"replica_id": f"g{number}", "is_alive": number < 5, "doing": ""} for number in range(6)]
     page = {"run_id": "run-a", "status": "running", "num_rewarders": 1, "generators": generators}
@@ -237,7 +237,7 @@ async def test_a_key_counts_as_taken_only_where_a_headrace_service_answers(
     assert exit_status(found.findings) != FINE
 
 
-async def test_a_key_without_the_scope_to_look_is_told_from_one_that_is_refused() -> None:
+async def test_a_key_without_the_read_scope_is_distinguished_from_a_refused_key() -> None:
     detail = "This needs a key with the scope read; the key ci has infer. Use a key that has it."
     refused = Answer(403, json.dumps({"status": 403, "detail": detail, "missing_scope": "read"}).encode())
     with service("trainer", {"/v1/runs": refused, "/v1/about": refused}) as trainer:
@@ -252,7 +252,7 @@ async def test_a_key_without_the_scope_to_look_is_told_from_one_that_is_refused(
     assert runs.says == f"not looked at: {detail}"
 
 
-async def test_without_an_api_key_doctor_cannot_look_and_says_so() -> None:
+async def test_without_an_api_key_doctor_reports_that_it_cannot_check() -> None:
     with service("trainer") as api:
         found = await examine(targets(api_url=api.url, api_key=""))
     assert wrong(found) == {}
@@ -290,7 +290,7 @@ async def test_releases_and_gpus_that_do_not_fit_together_are_named(
 
 
 @pytest.mark.parametrize(("what", "untold"), [("NCCL", "nccl"), ("torch", "torch")])
-async def test_a_release_that_one_side_does_not_tell_is_not_taken_for_equal(what: str, untold: str) -> None:
+async def test_a_release_that_one_side_does_not_report_is_not_taken_for_equal(what: str, untold: str) -> None:
     about: dict[str, Any] = {untold: None}
     with service("trainer") as trainer, service("generator", **about) as generator:
         found = await examine(targets(api_url=trainer.url, generator_urls=(generator.url,)))
@@ -323,7 +323,7 @@ async def test_a_disk_without_room_for_the_next_checkpoint_is_wrong(disk: dict[s
 
 
 @pytest.mark.parametrize(("ahead_s", "says"), [(3600.0, "3600 s ahead"), (-3600.0, "3599 s behind")])
-async def test_a_clock_that_is_off_is_told_from_those_that_are_right(ahead_s: float, says: str) -> None:
+async def test_a_wrong_clock_is_distinguished_from_correct_clocks(ahead_s: float, says: str) -> None:
     with service("trainer") as trainer, service("rewarder") as rewarder:
         rewarder.clock_ahead_s = ahead_s
         found = await examine(targets(api_url=trainer.url, rewarder_urls=(rewarder.url,)))
@@ -333,7 +333,7 @@ async def test_a_clock_that_is_off_is_told_from_those_that_are_right(ahead_s: fl
     assert any(f"{int(number) + off} s" in wrong(found)["rewarder", "clock"] for off in (-1, 0, 1))
 
 
-async def test_when_only_doctors_own_clock_is_off_nobody_else_is_blamed() -> None:
+async def test_when_only_doctors_own_clock_is_wrong_no_service_is_blamed() -> None:
     with service("trainer") as trainer, service("rewarder") as rewarder, service("generator") as generator:
         for api in (trainer, rewarder, generator):
             api.clock_ahead_s = 500.0

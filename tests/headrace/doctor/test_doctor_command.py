@@ -73,7 +73,7 @@ def test_a_key_file_that_is_not_there_is_a_sentence(
 
 
 @pytest.mark.parametrize("is_named", [False, True])
-def test_keys_of_a_directory_go_to_no_address_of_the_environment_and_doctor_says_so(
+def test_keys_of_a_directory_are_not_sent_to_an_address_of_the_environment_and_doctor_reports_it(
     is_named: bool,
     tmp_path: Path,
     redis_url: str,
@@ -115,7 +115,7 @@ def test_keys_of_a_directory_go_to_no_address_of_the_environment_and_doctor_says
     assert "wrong-and-secret" not in json.dumps(said)
 
 
-def test_variables_that_say_what_the_directory_says_are_no_note(
+def test_variables_that_agree_with_the_directory_cause_no_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = kept_port()
@@ -132,7 +132,7 @@ def test_variables_that_say_what_the_directory_says_are_no_note(
     assert "environment" not in {one["check"] for one in said}
 
 
-def test_what_is_wrong_is_listed_with_what_to_do_and_no_secret_is_shown(
+def test_problems_are_listed_with_a_remedy_and_without_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY", "wrong-and-secret")

@@ -44,7 +44,7 @@ async def test_a_redis_that_is_set_wrong_is_named(
     assert says in wrong(found.findings)["redis", check]
 
 
-async def test_a_user_that_may_not_ask_is_told_which_right_is_missing(tmp_path: Path) -> None:
+async def test_a_redis_user_without_a_right_gets_the_name_of_the_right(tmp_path: Path) -> None:
     with redis_server(tmp_path / "redis", *RIGHT) as url:
         admin = connect(url)
         await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "-@all", "+ping", "+time")
@@ -132,7 +132,7 @@ async def test_a_redis_whose_strangers_may_only_ping_keeps_what_is_in_it_to_itse
     ("scheme", "says"),
     [("redis://", "the server there is not a Redis, but perhaps a web server"), ("rediss://", "does not speak TLS")],
 )
-async def test_a_web_server_in_the_place_of_redis_is_told_from_a_redis_that_is_down(scheme: str, says: str) -> None:
+async def test_a_web_server_in_the_place_of_redis_is_distinguished_from_a_stopped_redis(scheme: str, says: str) -> None:
     with service("trainer") as api:
         found = await look_at_redis(api.url.replace("http://", scheme) + "/0", timeout_s=5.0)
     (one,) = found.findings
@@ -140,7 +140,7 @@ async def test_a_web_server_in_the_place_of_redis_is_told_from_a_redis_that_is_d
     assert "give the address of Redis itself" in one.do
 
 
-async def test_a_redis_that_is_asked_with_tls_and_speaks_none_may_not_answer_and_that_is_said() -> None:
+async def test_a_redis_without_tls_that_does_not_answer_tls_is_reported_as_such() -> None:
     with hanging_port() as port:
         found = await look_at_redis(f"rediss://127.0.0.1:{port}/0", timeout_s=0.5)
     (one,) = found.findings
@@ -178,7 +178,7 @@ async def test_a_redis_with_a_full_disk_answers_and_its_disk_is_named(tmp_path: 
         ({"evicted_keys": 12}, "eviction", "12 keys"),
     ],
 )
-def test_what_info_says_is_understood(info: dict[str, Any], check: str, says: str) -> None:
+def test_the_output_of_info_is_parsed(info: dict[str, Any], check: str, says: str) -> None:
     right = {
         "redis_version": "7.0.15", "role": "master", "maxmemory_policy": "noeviction", "evicted_keys": 0,
         "aof_enabled": 1, "aof_last_write_status": "ok", "used_memory": 10, "maxmemory": 100,

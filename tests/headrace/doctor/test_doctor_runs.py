@@ -58,7 +58,7 @@ def run_page(**more: Any) -> dict[str, Any]:
         ),
     ],
 )
-async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str, says: str) -> None:
+async def test_problems_of_a_run_are_reported(more: dict[str, Any], check: str, says: str) -> None:
     answers = {
         "/v1/runs": {"runs": [{"run_id": "run-a", "status": "running"}, {"run_id": "run-0", "status": "finished"}]},
         "/v1/runs/run-a": run_page(**more),
@@ -81,7 +81,7 @@ async def test_a_run_that_only_waits_is_fine_and_one_that_failed_lately_is_menti
     assert "run-old" not in {finding.where for finding in found.findings}
 
 
-async def test_a_run_that_somebody_paused_is_no_problem() -> None:
+async def test_a_run_that_a_user_paused_is_not_a_problem() -> None:
     page = run_page(status="paused", reason="somebody asked for it", pause={"by": "user"})
     with service("trainer", {"/v1/runs": {"runs": [page]}, "/v1/runs/run-a": page}) as api:
         found = await examine(targets(api_url=api.url))

@@ -65,10 +65,10 @@ def test_a_key_that_is_added_opens_what_it_is_for_until_it_is_revoked(
     assert cli.main(["keys", "revoke", "ci", "--file", str(file)]) == 0
     assert keyring.find(shown.encode(), "read") is None
     assert keyring.find(another.encode(), "read") is not None
-    assert file.read_text().startswith("# of the team\n"), "what else is there stays"
+    assert file.read_text().startswith("# of the team\n"), "the other lines stay"
 
 
-def test_a_file_is_made_for_its_owner_alone_and_keeps_the_mode_that_it_is_given(
+def test_a_file_is_created_only_for_its_owner_and_keeps_a_changed_mode(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(capsys, "ci", "--scopes", "read", "--file", str(file))
@@ -76,7 +76,7 @@ def test_a_file_is_made_for_its_owner_alone_and_keeps_the_mode_that_it_is_given(
     file.chmod(0o444)  # as a container reads it
     add(capsys, "me", "--scopes", "read", "--file", str(file))
     assert stat.S_IMODE(file.stat().st_mode) == 0o444
-    assert [path.name for path in file.parent.iterdir()] == ["api-keys"], "nothing is left lying about"
+    assert [path.name for path in file.parent.iterdir()] == ["api-keys"], "no temporary file is left"
 
 
 def test_an_edit_is_on_the_disk_before_and_after_it_takes_the_place_of_the_file(
@@ -92,16 +92,16 @@ def test_an_edit_is_on_the_disk_before_and_after_it_takes_the_place_of_the_file(
 
     monkeypatch.setattr(os, "fsync", fsync)
     assert cli.main(["keys", "revoke", "ci", "--file", str(file)]) == 0
-    assert synced == [(False, False), (True, True)], "the new file, and then its name"
+    assert synced == [(False, False), (True, True)], "the file is synced before it is renamed"
 
 
-def test_headrace_up_has_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_headrace_up_has_its_own_keys_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"was never started on {tmp_path}/.headrace" in said(capsys, "list")
     state = StateDir(tmp_path / ".headrace")
     state.make()
     shown = add(capsys, "ci", "--scopes", "read")
     state.make()
-    assert Keyring(file=state.api_keys_file).find(shown.encode(), "read") is not None, "it is made once"
+    assert Keyring(file=state.api_keys_file).find(shown.encode(), "read") is not None, "the key is created once"
 
 
 def test_the_file_that_the_environment_names_counts_unless_an_option_names_another(
@@ -127,7 +127,7 @@ def test_the_file_that_the_environment_names_counts_unless_an_option_names_anoth
         (["revoke", "nobodys"], "has no key nobodys; `headrace keys list` shows all"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_changes_nothing(
+def test_invalid_arguments_are_refused_and_change_nothing(
     arguments: list[str], sentence: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add(capsys, "ci", "--scopes", "read", "--file", str(file))
@@ -146,7 +146,7 @@ def test_a_file_that_is_broken_is_not_edited_and_its_line_is_named(
     assert "cannot be used: No such file" in said(capsys, "add", "x", "--scopes", "read", "--file", "no/where")
 
 
-def test_two_who_edit_a_file_at_once_lose_nothing(file: Path) -> None:
+def test_two_edits_of_a_file_at_once_lose_nothing(file: Path) -> None:
     commands = [
         [sys.executable, "-m", "headrace", "keys", "add", f"k{number}", "--scopes", "read", "--file", str(file)]
         for number in range(6)

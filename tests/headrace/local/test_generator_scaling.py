@@ -58,14 +58,14 @@ async def test_the_only_one_that_serves_waits_for_a_new_one() -> None:
     assert (old.num_moves, old.num_left_when_moved) == (1, 1)
 
 
-async def test_without_a_run_nobody_is_waited_for() -> None:
+async def test_without_a_run_the_launcher_waits_for_no_generator() -> None:
     fleet: list[Generator] = []
     moving = [Generator(fleet, is_serving=False, comes_back=False) for _ in range(2)]
     await asyncio.wait_for(rearrange(moving, others=[], is_outdated=lambda: False), timeout=120)
     assert [generator.num_moves for generator in moving] == [1, 1]
 
 
-async def test_nobody_moves_any_more_when_the_places_are_given_out_anew() -> None:
+async def test_no_generator_moves_after_places_are_assigned_again() -> None:
     fleet: list[Generator] = []
     first, second = Generator(fleet, comes_back=False), Generator(fleet)
     staying = Generator(fleet)

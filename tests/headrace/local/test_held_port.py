@@ -119,7 +119,7 @@ def test_no_port_is_picked_that_metrics_are_going_to_want(port: HeldPort, monkey
     assert doors.environment["HEADRACE_PORT"] != str(port.number)
 
 
-def test_callers_are_refused_and_nobody_else_can_bind_the_port_before_and_after_its_service_listens(
+def test_callers_are_refused_and_no_other_process_can_bind_the_port_before_and_after_its_service_listens(
     port: HeldPort,
 ) -> None:
     assert (what_answers(port), binds(port.number)) == (b"", False)
@@ -152,7 +152,7 @@ def test_a_server_that_binds_by_itself_may_be_let(port: HeldPort) -> None:
         assert other.getsockname()[1] != port.number
 
 
-def test_what_a_service_starts_takes_its_sockets_for_nothing(port: HeldPort) -> None:
+def test_child_processes_of_a_service_do_not_inherit_its_sockets(port: HeldPort) -> None:
     """A child process inherits the variables."""
     child = (
         "from shared.serving.listening import listening_socket as a; a('127.0.0.1', 0).close(); print('its own socket')"

@@ -34,7 +34,9 @@ def test_a_service_that_was_stopped_is_killed_and_started_again(impatient_rig: L
     assert launcher.wait(timeout=120) == 0
 
 
-async def test_whoever_reacts_at_all_lives_and_whoever_does_not_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_reacts_is_alive_and_a_service_that_does_not_react_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hang_watch, "SILENT_S", 1.0)
     monkeypatch.setattr(hang_watch, "FIRST_REACTION_S", 4.0)
     monkeypatch.setattr(hang_watch, "_TICK_S", 0.05)
@@ -59,7 +61,7 @@ async def test_whoever_reacts_at_all_lives_and_whoever_does_not_hangs(monkeypatc
         assert await watching >= 1.0
 
 
-async def test_a_port_where_nobody_ever_listens_is_given_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_never_listened_gets_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_watch, "SILENT_S", 0.0)
     monkeypatch.setattr(hang_watch, "FIRST_REACTION_S", 0.3)
     monkeypatch.setattr(hang_watch, "_TICK_S", 0.05)
@@ -68,7 +70,7 @@ async def test_a_port_where_nobody_ever_listens_is_given_longer(monkeypatch: pyt
         assert await until_it_hangs(Question(held.getsockname()[1])) >= 0.3
 
 
-def test_time_in_which_we_did_not_run_ourselves_makes_nobody_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_in_which_the_launcher_did_not_run_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     silence = Silence()

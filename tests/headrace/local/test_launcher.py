@@ -54,7 +54,7 @@ def test_launchers_that_start_at_once_have_ports_of_their_own(tmp_path: Path) ->
                 assert httpx.get(url, trust_env=False, timeout=120).json() == {"pid": endpoint.processes[name].pid}
 
 
-def test_the_person_is_told_where_the_api_and_its_key_are(rig: LauncherRig) -> None:
+def test_the_output_says_where_the_api_and_its_key_are(rig: LauncherRig) -> None:
     rig.launch_until_ready()
     wait_for(lambda: "Next:" in rig.output(), "the announcement")
     assert rig.endpoint().api_url in rig.output()
@@ -62,7 +62,7 @@ def test_the_person_is_told_where_the_api_and_its_key_are(rig: LauncherRig) -> N
     assert rig.state.keys().api_key not in rig.output()
 
 
-def test_services_are_handed_their_secrets_and_nobody_finds_them_in_an_environment_or_command_line(
+def test_services_get_their_secrets_and_no_environment_or_command_line_shows_them(
     rig: LauncherRig,
 ) -> None:
     launcher = rig.launch_until_ready()
@@ -90,7 +90,7 @@ def test_redis_wants_its_password_and_keeps_an_append_only_file_on_loopback(rig:
         stranger.ping()
 
 
-def test_keys_are_for_their_owner_alone_and_used_again(rig: LauncherRig) -> None:
+def test_keys_are_readable_only_by_their_owner_and_used_again(rig: LauncherRig) -> None:
     launcher = rig.launch_until_ready()
     first = rig.state.keys()
     assert stat.S_IMODE(rig.state.path.stat().st_mode) == 0o700
@@ -105,7 +105,7 @@ def test_keys_are_for_their_owner_alone_and_used_again(rig: LauncherRig) -> None
     assert rig.starts("trainer")[-1]["environment"]["HEADRACE_API_KEY"] == first.api_key
 
 
-def test_what_redis_held_is_there_after_the_launcher_was_ended_and_started_again(rig: LauncherRig) -> None:
+def test_the_data_of_redis_survives_a_restart_of_the_launcher(rig: LauncherRig) -> None:
     launcher = rig.launch_until_ready()
     with open_redis(redis_url_of(rig)) as before:
         before.set("a-run", "its record")
@@ -179,7 +179,7 @@ def test_when_the_run_api_refuses_everything_ends_with_its_message(rig: Launcher
     assert rig.state.endpoint() is None
 
 
-def test_when_the_rewarder_refuses_to_start_nothing_is_said_to_be_up(rig: LauncherRig) -> None:
+def test_when_the_rewarder_refuses_to_start_nothing_is_reported_as_up(rig: LauncherRig) -> None:
     rig.order("rewarder", exit=2, message="HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward")
     launcher = rig.launch()
     assert launcher.wait(timeout=PATIENCE_S) == 1
@@ -190,7 +190,9 @@ def test_when_the_rewarder_refuses_to_start_nothing_is_said_to_be_up(rig: Launch
     assert rig.state.endpoint() is None
 
 
-def test_a_rewarder_that_refuses_while_runs_may_be_under_way_ends_nobody_else(rig: LauncherRig) -> None:
+def test_a_rewarder_that_refuses_to_start_does_not_end_the_other_services_while_runs_may_be_in_progress(
+    rig: LauncherRig,
+) -> None:
     launcher = rig.launch_until_ready()
     rig.order("rewarder", exit=2, message="a secret is gone")
     os.kill(rig.endpoint().processes["rewarder"].pid, signal.SIGKILL)
@@ -229,7 +231,7 @@ def test_a_second_ctrl_c_kills_what_does_not_listen(rig: LauncherRig) -> None:
     assert not [process for process in processes if process_table.is_alive(process)]
 
 
-def test_what_a_service_leaves_behind_in_a_session_of_its_own_is_found_and_ended(rig: LauncherRig) -> None:
+def test_processes_that_a_service_leaves_in_their_own_session_are_found_and_ended(rig: LauncherRig) -> None:
     rig.order("generator", child=True)
     launcher = rig.launch_until_ready()
     processes = wait_for(lambda: found if len(found := rig.processes_of(launcher)) == 5 else None, "the orphan to be")
@@ -273,7 +275,7 @@ def test_generators_come_and_go_while_everything_else_runs_on(rig: LauncherRig) 
         generators = {f"generator-{index}" for index in range(count)}
         assert set(endpoint.processes) == {"redis", "trainer", "rewarder", *generators}
         assert len(set(endpoint.generator_urls)) == count
-        assert all(endpoint.processes[name] == mark for name, mark in first.items()), "the others were left alone"
+        assert all(endpoint.processes[name] == mark for name, mark in first.items()), "the other processes still run"
         wait_for(lambda: len(rig.starts("generator")) == 3, "the new ones to start")
     assert {start["environment"]["HEADRACE_REPLICA_ID"] for start in rig.starts("generator")} == {
         f"generator-{index}" for index in range(3)

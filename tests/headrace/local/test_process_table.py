@@ -47,7 +47,7 @@ def test_descendants_are_found_through_their_parents() -> None:
     assert not process_table.wait_until_gone(found, timeout_s=10)
 
 
-def test_who_ignores_sigterm_is_killed_and_named() -> None:
+def test_a_process_that_ignores_sigterm_is_killed_and_named() -> None:
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-S", "-c", deaf], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A damaged append-only file of the embedded Redis: the user is told what to do, and it works."""
+"""A damaged append-only file of the embedded Redis: the message says what to do, and doing it works."""
 
 import contextlib
 import os
@@ -104,7 +104,7 @@ def test_a_torn_end_is_left_to_the_server_which_starts_on_it(tmp_path: Path) -> 
         assert client.exists("key-298", "key-299") == 1
 
 
-def test_what_is_replayed_after_the_damage_is_left_out_and_kept_aside(tmp_path: Path) -> None:
+def test_commands_after_the_damage_are_left_out_and_kept_in_another_file(tmp_path: Path) -> None:
     """An unfinished rewrite leaves two incremental files."""
     directory = tmp_path / "redis"
     with server(directory) as client:
@@ -145,7 +145,7 @@ def test_of_a_damaged_base_nothing_is_kept_but_the_copy_and_the_person_knows_it_
     assert newest(aside.parent, "../appendonlydir.damaged-*/*.2.base.rdb").stat().st_size > 300 * 50
 
 
-def test_whole_files_are_left_alone(tmp_path: Path) -> None:
+def test_undamaged_files_are_unchanged(tmp_path: Path) -> None:
     directory = tmp_path / "redis"
     assert repair(directory) == "the files of Redis are not damaged"
     with server(directory) as client:

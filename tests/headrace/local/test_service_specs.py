@@ -55,7 +55,7 @@ def launches_seen(monkeypatch: pytest.MonkeyPatch) -> list[UpSettings]:
     return seen
 
 
-def test_each_real_generator_is_a_process_of_its_own(tmp_path: Path) -> None:
+def test_each_real_generator_is_a_separate_process(tmp_path: Path) -> None:
     specs = specs_of(UpSettings(tmp_path / "state", num_generators=2))
     assert specs.keys() == {"trainer", "generator-0", "generator-1", "rewarder"}
     assert specs["generator-1"].command[1:] == ("-m", "services.generator")
@@ -85,7 +85,7 @@ def test_the_announcement_says_that_generators_are_simulated(tmp_path: Path) -> 
     assert "simulated" not in said(0).lower()
 
 
-def test_without_a_port_for_metrics_nobody_serves_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_metrics_port_no_service_serves_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_METRICS_PORT", "9321")  # a setting of the launcher only, not of a service
     specs = specs_of(UpSettings(tmp_path / "state"))
     assert {spec.environment["HEADRACE_METRICS_PORT"] for spec in specs.values()} == {"0"}
@@ -104,7 +104,7 @@ def test_each_service_has_a_port_of_its_own_for_metrics_and_the_person_is_told(t
     assert [f":{port}/metrics" in said for port in range(9321, 9326)] == [True, True, True, True, False]
 
 
-def test_a_port_for_metrics_that_is_none_is_refused(
+def test_an_invalid_metrics_port_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HEADRACE_METRICS_PORT", "many")

@@ -29,13 +29,13 @@ def test_an_emptied_key_file_is_filled_again(tmp_path: Path) -> None:
     assert state.keys().api_key
 
 
-def test_the_directory_is_for_its_owner_alone_even_if_it_was_there_before(tmp_path: Path) -> None:
+def test_the_directory_is_only_for_its_owner_even_if_it_existed_before(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir(mode=0o755)
     StateDir(tmp_path / "state").make()
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
-def test_what_is_written_privately_is_private_from_the_first_moment(tmp_path: Path) -> None:
+def test_a_private_file_is_private_from_the_first_moment(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         write_privately(tmp_path / "key", "secret")
@@ -45,7 +45,7 @@ def test_what_is_written_privately_is_private_from_the_first_moment(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
-def test_what_is_written_privately_is_on_the_disk_before_it_takes_the_place_of_the_old(
+def test_a_private_file_is_on_the_disk_before_it_replaces_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "endpoint.json").write_text("old")

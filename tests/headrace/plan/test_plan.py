@@ -112,7 +112,9 @@ def test_a_lora_run_keeps_the_base_in_its_dtype_and_sixteen_bytes_an_adapter_par
     assert value(body, "disk", "a checkpoint") == 12 * adapters
 
 
-def test_what_does_not_fit_is_marked_and_the_exit_status_is_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_does_not_fit_is_marked_and_the_exit_status_is_1(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ("--model", model, "--dtype", "bfloat16", "--gpu-gib", 16)
     body = planned(capsys, *arguments, status=1)
     assert body["plan"]["trainer, each GPU"]["in all, at least"]["is_warning"]
@@ -151,7 +153,7 @@ def test_a_replica_on_gpus_that_cannot_share_the_heads_is_refused_with_numbers_t
     assert "choose from 1, 2, 4, 8, 16, 32." in said
 
 
-def test_what_lies_in_main_memory_is_summed_up_for_a_trainer_node_and_a_replica(
+def test_main_memory_is_added_up_for_a_trainer_node_and_a_replica(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """4 ranks on 2 nodes hold 12 bytes per parameter in total; each of 2 workers stages 2 bytes per parameter."""

@@ -29,7 +29,7 @@ def lines(*, train_s: float, step_s: float) -> list[dict[str, Any]]:
 SETTINGS = {"groups_per_step": 2, "num_generations": 4, "steps_per_generation": 1}
 
 
-def test_a_run_that_waited_tells_what_its_generators_can_do() -> None:
+def test_a_run_that_waited_shows_the_capacity_of_its_generators() -> None:
     found = measured("run-a", SETTINGS, lines(train_s=2.0, step_s=8.0), num_generators=2)
     assert found.rates.trainer_tokens_per_s == 400
     assert found.rates.generator_tokens_per_s == 50
@@ -42,7 +42,7 @@ def test_of_a_run_whose_trainer_never_waited_the_generators_rate_is_a_lower_boun
     assert measured("run-a", SETTINGS, lines(train_s=7.9, step_s=8.0), num_generators=2).rates.is_generator_lower_bound
 
 
-def test_a_run_that_has_just_begun_tells_nothing() -> None:
+def test_a_run_that_has_just_begun_shows_no_capacity() -> None:
     with pytest.raises(UserError, match="run-a has made 2 steps"):
         measured("run-a", SETTINGS, lines(train_s=1.0, step_s=2.0)[:2], num_generators=1)
 

@@ -1,4 +1,4 @@
-"""The model facts in `headrace plan`: counts that equal those of the real libraries, and where a config is found."""
+"""The model facts in `headrace plan`: counts equal the real libraries' counts, and the places of a config."""
 
 import json
 import struct
@@ -77,7 +77,7 @@ def test_a_model_may_be_named_by_its_config_file(tmp_path: Path) -> None:
     assert read_shape(str(file)) == read_shape(str(tmp_path))
 
 
-def test_a_file_that_is_no_config_is_refused_without_being_read(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_config_is_refused_without_being_read(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"\xff" * 20)
     with pytest.raises(UserError) as refusal:
@@ -128,7 +128,7 @@ def test_a_config_that_the_hub_has_moved_is_followed(monkeypatch: pytest.MonkeyP
             monkeypatch.setenv("HF_ENDPOINT", hub.url)
             assert read_shape("org/name").num_layers == 3
         assert hub.asked[0].headers["authorization"] == "Bearer hf_secret"
-        assert "authorization" not in storage.asked[0].headers, "another machine is told no token"
+        assert "authorization" not in storage.asked[0].headers, "the token is not sent to another machine"
 
 
 def test_a_hub_that_drips_is_given_up_and_an_answer_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:

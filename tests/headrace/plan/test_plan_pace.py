@@ -21,7 +21,7 @@ def test_a_plan_that_is_slow_and_fits_ends_with_0(model: Path, capsys: pytest.Ca
     assert body["fits"]
 
 
-def test_generators_are_those_that_keep_the_trainer_busy_through_the_pushes(
+def test_the_number_of_generators_keeps_the_trainer_busy_through_the_pushes(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """32 x 8 x 1500 tokens at 9000 per second take 42.67 s, 1.2 s of it at rest: 9000 / (3000 x 0.97188) = 3.09."""
@@ -92,6 +92,8 @@ def test_groups_that_are_dropped_are_sampled_scored_and_kept_until_a_checkpoint_
     assert value(body, "redis", "groups, about") == 96 + 640
 
 
-def test_on_policy_runs_are_told_that_nothing_overlaps(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_an_on_policy_run_says_that_nothing_overlaps(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     body = planned(capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--max-staleness", 0)
     assert "take turns" in body["plan"]["pace"]["generators"]["how"]

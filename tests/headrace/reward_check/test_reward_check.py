@@ -125,7 +125,7 @@ def score(completions, **columns):
 """
 
 
-def test_what_takes_long_is_told_while_it_is_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_reported_while_it_lasts(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "SAY_AFTER_S", 0.2)
     (here / "waits.py").write_text(WAITS_TO_BE_MISSED)
     said: list[str] = []
@@ -224,4 +224,4 @@ def test_groups_meet_the_fate_that_they_have_in_training() -> None:
     assert part.fate == "trained"
     assert part.rewards == (1.0, None, 0.0)
     assert part.advantages is not None
-    assert part.advantages[1] == 0.0, "a failure pulls nowhere"
+    assert part.advantages[1] == 0.0, "a failed completion has no advantage"

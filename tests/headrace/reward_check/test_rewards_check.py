@@ -102,7 +102,7 @@ def test_a_file_named_like_a_standard_module_beside_the_function_hides_nothing(p
     assert "outcomes:    6 scored" in done.stdout
 
 
-def test_a_built_in_tells_right_rows_from_wrong_ones(project: Path) -> None:
+def test_a_built_in_distinguishes_right_rows_from_wrong_rows(project: Path) -> None:
     done = check(project, "accuracy_reward")
     assert done.returncode == 0, done.stderr
     assert "outcomes:    6 scored" in done.stdout
@@ -151,7 +151,7 @@ def test_generated_code_runs_where_the_environment_says(project: Path, monkeypat
         ("refuses_to_end", ["6 timeout", "must neither block nor swallow CancelledError"]),
     ],
 )
-def test_a_function_that_fails_shows_how_and_the_exit_status_says_so(
+def test_a_failing_function_is_shown_with_its_error_and_the_exit_status_is_not_0(
     project: Path, function: str, says: list[str]
 ) -> None:
     done = check(project, f"my_rewards:{function}", "--timeout-s", "0.5")
@@ -192,7 +192,7 @@ def test_listing_without_a_service_says_where_it_was_looked_for(tmp_path: Path) 
     assert done.stderr.startswith(f"headrace: no headrace service found (looked at {tmp_path}/none)")
 
 
-def test_what_a_running_rewarder_knows_is_listed(
+def test_the_functions_of_a_running_rewarder_are_listed(
     tmp_path: Path, start_rewarder: Callable[..., RewarderProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rewarder = start_rewarder()

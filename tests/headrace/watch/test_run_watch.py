@@ -56,7 +56,7 @@ def test_groups_in_flight_are_what_is_left_of_the_admitted() -> None:
     assert "30 admitted = 16 trained + 4 dropped (zero_std 3, dead_letter 1) + 10 in flight" in drawn(watch, width=100)
 
 
-def test_time_left_is_the_pace_of_the_steps_so_far_times_those_to_come() -> None:
+def test_time_left_is_the_pace_of_the_steps_so_far_times_the_remaining_steps() -> None:
     watch = RunWatch(make_run())
     assert watch.seconds_left() is None
     for step in (1, 2, 3):
@@ -69,7 +69,7 @@ def test_a_pause_is_in_no_pace_and_while_it_lasts_no_time_is_left() -> None:
     watch = RunWatch(make_run())
     for step, paused_s in ((1, 0.0), (2, 0.0), (3, 1.0)):
         watch.take_event(metrics(step, paused_s=paused_s))
-    # Four seconds of wall-clock time, one of which was a pause.
+    # Four seconds of wall-clock time, including a pause of one second.
     assert watch.seconds_left() == (10 - 3) * 1.5
     watch.take_run(make_run(status="paused", reason="a user asked for it"))
     assert watch.seconds_left() is None

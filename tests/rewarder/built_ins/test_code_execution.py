@@ -73,7 +73,7 @@ async def values(scorer: Scorer, *codes: str, tests: Any, **kwargs: Any) -> list
     return [outcome.value for outcome in judged]
 
 
-async def test_right_wrong_and_half_right_solutions_are_told_apart(scorer: Scorer) -> None:
+async def test_right_and_wrong_and_half_right_solutions_are_distinguished(scorer: Scorer) -> None:
     codes = ["def add(a, b): return a + b", "def add(a, b): return a * b", "def add(a, b): return 3"]
     judged = await outcomes(scorer, *codes, tests=ADD)
     assert [outcome.value for outcome in judged] == [1.0, 0.0, 0.5]
@@ -101,7 +101,7 @@ async def test_programs_are_judged_by_what_they_print(scorer: Scorer) -> None:
     assert await values(scorer, *codes, tests=ECHO) == [1.0, 1.0, 0.5, 0.0, 0.0]
 
 
-async def test_code_that_is_none_is_wrong_and_says_why(scorer: Scorer) -> None:
+async def test_invalid_code_is_wrong_and_says_why(scorer: Scorer) -> None:
     codes = ["def add(a, b) return a + b", "raise ValueError('no')", "", "add = 3"]
     judged = await outcomes(scorer, *codes, tests=ADD)
     assert [outcome.value for outcome in judged] == [0.0] * 4
@@ -330,7 +330,7 @@ async def test_more_memory_than_a_worker_has_is_refused_with_both_settings(
         assert await values(scorer, "def add(a, b): return a + b", tests=ADD, memory_mib=600) == [1.0]
 
 
-async def test_what_one_case_leaves_behind_is_not_in_the_way_of_the_next(scorer: Scorer) -> None:
+async def test_files_of_one_case_do_not_disturb_the_next(scorer: Scorer) -> None:
     trash = [
         "open('full', 'wb').write(bytes(8 << 20))\nopen('fuller', 'wb').write(bytes(7 << 20))",
         "import os, sys\nos.remove('program.py')\nos.makedirs('program.py/program.py')",
@@ -357,7 +357,7 @@ async def test_processes_that_a_crash_leaves_behind_do_not_count_against_the_nex
     assert await values(scorer, crowded, tests=[*ADD, "assert add(2, 2) == 4"]) == [2 / 3]
 
 
-async def test_what_tests_commonly_do_works_across_the_two_processes(scorer: Scorer) -> None:
+async def test_common_test_code_works_across_the_two_processes(scorer: Scorer) -> None:
     code = """
 import math
 from collections import Counter, OrderedDict

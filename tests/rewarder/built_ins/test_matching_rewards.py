@@ -56,7 +56,7 @@ def test_the_announced_number_counts_and_otherwise_the_last(text: str, number: s
 
 
 @pytest.mark.parametrize("text", ["", "no number", "x2", "v1b", "3/0", "9" * 401, "inf", r"\frac{1}{0}"])
-def test_what_is_no_number_is_none(text: str) -> None:
+def test_text_that_is_not_a_number_is_none(text: str) -> None:
     assert completion_number(text) is None
 
 
@@ -74,7 +74,7 @@ def test_a_gold_answer_is_one_number(gold: object, number: str) -> None:
 
 
 @pytest.mark.parametrize("gold", [None, "", "about 5", "5 or 6", True, [5], "x", float("nan"), float("inf"), "3/0"])
-def test_a_gold_answer_that_is_no_number_is_not_applicable(gold: object) -> None:
+def test_a_gold_answer_that_is_not_a_number_is_not_applicable(gold: object) -> None:
     assert said(numeric_match_reward(texts("5"), solution=[gold])) == [NOT_APPLICABLE]
 
 
@@ -137,12 +137,12 @@ def test_a_pattern_is_searched_matched_or_matched_in_full() -> None:
     assert said(regex_reward(completions, pattern="abc", mode="fullmatch")) == [RIGHT, WRONG, WRONG]
 
 
-def test_a_row_s_pattern_that_is_none_is_not_applicable() -> None:
+def test_an_invalid_pattern_of_a_row_is_not_applicable() -> None:
     rows: list[object] = ["a", None, "(", 3]
     assert said(regex_reward(texts("a", "a", "a", "a"), pattern=rows)) == [RIGHT] + [NOT_APPLICABLE] * 3
 
 
-def test_a_pattern_without_end_is_a_timeout_for_that_completion_alone() -> None:
+def test_an_endless_pattern_is_a_timeout_only_for_that_completion() -> None:
     completions = texts("a" * 60 + "b", "aaa", "b")
     assert said(regex_reward(completions, pattern="(a+)+$")) == [("timeout", None), RIGHT, WRONG]
 
@@ -168,7 +168,7 @@ def test_json_meets_a_schema_or_does_not() -> None:
     assert verdicts[6].detail == "it is not JSON: NaN is not JSON"
 
 
-def test_a_row_s_schema_may_be_text_and_one_that_is_none_is_not_applicable() -> None:
+def test_a_row_s_schema_may_be_text_and_an_invalid_schema_is_not_applicable() -> None:
     rows: list[object] = [PERSON, '{"type": "array"}', None, "{", {"type": "objekt"}, 3]
     completions = texts('{"age": 1}', '{"age": 1}', "1", "1", "1", "1")
     assert said(json_schema_reward(completions, json_schema=rows)) == [RIGHT, WRONG] + [NOT_APPLICABLE] * 4
@@ -191,7 +191,7 @@ def test_json_in_a_fence_is_found_beside_other_blocks_and_among_a_hundred_thousa
     assert said(json_schema_reward(texts(beside, "```json x\n" * 100_000), json_schema=PERSON)) == [RIGHT, WRONG]
 
 
-def test_a_schema_that_cannot_be_followed_is_no_fault_of_the_completion() -> None:
+def test_a_schema_that_cannot_be_followed_does_not_fail_the_completion() -> None:
     endless = {"$ref": "#"}
     assert said(json_schema_reward(texts("1"), json_schema=endless)) == [("error", None)]
     broken = {"properties": {"a": {"pattern": "("}}}

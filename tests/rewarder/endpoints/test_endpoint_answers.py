@@ -89,7 +89,7 @@ async def test_an_answer_in_more_pieces_than_small_ones_have_is_read_if_it_is_la
     assert [verdict.value for verdict in await ask(endpoints, "judge", CALL)] == [1.0, 2.0]
 
 
-async def test_what_is_wrong_with_one_completion_is_wrong_with_no_other(
+async def test_an_error_of_one_completion_does_not_affect_the_others(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
     await register(endpoints, "judge", server.on("/judge", answers(b'[0.5, NaN, "1.0", null]')))

@@ -55,9 +55,7 @@ async def test_the_endpoint_s_own_deadline_holds_where_it_is_shorter(
     assert (verdicts[0].outcome, verdicts[0].detail) == ("timeout", "endpoint judge: it did not answer within 0.5 s")
 
 
-async def test_a_port_where_nobody_listens_is_an_error_and_is_tried_again(
-    endpoints: Endpoints, metrics: RewarderMetrics
-) -> None:
+async def test_a_closed_port_is_an_error_and_is_tried_again(endpoints: Endpoints, metrics: RewarderMetrics) -> None:
     await register(endpoints, "judge", f"http://127.0.0.1:{kept_port()}/", max_retries=2)
     verdicts = await ask(endpoints, "judge", CALL)
     assert verdicts[0].outcome == "error"
@@ -68,7 +66,7 @@ async def test_a_port_where_nobody_listens_is_an_error_and_is_tried_again(
 
 
 @pytest.mark.parametrize("first", [closes, closes_mid_body, answers(b"", status=503), answers(b"", status=429)])
-async def test_what_failed_before_anything_was_judged_is_sent_again_as_the_same_request(
+async def test_a_request_that_failed_before_judging_is_sent_again_unchanged(
     endpoints: Endpoints, server: MisbehavingServer, first: Behaviour
 ) -> None:
     await register(endpoints, "judge", server.on("/judge", first, GOOD), max_retries=1)
@@ -158,7 +156,7 @@ async def test_the_log_has_every_outage_of_an_endpoint_and_its_end(
     assert caplog.messages == [left_alone, "reward endpoint judge answers again", left_alone]
 
 
-async def test_a_judge_that_says_no_is_there_and_opens_no_breaker(
+async def test_a_judge_that_refuses_is_reachable_and_opens_no_breaker(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
     said = [answers(b"", status=400), answers([1.0]), answers(b"", status=429), gzip_bomb(6_000_000), sends_crumbs]
@@ -184,7 +182,7 @@ async def test_a_probe_that_is_answered_closes_the_breaker_whatever_the_answer_i
     assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
 
 
-async def test_a_retry_waits_for_its_room_in_the_minute_and_is_none_without(
+async def test_a_retry_waits_for_room_in_the_minute_and_is_not_sent_without_it(
     endpoints: Endpoints, server: MisbehavingServer, metrics: RewarderMetrics
 ) -> None:
     url = server.on("/judge", answers(b"", status=503), GOOD)
@@ -200,7 +198,7 @@ async def test_a_retry_waits_for_its_room_in_the_minute_and_is_none_without(
     assert metrics.registry.get_sample_value("headrace_reward_endpoint_retries_total", labels) is None
 
 
-async def test_what_was_never_sent_took_no_time(endpoints: Endpoints, server: MisbehavingServer) -> None:
+async def test_a_request_that_was_never_sent_took_no_time(endpoints: Endpoints, server: MisbehavingServer) -> None:
     await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=1, max_queued=0, timeout_s=600)
     first = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
     await eventually(lambda: server.received)

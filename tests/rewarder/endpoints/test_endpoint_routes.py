@@ -12,7 +12,9 @@ from tests.rewarder.conftest import RewarderProcess, wait_for
 from tests.rewarder.endpoints.routes_rig import KEY, register
 
 
-def test_what_was_registered_is_listed_shown_and_used_in_any_mix(client: httpx.Client, judge_url: str) -> None:
+def test_a_registered_endpoint_is_listed_and_shown_and_used_with_other_rewards(
+    client: httpx.Client, judge_url: str
+) -> None:
     reply = register(client, judge_url, summary="Longer is better.")
     assert (reply.status_code, reply.headers["location"]) == (201, "/v1/rewards/judge"), reply.text
     version = reply.json()["version"]
@@ -44,7 +46,7 @@ def test_what_was_registered_is_listed_shown_and_used_in_any_mix(client: httpx.C
 def test_registering_the_same_again_is_harmless_and_another_needs_replace(client: httpx.Client, judge_url: str) -> None:
     assert register(client, judge_url).status_code == 201
     again = register(client, judge_url, timeout_s=30)
-    assert again.status_code == 200, "a default that is spelt out is no change"
+    assert again.status_code == 200, "writing out a default is not a change"
     other = register(client, judge_url, timeout_s=5)
     assert (other.status_code, other.json()["type"]) == (409, "/problems/endpoint-exists")
     assert '"replace": true' in other.json()["detail"]
@@ -54,7 +56,7 @@ def test_registering_the_same_again_is_harmless_and_another_needs_replace(client
     assert replaced.json()["version"] != again.json()["version"]
 
 
-def test_what_was_deleted_is_gone_and_who_names_it_is_told(client: httpx.Client, judge_url: str) -> None:
+def test_a_deleted_endpoint_is_gone_and_its_use_is_refused(client: httpx.Client, judge_url: str) -> None:
     register(client, judge_url)
     assert client.delete("/v1/rewards/judge").status_code == 204
     for reply in (client.delete("/v1/rewards/judge"), client.get("/v1/rewards/judge")):
@@ -67,7 +69,7 @@ def test_what_was_deleted_is_gone_and_who_names_it_is_told(client: httpx.Client,
     assert "registered with POST /v1/rewards" in never
 
 
-def test_built_ins_can_be_looked_at_and_neither_replaced_nor_deleted(client: httpx.Client, judge_url: str) -> None:
+def test_built_ins_can_be_shown_but_neither_replaced_nor_deleted(client: httpx.Client, judge_url: str) -> None:
     shown = client.get("/v1/rewards/accuracy_reward").json()
     assert (shown["kind"], shown["endpoint"]) == ("built-in", None)
     assert client.delete("/v1/rewards/accuracy_reward").status_code == 409

@@ -92,7 +92,7 @@ def test_a_secret_is_never_outside_its_directory(tmp_path: Path, name: str) -> N
         SecretFiles(None).read("judge-key", host="judge.example")
 
 
-def test_a_secret_may_be_for_some_hosts_alone(tmp_path: Path) -> None:
+def test_a_secret_may_be_limited_to_some_hosts(tmp_path: Path) -> None:
     (tmp_path / "judge-key").write_text("sk-12345678")
     (tmp_path / "judge-key.hosts").write_text("judge.example\n*.internal\n")
     secrets = SecretFiles(tmp_path)

@@ -35,7 +35,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\nc\r\n[0.25, 0.25]\r\n0\r\n"
         b"HTTP/1.0 200 OK\r\nContent-Length: 12\r\nConnection: keep-alive\r\n\r\n[0.25, 0.25]" + SECOND,
     ],
 )
-async def test_what_comes_after_an_answer_is_nobody_s_answer(
+async def test_bytes_after_an_answer_are_never_taken_for_an_answer(
     endpoints: Endpoints, server: MisbehavingServer, sent: bytes
 ) -> None:
     await register(endpoints, "chatty", server.on("/chatty", sends(sent)))
@@ -48,7 +48,7 @@ async def test_what_comes_after_an_answer_is_nobody_s_answer(
 
 
 @pytest.mark.parametrize("is_meanwhile", [False, True], ids=["between requests", "while the next waits"])
-async def test_a_second_answer_that_comes_late_is_nobody_s_answer(
+async def test_a_late_second_answer_is_never_taken_for_an_answer(
     endpoints: Endpoints, server: MisbehavingServer, is_meanwhile: bool
 ) -> None:
     next_is_there, late_is_sent = asyncio.Event(), asyncio.Event()
@@ -113,7 +113,7 @@ async def test_an_answer_that_is_cut_wrongly_is_not_guessed_at(
 
 
 @pytest.mark.parametrize("speaks", [FIRST, FIRST + SECOND, b"220 smtp.example.com ESMTP\r\n"])
-async def test_who_speaks_before_it_is_asked_answers_no_other_request(
+async def test_bytes_sent_before_a_request_do_not_answer_another_request(
     endpoints: Endpoints, server: MisbehavingServer, speaks: bytes
 ) -> None:
     server.greeting = speaks
@@ -124,7 +124,7 @@ async def test_who_speaks_before_it_is_asked_answers_no_other_request(
     assert [verdict.value for verdict in await ask(endpoints, "good", CALL)] == [1.0, 0.5]
 
 
-async def test_every_request_has_a_connection_of_its_own_and_says_so(
+async def test_every_request_has_its_own_connection_and_says_so(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
     await register(endpoints, "judge", server.on("/judge", GOOD), max_concurrency=4)

@@ -15,7 +15,7 @@ from tests.rewarder.endpoints.routes_rig import NAMES_OF_SECRETS, register
 
 
 @pytest.mark.parametrize("name", ["accuracy_reward", "my_rewards:judge"])
-def test_who_tests_what_is_no_endpoint_is_told_how_to_try_it(client: httpx.Client, name: str) -> None:
+def test_testing_a_reward_that_is_not_an_endpoint_explains_how_to_try_it(client: httpx.Client, name: str) -> None:
     reply = client.post(f"/v1/rewards/{name}/test", json={})
     assert (reply.status_code, reply.json()["detail"]) == (
         404,

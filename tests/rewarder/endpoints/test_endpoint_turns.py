@@ -37,7 +37,7 @@ async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_
     turnstile = (await endpoints.client("judge")).turnstile
     await eventually(lambda: (turnstile.num_in_flight, turnstile.num_queued) == (2, 3))
     verdicts = await ask(endpoints, "judge", CALL)
-    assert verdicts[0].outcome == "overload", "two are out, three wait, and one is too many"
+    assert verdicts[0].outcome == "overload", "two are running, three wait, and one is refused"
     assert verdicts[0].detail == "endpoint judge: 3 requests wait already"
     await eventually(lambda: len(server.received) == 2)
     for task in tasks:
@@ -46,7 +46,7 @@ async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_
     assert len(server.received) == 2
 
 
-async def test_who_is_under_way_and_who_waits_is_counted_until_the_endpoint_is_deleted(
+async def test_running_and_waiting_requests_are_counted_until_the_endpoint_is_deleted(
     endpoints: Endpoints, metrics: RewarderMetrics, server: MisbehavingServer
 ) -> None:
     def gauge(name: str) -> float | None:
@@ -62,10 +62,10 @@ async def test_who_is_under_way_and_who_waits_is_counted_until_the_endpoint_is_d
     await asyncio.gather(*tasks, return_exceptions=True)
     await endpoints.registry.delete("judge")
     assert await endpoints.knows("judge")
-    assert gauge("in_flight") is None, "a deleted endpoint is shown no more"
+    assert gauge("in_flight") is None, "a deleted endpoint is no longer shown"
 
 
-async def test_who_waits_too_long_for_a_turn_is_told_so(
+async def test_a_request_that_waits_too_long_for_a_turn_fails_with_the_reason(
     redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer
 ) -> None:
     async with endpoints_on(redis, metrics=metrics, queue_timeout_s=0.5) as endpoints:
@@ -105,7 +105,7 @@ async def test_a_cancelled_call_frees_its_turn(endpoints: Endpoints, server: Mis
     assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
 
 
-async def test_secrets_reach_the_endpoint_and_come_back_to_nobody(
+async def test_secrets_reach_the_endpoint_and_never_come_back(
     endpoints: Endpoints, server: MisbehavingServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -148,14 +148,16 @@ async def test_an_endpoint_that_was_deleted_is_an_error_with_a_sentence(
     await register(endpoints, "judge", server.on("/judge", GOOD))
     assert await endpoints.knows("judge")
     assert await endpoints.registry.delete("judge")
-    assert await endpoints.knows("judge"), "or a run that names it would be told that it is not a built-in reward"
+    assert await endpoints.knows("judge"), "otherwise the error would be that it is not a built-in reward"
     with pytest.raises(RewardFailure, match="it was deleted; register it again with POST /v1/rewards") as failure:
         await ask(endpoints, "judge", CALL)
     assert failure.value.outcome == "error"
     assert not await endpoints.knows("never-there")
 
 
-async def test_a_misspelt_endpoint_is_told_what_may_be_meant(endpoints: Endpoints, server: MisbehavingServer) -> None:
+async def test_the_error_for_a_misspelt_endpoint_suggests_a_name(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
     for name in ("judge", "accuracy_judge"):
         await register(endpoints, name, server.on("/judge", GOOD))
     assert await endpoints.knows("juge")
@@ -164,11 +166,11 @@ async def test_a_misspelt_endpoint_is_told_what_may_be_meant(endpoints: Endpoint
     assert refused.detail.startswith("endpoint juge: no endpoint of that name is registered; did you mean 'judge'? ")
     with pytest.raises(RewardFailure, match="did you mean 'judge'"):
         await ask(endpoints, "juge", CALL)
-    assert not endpoints.exists("juge"), "or it would be a label of metrics"
+    assert not endpoints.exists("juge"), "otherwise it would become a label of metrics"
     assert not await endpoints.knows("acuracy_reward"), "a built-in is nearer"
 
 
-async def test_loopback_is_refused_where_nobody_allowed_it(redis: Redis, metrics: RewarderMetrics) -> None:
+async def test_loopback_is_refused_by_default(redis: Redis, metrics: RewarderMetrics) -> None:
     async with endpoints_on(redis, metrics=metrics, rules=OutboundRules()) as endpoints:
         for host in ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0", "[::1]"):
             with pytest.raises(Exception, match=r"has an address that is (loopback|unspecified)"):

@@ -28,7 +28,7 @@ from tests.kept_ports import kept_port
 from tests.rewarder.conftest import LIMITS, call_with, user
 from tests.rewarder.endpoints.conftest import ask, endpoints_on, register
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, Received, answers
-from tests.rewarder.test_reward_loop import add, make_run, scoring, wait_for_scored
+from tests.rewarder.scoring_rig import add, make_run, scoring, wait_for_scored
 
 
 @contextlib.asynccontextmanager
@@ -138,7 +138,7 @@ async def test_without_redis_what_was_registered_still_holds(
         own.kill()
 
 
-async def test_who_never_could_read_what_is_registered_says_so(metrics: RewarderMetrics) -> None:
+async def test_a_rewarder_that_never_could_read_the_registry_says_so(metrics: RewarderMetrics) -> None:
     client = connect(f"redis://127.0.0.1:{kept_port()}/0")
     try:
         with pytest.raises(UnavailableError, match="could not be read: Redis does not answer"):
@@ -146,7 +146,7 @@ async def test_who_never_could_read_what_is_registered_says_so(metrics: Rewarder
         async with endpoints_on(client, metrics=metrics) as endpoints:
             assert not await endpoints.knows("accuracy_reward")
             assert not await endpoints.knows("my_rewards:judge")
-            assert await endpoints.knows("judge"), "or it would be called no built-in reward"
+            assert await endpoints.knows("judge"), "otherwise the error would be that it is not a built-in reward"
             with pytest.raises(RewardFailure, match="Redis does not answer") as failure:
                 await ask(endpoints, "judge", call_with("a"))
             assert failure.value.outcome == "error"
@@ -154,7 +154,7 @@ async def test_who_never_could_read_what_is_registered_says_so(metrics: Rewarder
         await client.aclose()
 
 
-async def test_a_record_that_cannot_be_read_is_said_to_be_one(
+async def test_an_unreadable_record_is_reported_as_such(
     redis: Redis, endpoints: Endpoints, metrics: RewarderMetrics
 ) -> None:
     for name, data in (("newer", b'{"url": "https://judge.example/", "colour": 1}'), ("torn", b"\xff{")):

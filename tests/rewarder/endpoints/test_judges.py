@@ -62,7 +62,7 @@ async def test_a_judge_is_asked_once_a_completion_and_scores_each_for_itself(
     assert {json.loads(request.body)["model"] for request in server.received} == {"judge-1"}
 
 
-async def test_a_row_without_its_reference_is_not_applicable_and_asks_nobody(
+async def test_a_row_without_its_reference_is_not_applicable_and_sends_no_request(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
     url = server.on("/v1/chat/completions", judges).removesuffix("/chat/completions")
@@ -75,7 +75,7 @@ async def test_a_row_without_its_reference_is_not_applicable_and_asks_nobody(
     assert found.required_columns == [["answer"]]
 
 
-async def test_a_row_without_its_reference_waits_for_nobody_and_takes_no_request_of_the_minute(
+async def test_a_row_without_its_reference_does_not_wait_and_uses_no_request_of_the_minute(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
     url = server.on("/v1/chat/completions", answers(b"", status=500), judges).removesuffix("/chat/completions")
@@ -92,7 +92,7 @@ async def test_a_row_without_its_reference_waits_for_nobody_and_takes_no_request
 
 
 @pytest.mark.parametrize("scope", ["runs", "score"])
-async def test_an_endpoint_answers_those_in_its_scope_only(
+async def test_an_endpoint_answers_only_calls_in_its_scope(
     endpoints: Endpoints, server: MisbehavingServer, scope: str
 ) -> None:
     await register(endpoints, "judge", server.on("/judge", answers([1.0])), scopes=[scope])

@@ -29,7 +29,7 @@ async def slow(**_): return [2.0]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Return a directory with a module that is imported at once, and one that waits for the file ``go``."""
+    """Return a directory with two modules. The import of the second waits for the file ``go``."""
     (tmp_path / "loop_quick.py").write_text(QUICK)
     (tmp_path / "loop_slow.py").write_text(SLOW)
     yield tmp_path

@@ -14,7 +14,7 @@ def hog(completions, **_):
 """
 
 
-async def test_a_function_that_runs_out_of_memory_is_told_the_limit_and_its_setting(
+async def test_the_error_of_a_function_that_runs_out_of_memory_names_the_limit_and_its_setting(
     metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     (tmp_path / "hogging_rewards.py").write_text(HOG)

@@ -77,7 +77,7 @@ MODULES = ("loop_blocking", "loop_other", "loop_with_version")  # which stays in
 
 @pytest.fixture
 async def functions(tmp_path: Path) -> AsyncIterator[LoopFunctions]:
-    """Return functions of modules with the same code, and release those that block."""
+    """Return functions of modules with the same code, and release blocked functions."""
     for module in MODULES:
         (tmp_path / f"{module}.py").write_text(REWARDS)
     functions = LoopFunctions(places=RewardPlaces((str(tmp_path),)), import_timeout_s=60.0)
@@ -151,7 +151,7 @@ async def test_a_blocked_loop_is_given_up_and_the_next_call_of_its_module_runs_o
     assert threads() == ["async rewards of loop_with_version"] * 2
     assert not in_flight.done()
     (tmp_path / "go").touch()
-    assert await in_flight == 1.0, "what was begun on the old loop may still end there"
+    assert await in_flight == 1.0, "a call that began on the old loop may still end there"
     await eventually(lambda: len(threads()) == 1)
 
 

@@ -52,7 +52,7 @@ def test_a_module_is_on_the_path_only_where_its_name_says() -> None:
     assert not places.holds("shared.errors", "/rewards/shared/errors.py")
 
 
-def test_what_is_imported_in_a_function_belongs_to_the_version_however_it_is_written(tmp_path: Path) -> None:
+def test_imports_inside_a_function_belong_to_the_version_in_any_form(tmp_path: Path) -> None:
     code = """
 def f():
     import lazy_plain

@@ -94,7 +94,7 @@ async def edited(metrics: RewarderMetrics, tmp_path: Path) -> AsyncIterator[Edit
         sys.path.remove(str(tmp_path))
 
 
-async def test_an_edit_is_in_force_after_two_looks_under_a_version_of_its_own(edited: Edited) -> None:
+async def test_an_edit_is_used_after_two_checks_under_its_own_version(edited: Edited) -> None:
     before = {outcome.version for outcome in await edited.outcomes(SYNC, ON_LOOP, LAZY)}
     edited.write("edited_rewards.py", SOURCE.format("2.0"))
     await edited.watch.look()
@@ -171,7 +171,7 @@ async def test_an_edit_that_takes_a_function_away_which_is_in_use_is_not_in_forc
     assert "module edited_rewards has no function " in edited.warning()
 
 
-async def test_a_file_that_is_being_written_is_left_alone(edited: Edited, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_is_being_written_is_not_imported(edited: Edited, caplog: pytest.LogCaptureFixture) -> None:
     path = edited.directory / "edited_rewards.py"
     for part in ("", "import pathl", SOURCE.format("2.0")[:120]):
         path.write_text(part)
@@ -213,7 +213,7 @@ async def test_calls_that_were_begun_or_waited_end_in_the_version_of_their_group
     edited.write("edited_rewards.py", SOURCE.format("2.0"))
     edited.write("edited_parts/late.py", "VALUE = 6.0")
     await edited.look_twice()
-    assert await edited.values(ON_LOOP) == [2.0], "the new version is in force for who comes now"
+    assert await edited.values(ON_LOOP) == [2.0], "new calls use the new version"
     assert not group.done()
     go.touch()
     for (held,) in await asyncio.gather(*holders):
@@ -240,7 +240,7 @@ async def test_two_modules_with_a_part_in_common_are_each_scored_with_the_part_t
 
 
 async def test_a_module_of_one_file_has_the_first_digits_of_its_sha256_as_its_version(edited: Edited) -> None:
-    text = "def alone(**_): return [3.0]"
+    text = "def single(**_): return [3.0]"
     edited.write("edited_alone.py", text)
-    (outcome,) = await edited.outcomes("edited_alone:alone")
+    (outcome,) = await edited.outcomes("edited_alone:single")
     assert (outcome.value, outcome.version) == (3.0, hashlib.sha256(text.encode()).hexdigest()[:12])

@@ -146,7 +146,7 @@ async def test_a_file_that_is_saved_while_an_edit_of_it_is_imported_waits_for_th
     watch = ModuleWatch(files.functions, places=RewardPlaces((str(files.directory),)), every_s=60.0)
     for _ in range(2):
         await watch.look()
-    assert files.in_force("m") == ONE, "nobody imported the third, and the second is not there any more"
+    assert files.in_force("m") == ONE, "the third was never imported, and the second no longer exists"
     for _ in range(2):
         await watch.look()
     assert files.in_force("m") == ONE + " # third"

@@ -46,7 +46,7 @@ async def test_no_more_calls_at_a_time_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("allowed", [{"requests_per_minute": 2}, {"tokens_per_minute": 125}])
-async def test_what_does_not_fit_into_the_minute_is_an_overload_that_says_why(allowed: dict[str, int]) -> None:
+async def test_a_call_that_does_not_fit_into_the_minute_is_an_overload_with_the_reason(allowed: dict[str, int]) -> None:
     limits = limits_of(queue_timeout_s=0.01, **allowed)
     for _ in range(2):  # with 61 tokens each
         async with limits.turn("judge", CALL, lane="run"):

@@ -57,6 +57,6 @@ def test_an_edit_is_taken_in_unless_a_setting_says_not_to(
     file.write_text(source.format(4.0))
     wait_for(lambda: score(watching)[0] == 4.0, what="the repair")
     assert listed(watching)["warning"] == ""
-    assert score(other) == first, "it was told not to look"
+    assert score(other) == first, "checking is turned off"
     assert watching.stop() == 0, watching.log()
     assert other.stop() == 0, other.log()

@@ -148,7 +148,7 @@ def attack(client: httpx.Client, name: str, kwargs: dict[str, Any]) -> list[str]
         "linked:score", "linked_folder.outside:score", "linked_folder:score", "package.deeper.outside:score",
     ],
 )  # fmt: skip
-def test_what_is_not_in_the_reward_path_is_neither_imported_nor_called(
+def test_a_module_outside_the_reward_path_is_neither_imported_nor_called(
     client: httpx.Client, places: Path, name: str
 ) -> None:
     mark = places / "ran"
@@ -163,7 +163,9 @@ def test_what_is_not_in_the_reward_path_is_neither_imported_nor_called(
     "name",
     ["system", "launch", "shuffle", "check_output", "run", "quick", "kept", "wrapped", "find", "write", "encode"],
 )
-def test_what_a_reward_module_only_imported_is_not_called(client: httpx.Client, places: Path, name: str) -> None:
+def test_a_function_that_a_reward_module_only_imports_is_not_called(
+    client: httpx.Client, places: Path, name: str
+) -> None:
     mark = places / "ran"
     for text in attack(client, f"tools:{name}", shell_of(mark)):
         assert "tools only imports" in text, text
@@ -199,9 +201,7 @@ def test_a_name_leads_to_a_function_of_a_module_and_no_further(
     assert not mark.exists()
 
 
-def test_what_lies_in_the_reward_path_is_found_also_in_a_folder_without_init(
-    client: httpx.Client, places: Path
-) -> None:
+def test_a_module_in_a_folder_without_init_is_found_in_the_reward_path(client: httpx.Client, places: Path) -> None:
     names = ["tools:own", "folder.inside:score", "package:score"]
     reply = client.post("/v1/rewards/check", json={"reward_funcs": names})
     assert reply.status_code == 200, reply.text
@@ -297,7 +297,7 @@ async def inspected(directory: Path, *names: str, packages: tuple[str, ...] = ()
         return await scorer.check(names)
 
 
-async def test_what_an_author_makes_in_a_reward_module_may_be_called_however_it_is_made(tmp_path: Path) -> None:
+async def test_any_callable_made_in_a_reward_module_may_be_called(tmp_path: Path) -> None:
     (tmp_path / "our_rewards.py").write_text(MADE)
     (tmp_path / "our_formats.py").write_text(FORMATS)
     made = ["cached", "library_decorated", "decorated", "on_loop", "partial", "factory", "named_lambda", "instance"]

@@ -1,6 +1,6 @@
-"""Reward functions written for TRL work here unchanged: those of its package, of its documentation and of a recipe.
+"""Reward functions written for TRL work here unchanged: from its package, its documentation and a recipe.
 
-The package's functions are called where they are installed. Those of the documentation and the recipe are extracted
+The package's functions are called where they are installed. The functions of documentation and recipe are extracted
 from their documents, which are not in this repository (ORIGINALS), and run unchanged. Without the documents, only
 similar functions, in user_code/trl_shaped_rewards.py, are tested in the same way.
 """

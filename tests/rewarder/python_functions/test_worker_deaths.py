@@ -173,7 +173,7 @@ async def test_an_import_whose_process_was_killed_is_made_again(
     assert isinstance(await inspecting, Inspected)
 
 
-async def test_a_pool_without_a_worker_for_a_minute_says_so(
+async def test_a_pool_without_a_worker_for_a_minute_reports_it(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.rewarder.python_functions.worker_pool._GIVE_UP_AFTER_S", 0.0)
@@ -194,7 +194,7 @@ async def test_a_pool_without_a_worker_for_a_minute_says_so(
     await asyncio.gather(waiting.task, return_exceptions=True)
 
 
-async def test_what_nobody_foresaw_in_the_background_is_not_hidden(
+async def test_an_unexpected_error_in_the_background_is_not_hidden(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching = asyncio.create_task(pool.watch())

@@ -115,7 +115,7 @@ async def test_a_worker_that_died_while_idle_is_replaced_before_its_next_call(me
         assert answer.verdicts[0].value == 1.0
 
 
-async def test_what_a_worker_that_ended_by_itself_has_started_ends_too(tmp_path: Path) -> None:
+async def test_children_of_a_worker_that_ended_by_itself_end_too(tmp_path: Path) -> None:
     call = msgspec.msgpack.encode(call_with("a", pid_file=str(tmp_path / "pid")))
     worker = await WorkerProcess.start(LIMITS)
     await worker.send(Task(user("starts_a_child_and_exits"), msgspec.Raw(call), 60, 60))
@@ -159,7 +159,7 @@ class Held:
         return Inspected("sync")
 
 
-async def test_imports_that_nobody_waits_for_leave_room_for_a_check(
+async def test_abandoned_imports_leave_room_for_a_check(
     metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = one_worker(metrics)

@@ -67,7 +67,7 @@ def test_every_family_gives_the_numbers_of_a_plain_forward_pass_and_says_what_is
     assert len(set(expected)) == len(usable)
 
 
-def test_a_batch_that_memory_does_not_do_for_is_halved_and_a_text_alone_is_an_error(
+def test_a_batch_that_does_not_fit_into_memory_is_halved_and_a_single_text_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classifier = Classifier(make_tiny_reward_model(tmp_path / "model"), name="m", device="cpu", dtype="auto")

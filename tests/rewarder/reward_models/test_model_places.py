@@ -49,7 +49,7 @@ async def test_a_model_of_the_hub_is_fetched_without_code_and_pickle_and_has_its
 
 
 @pytest.mark.slow
-async def test_of_those_that_no_run_uses_the_one_used_longest_ago_makes_room(
+async def test_the_unused_model_that_was_used_longest_ago_makes_room(
     reward_model: Path, other_reward_model: Path, metrics: RewarderMetrics
 ) -> None:
     name, other = str(reward_model), str(other_reward_model)

@@ -133,7 +133,7 @@ async def test_a_process_that_is_killed_costs_nothing_once_and_then_what_it_was_
 
 
 @pytest.mark.slow
-async def test_a_chat_template_without_end_is_a_timeout_of_its_call_and_who_waits_is_scored_by_another_process(
+async def test_an_endless_chat_template_is_a_timeout_of_its_call_and_waiting_calls_are_scored_by_another_process(
     reward_model: Path, metrics: RewarderMetrics
 ) -> None:
     name = str(reward_model)

@@ -105,7 +105,7 @@ async def test_files_that_will_not_do_are_refused(
     assert says in await refusal(models, str(directory))
 
 
-async def test_a_language_model_is_no_reward_model(models: RewardModels, tmp_path: Path) -> None:
+async def test_a_language_model_is_not_a_reward_model(models: RewardModels, tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path / "policy")
     said = await refusal(models, str(directory))
     assert "is not a reward model: its weights do not have score.weight, so they would be random" in said

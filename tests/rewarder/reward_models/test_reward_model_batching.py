@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 def test_a_pass_is_filled_with_texts_of_like_length_up_to_the_limit_with_padding() -> None:
     assert passes([2, 10, 9, 2], max_batch_tokens=20) == [[1, 2], [0, 3]]
     assert passes([2, 10, 9, 2], max_batch_tokens=40) == [[1, 2, 0, 3]]
-    assert passes([100, 1], max_batch_tokens=20) == [[0], [1]], "what is longer than a pass goes alone"
+    assert passes([100, 1], max_batch_tokens=20) == [[0], [1]], "a text longer than a pass gets its own pass"
     assert passes([], max_batch_tokens=20) == []
 
 

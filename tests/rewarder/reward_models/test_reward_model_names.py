@@ -49,7 +49,7 @@ def test_an_id_may_have_a_revision(name: str, place: ModelPlace) -> None:
 @pytest.mark.parametrize(
     "name", ["a/b/c", "org/..", "org/name@", "org/name@a b", "org/ name", "o/\ud800", "o/\0", "o/" + "n" * 400]
 )
-def test_what_can_be_nowhere_is_refused_with_what_a_name_looks_like(name: str) -> None:
+def test_an_impossible_name_is_refused_with_the_form_of_a_name(name: str) -> None:
     assert is_reward_model(name)
     with pytest.raises(UserError, match=r"is neither a directory nor a Hugging Face id \('org/name'") as caught:
         model_place(name, ANYWHERE)

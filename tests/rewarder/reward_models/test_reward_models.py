@@ -91,7 +91,7 @@ async def test_a_pass_has_no_more_tokens_than_the_setting_says(
     assert (passes() - before[0], tokens("text") - before[1], tokens("padding") - before[2]) == (3, 480, 10)
 
 
-async def test_what_the_model_cannot_score_costs_that_completion_alone(
+async def test_a_completion_that_the_model_cannot_score_does_not_affect_the_others(
     models: RewardModels, reward_model: Path
 ) -> None:
     call = RewardCall(

@@ -160,7 +160,7 @@ async def test_a_model_whose_processes_die_whenever_it_is_loaded_says_how(
     assert len(processes.started) == 2
 
 
-async def test_a_failure_that_nobody_foresaw_is_an_error_of_the_calls_and_no_wait_without_end(
+async def test_an_unexpected_failure_is_an_error_of_the_calls_and_not_an_endless_wait(
     models: RewardModels, processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
     processes.failure = RuntimeError("unforeseen")
@@ -175,7 +175,7 @@ async def test_a_failure_that_nobody_foresaw_is_an_error_of_the_calls_and_no_wai
     assert len([record for record in caplog.records if record.exc_info]) == 2, "the log says where"
 
 
-async def test_what_becomes_of_a_model_is_not_logged_as_of_the_group_that_asked_first(
+async def test_the_log_of_a_model_does_not_name_the_group_that_asked_first(
     models: RewardModels, processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = Said()
@@ -196,7 +196,7 @@ async def test_what_becomes_of_a_model_is_not_logged_as_of_the_group_that_asked_
     assert not [event for event in said.events if event.keys() & {"run_id", "group_id"}]
 
 
-async def test_a_directory_that_was_changed_is_not_loaded_under_calls_and_a_check_says_so(
+async def test_a_changed_directory_is_not_loaded_during_calls_and_a_check_reports_it(
     models: RewardModels, processes: Processes, tmp_path: Path
 ) -> None:
     name = str(tmp_path)

@@ -28,7 +28,7 @@ class Made:
 
     def remove(self, *, force: bool) -> None:
         self.removed += 1
-        raise RuntimeError(f"somebody else removes it: {force}")
+        raise RuntimeError(f"it is already being removed: {force}")
 
 
 class PlayedEngine:
@@ -110,7 +110,7 @@ def test_a_container_is_asked_for_with_nothing_that_it_does_not_need() -> None:
     assert not {"volumes", "privileged", "devices", "cap_add", "ports"} & options.keys()
 
 
-async def test_what_the_program_says_comes_back_stream_by_stream_and_the_container_is_removed() -> None:
+async def test_the_output_of_the_program_is_returned_by_stream_and_the_container_is_removed() -> None:
     def program(stdin: bytes) -> list[tuple[int, bytes]]:
         return [(1, b"got "), (2, b"warning"), (1, stdin)]
 
@@ -148,7 +148,7 @@ async def test_a_program_that_says_nothing_is_cut_off_by_the_clock() -> None:
     assert (finished.ended, finished.exit_code, engine.removed) == ("wall clock", None, 1)
 
 
-async def test_an_engine_that_makes_no_container_is_no_sandbox() -> None:
+async def test_an_engine_that_creates_no_container_cannot_be_the_sandbox() -> None:
     class Refuses:
         containers: Any = None
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
         (20.0, 60.0, False),  # it uses all processors itself
     ],
 )
-def test_time_is_no_fault_of_code_that_waited_for_a_processor_and_had_time_of_it_left(
+def test_code_is_not_failed_for_time_in_which_it_waited_for_a_processor(
     used_s: float, waited_s: float, *, is_too_busy: bool
 ) -> None:
     assert was_too_busy(used_s=used_s, allowed_s=3.0, waited_s=waited_s, timeout_s=10.0, num_made=15) == is_too_busy

@@ -1,4 +1,4 @@
-"""What a program may try in a real sandbox: it can compute, but has no other effect."""
+"""A program in a real sandbox can compute, but has no other effect."""
 
 import asyncio
 import os
@@ -233,7 +233,7 @@ async def test_without_bubblewrap_nothing_is_run() -> None:
         await BubblewrapSandbox(bwrap="/nowhere/bwrap").run("print(1)", limits=LIMITS)
 
 
-async def test_a_bubblewrap_that_cannot_be_started_is_no_sandbox(tmp_path: Path) -> None:
+async def test_a_bubblewrap_that_does_not_start_cannot_be_the_sandbox(tmp_path: Path) -> None:
     broken = tmp_path / "bwrap"
     broken.write_text("not a program")
     with pytest.raises(SandboxUnavailableError, match="bubblewrap could not be started"):

@@ -31,7 +31,7 @@ NOTHING: dict[str, Any] = {}
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_a_body_that_is_wrong_everywhere_is_no_list_of_all_its_mistakes(wrong: dict[str, Any]) -> None:
+def test_the_answer_to_a_body_that_is_wrong_everywhere_lists_only_some_mistakes(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as error:
         ScoreRequest.model_validate({**GOOD, **wrong})
     assert error.value.error_count() <= 10

@@ -36,7 +36,7 @@ class Application:
 
 
 class Client:
-    """Sends the given messages, and disconnects when it is told to."""
+    """Sends the given messages, and disconnects on request."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.messages = asyncio.Queue[Message]()
@@ -93,20 +93,20 @@ async def test_a_client_that_hangs_up_gives_its_place_to_the_next(pieces: tuple[
     assert num_waiting(metrics) == 0.0
     last_working = last.ask(queue)
     await turn_loop()
-    assert last.replies == [], "it waits, and was not refused"
+    assert last.replies == [], "it waits instead of being refused"
     application.may_answer.set()
     await asyncio.gather(working, last_working)
     assert application.bodies == [b"1", b"3"]
     assert gone.replies == []
 
 
-async def test_what_was_read_while_it_waited_is_not_lost() -> None:
+async def test_a_body_read_while_waiting_is_not_lost() -> None:
     application = Application()
     queue, _ = queue_before(application)
     first, second = Client(b"1"), Client(b"a" * 40_000, b"b" * 40_000, b"c" * 40_000)
     tasks = [first.ask(queue), second.ask(queue)]
     await turn_loop()
-    assert second.messages.qsize() == 1, "of a large body no more is read than a piece"
+    assert second.messages.qsize() == 1, "only a piece of a large body is read"
     application.may_answer.set()
     await asyncio.gather(*tasks)
     assert application.bodies == [b"1", b"a" * 40_000 + b"b" * 40_000 + b"c" * 40_000]
@@ -126,7 +126,7 @@ async def test_a_request_that_is_cancelled_leaves_no_trace() -> None:
     assert num_waiting(metrics) == 0.0
 
 
-async def test_who_finds_the_queue_full_and_who_waits_in_vain_are_told_what_happened() -> None:
+async def test_a_full_queue_and_a_wait_without_success_are_reported_to_the_client() -> None:
     application = Application()
     queue, _ = queue_before(application, max_queued=0)
     working = Client(b"1").ask(queue)
@@ -147,7 +147,7 @@ async def test_who_finds_the_queue_full_and_who_waits_in_vain_are_told_what_happ
     await asyncio.gather(working, return_exceptions=True)
 
 
-def test_what_costs_something_is_bounded() -> None:
+def test_expensive_requests_are_bounded() -> None:
     for path in ("/v1/score", "/v1/rewards/check", "/v1/rewards/judge/test"):
         assert BOUNDED_PATHS.fullmatch(path)
     for path in ("/v1/rewards", "/v1/rewards/judge", "/livez", "/readyz", "/v1/rewards/test"):

@@ -61,7 +61,7 @@ def test_the_client_of_the_page_returns_what_trl_wants(rewarder: RewarderProcess
     assert found == [1.0, 0.0]
 
 
-def test_a_function_that_fails_is_none_which_trl_leaves_out(rewarder: RewarderProcess) -> None:
+def test_a_failed_function_returns_none_which_trl_leaves_out(rewarder: RewarderProcess) -> None:
     failing = reward_function(rewarder, functions=f'["accuracy_reward", "{user("nonsense")}"]')
     assert called_by_trl(failing, [r"\boxed{42}", r"\boxed{42}"], solution=["42", "42"]) == [None, None]
     gold_is_no_formula = called_by_trl(reward_function(rewarder), ["a", "b"], solution=["nobody knows", "42"])
@@ -81,6 +81,6 @@ def test_conversations_are_scored_too(rewarder: RewarderProcess) -> None:
     assert called_by_trl(reward_function(rewarder), said, answer=["42"]) == [1.0]
 
 
-def test_a_wrong_key_ends_the_training_and_is_no_reward(rewarder: RewarderProcess) -> None:
+def test_a_wrong_key_ends_the_training_instead_of_becoming_a_reward(rewarder: RewarderProcess) -> None:
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         called_by_trl(reward_function(rewarder, key="another"), ["a"], solution=["42"])

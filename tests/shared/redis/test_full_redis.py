@@ -20,7 +20,7 @@ from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer, write_until_refused
-from tests.fundamentals.test_accounting import Trainer, consumer, generate, score
+from tests.trainer.bookkeeping import Trainer, consumer, generate, score
 
 pytestmark = pytest.mark.unit
 
@@ -53,12 +53,12 @@ async def test_a_write_waits_until_there_is_room_again(redis: Redis, run_keys: R
     assert await redis.xlen(run_keys.prompts) == 1
 
 
-async def test_who_starts_on_a_full_server_that_has_our_functions_works_with_it(redis: Redis, memory: Any) -> None:
+async def test_a_service_starts_on_a_full_server_that_has_our_functions(redis: Redis, memory: Any) -> None:
     await memory("1kb")
     await wait_until_ready(redis, timeout_s=120)
 
 
-async def test_who_starts_on_a_full_server_of_another_release_waits_for_it_and_does_not_call_it_too_old(
+async def test_a_service_that_starts_on_a_full_server_of_another_release_waits_and_does_not_call_it_too_old(
     redis: Redis, memory: Any
 ) -> None:
     await redis.function_load("#!lua name=headrace\nredis.register_function('old', function() return 1 end)", True)
@@ -133,9 +133,7 @@ async def test_a_rewarder_that_may_load_nothing_holds_its_groups_through_a_full_
     assert (await redis.xlen(run_keys.completions), await redis.xlen(run_keys.dead)) == (0, 0)
 
 
-async def test_who_asks_for_something_is_told_at_once_that_there_is_no_room_and_what_makes_some(
-    redis: Redis, memory: Any
-) -> None:
+async def test_a_request_fails_at_once_on_a_full_server_and_says_how_to_make_room(redis: Redis, memory: Any) -> None:
     await memory("1kb")
     num_tries = 0
 
@@ -148,7 +146,7 @@ async def test_who_asks_for_something_is_told_at_once_that_there_is_no_room_and_
 
     with pytest.raises(NoRoomError) as told:
         await patiently(claim, what="claiming a key", timeout_s=60, waits_for_room=False)
-    assert num_tries == 1, "room does not come within seconds"
+    assert num_tries == 1, "memory is not freed within seconds"
     assert str(told.value).startswith("claiming a key failed: Redis is full")
     assert "higher maxmemory" in str(told.value)
     assert not any(raw in str(told.value) for raw in ("Command #", "OOM", "used memory"))

@@ -1,4 +1,4 @@
-"""Many hand-offs at the same moment: few round trips, few connections, and each has the result it would have alone."""
+"""Many hand-offs at the same moment: few round trips, few connections, and each gets its own result."""
 
 import asyncio
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ async def test_when_all_callers_are_gone_nothing_goes_on_and_later_calls_are_sen
     others = asyncio.all_tasks()
     callers = [asyncio.create_task(calls.call("f", keys=())) for _ in range(3)]
     await asyncio.sleep(0.01)
-    assert len(asyncio.all_tasks() - others) == 4, "and one that sends"
+    assert len(asyncio.all_tasks() - others) == 4, "three callers, and the task that sends"
     for caller in callers:
         caller.cancel()
     await asyncio.gather(*callers, return_exceptions=True)
@@ -150,7 +150,7 @@ async def test_when_all_callers_are_gone_nothing_goes_on_and_later_calls_are_sen
     assert asyncio.all_tasks() == others
 
 
-async def test_what_fails_a_round_trip_fails_the_first_call_of_it_and_the_others_are_sent_again() -> None:
+async def test_a_failed_round_trip_fails_its_first_call_and_the_others_are_sent_again() -> None:
     class Refusing(PlayedRedis):
         async def execute(self, *, raise_on_error: bool) -> Sequence[int]:
             if not self.round_trips:
@@ -166,7 +166,7 @@ async def test_what_fails_a_round_trip_fails_the_first_call_of_it_and_the_others
     assert redis.round_trips == [(0, 0), (2, 0)]
 
 
-async def test_a_round_trip_that_never_ends_costs_those_who_come_later_nothing() -> None:
+async def test_a_round_trip_that_never_ends_does_not_delay_later_callers() -> None:
     class HangingOnce(PlayedRedis):
         async def execute(self, *, raise_on_error: bool) -> Sequence[int]:
             if not self.round_trips:
@@ -184,7 +184,7 @@ async def test_a_round_trip_that_never_ends_costs_those_who_come_later_nothing()
     assert ended[5:] == [1] * 5
 
 
-async def test_time_begins_anew_for_all_who_wait_when_redis_has_no_room() -> None:
+async def test_the_timeouts_of_all_waiting_callers_start_again_when_redis_is_full() -> None:
     class FullAtFirst(PlayedRedis):
         async def execute(self, *, raise_on_error: bool) -> Sequence[Any]:
             answers = await super().execute(raise_on_error=raise_on_error)
@@ -196,7 +196,7 @@ async def test_time_begins_anew_for_all_who_wait_when_redis_has_no_room() -> Non
     assert redis.round_trips == [(128, 0)] * 4 + [(72, 0)], "after 0.05, 0.1 and 0.2 s"
 
 
-async def test_if_the_one_that_sends_is_cancelled_by_others_its_callers_are_told_at_once() -> None:
+async def test_if_the_sending_task_is_cancelled_its_callers_fail_at_once() -> None:
     calls = PipelinedCalls(cast("Redis", PlayedRedis(answers=False)))
     callers = [asyncio.create_task(calls.call("f", keys=())) for _ in range(3)]
     await asyncio.sleep(0.01)
@@ -206,7 +206,7 @@ async def test_if_the_one_that_sends_is_cancelled_by_others_its_callers_are_told
     assert [str(error) for error in ended] == ["Redis function f was cancelled"] * 3
 
 
-async def test_nobody_waits_longer_than_asked_for_because_others_are_ahead() -> None:
+async def test_calls_ahead_in_the_queue_do_not_extend_a_timeout() -> None:
     calls = PipelinedCalls(cast("Redis", PlayedRedis(answers=False)))
     async with asyncio.timeout(120):
         ended = await asyncio.gather(

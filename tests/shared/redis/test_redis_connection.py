@@ -28,7 +28,7 @@ async def test_a_task_that_talks_to_redis_ends_whenever_it_is_cancelled(redis: R
         assert not pending, "its cancellation was lost"
 
 
-async def test_a_redis_that_is_away_is_given_up_after_the_time_that_was_said() -> None:
+async def test_an_unreachable_redis_is_given_up_after_the_timeout() -> None:
     client = connect("redis://127.0.0.1:1/0")
     with pytest.raises(UnavailableError, match=r"Redis PING failed for 0 s"):
         await patiently(lambda: client.ping(), what="Redis PING", timeout_s=0.2)
@@ -50,7 +50,7 @@ async def test_a_call_to_a_server_that_was_wiped_brings_our_functions_back(redis
     assert await call(redis, "headrace_alive", keys=("nothing",)) == []
 
 
-async def test_functions_of_another_release_are_left_alone_by_a_call(redis: Redis) -> None:
+async def test_a_call_does_not_replace_functions_of_another_release(redis: Redis) -> None:
     other = "#!lua name=headrace\nredis.register_function('old', function() return 1 end)"
     await redis.function_load(other, True)
     with pytest.raises(StateLostError, match="lost headrace's functions"):

@@ -1,4 +1,4 @@
-"""A service waits for a Redis that comes later, and refuses one that it cannot use, with what to change."""
+"""A service waits for a Redis that comes later, and refuses an unusable Redis with a remedy."""
 
 import asyncio
 from typing import Any, cast
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("user", ["nobody:wrong", ":wrong"])
-async def test_a_password_that_redis_does_not_take_is_refused_at_once(redis_url: str, user: str) -> None:
+async def test_a_wrong_password_fails_at_once(redis_url: str, user: str) -> None:
     client = connect(redis_url.replace("redis://", f"redis://{user}@"))
     async with asyncio.timeout(120):
         with pytest.raises(UserError, match="Redis does not take the user and password") as caught:
@@ -23,7 +23,7 @@ async def test_a_password_that_redis_does_not_take_is_refused_at_once(redis_url:
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
-async def test_what_is_no_redis_is_refused_at_once() -> None:
+async def test_a_server_that_is_not_redis_is_refused_at_once() -> None:
     async def answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
@@ -36,13 +36,13 @@ async def test_what_is_no_redis_is_refused_at_once() -> None:
         await client.aclose()
 
 
-async def test_a_certificate_that_is_not_there_is_named() -> None:
+async def test_a_missing_certificate_file_is_named() -> None:
     client = connect("rediss://127.0.0.1:1/0?ssl_ca_certs=/nope.crt")
     with pytest.raises(UserError, match=r"the file /nope\.crt \(ssl_ca_certs\) does not exist"):
         await wait_until_ready(client, timeout_s=600)
 
 
-async def test_who_was_let_in_before_waits_for_a_redis_that_learns_of_its_users_later(
+async def test_a_client_that_was_let_in_before_waits_until_a_new_redis_has_its_users(
     redis: Redis, redis_url: str
 ) -> None:
     admin = cast("Any", redis)

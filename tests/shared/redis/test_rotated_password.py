@@ -12,7 +12,7 @@ from tests.conftest import RedisServer
 pytestmark = pytest.mark.unit
 
 
-async def test_services_go_over_to_a_new_password_one_by_one_and_those_connected_stay(tmp_path: Path) -> None:
+async def test_services_change_to_a_new_password_one_by_one_and_open_connections_stay(tmp_path: Path) -> None:
     (tmp_path / "redis").mkdir()
     server = RedisServer(tmp_path / "redis")
     server.start()
@@ -30,7 +30,7 @@ async def test_services_go_over_to_a_new_password_one_by_one_and_those_connected
         assert await restarted.ping()
         assert await not_yet.ping()
         await admin.execute_command("ACL", "SETUSER", "trainer", "<old")
-        assert await connected.ping(), "a connection that stands is not asked again"
+        assert await connected.ping(), "an open connection is not authenticated again"
         too_late = user("old")
         with pytest.raises(AuthenticationError):
             await too_late.ping()

@@ -76,7 +76,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("raw", "sentence"), WRONG)
-def test_what_does_not_go_together_is_refused_with_the_reason(raw: dict[str, Any], sentence: str) -> None:
+def test_incompatible_options_are_refused_with_the_reason(raw: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_run_config(raw)
 

@@ -28,7 +28,7 @@ def test_engine_arguments_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_ENGINE_ARGS))
-def test_what_headrace_decides_is_refused_with_the_reason(name: str) -> None:
+def test_an_option_that_headrace_decides_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"vllm: {name} cannot be set: {RESERVED_ENGINE_ARGS[name]}")):
         a_run(vllm={name: 1})
 
@@ -102,7 +102,7 @@ def test_no_way_around_leads_to_code_of_the_submitters(args: dict[str, Any]) -> 
         {"fully_sharded_loras": True, "lora_dtype": "bfloat16"},
     ],
 )  # fmt: skip
-def test_what_loads_no_code_a_run_may_set(args: dict[str, Any]) -> None:
+def test_a_run_may_set_options_that_load_no_code(args: dict[str, Any]) -> None:
     assert a_run(vllm=args).vllm == args
 
 
@@ -159,7 +159,7 @@ def test_trls_names_are_understood() -> None:
         ({"stopp": "a"}, "did you mean stop?"),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_with_the_reason(kwargs: dict[str, Any], sentence: str) -> None:
+def test_options_that_prevent_training_are_refused_with_the_reason(kwargs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         a_run(generation_kwargs=kwargs)
 
@@ -173,7 +173,7 @@ def test_two_structures_are_one_too_many() -> None:
         a_run(vllm_structured_outputs_regex="a", generation_kwargs={"structured_outputs": {"regex": "b"}})
 
 
-def test_only_what_vllm_alone_understands_is_asked_of_it() -> None:
+def test_vllm_is_asked_only_about_options_that_headrace_cannot_check() -> None:
     assert not a_run(top_p=0.9, top_k=5).asks_for_more_of_vllm()
     assert a_run(vllm={"max_num_seqs": 8}).asks_for_more_of_vllm()
     assert a_run(vllm_structured_outputs_regex="").asks_for_more_of_vllm()

@@ -49,7 +49,7 @@ def test_huggingface_hub_agrees_on_which_ids_are_good() -> None:
             validators.validate_repo_id(repo_id)
 
 
-def test_a_run_whose_name_is_no_repository_says_where_to_upload() -> None:
+def test_a_run_whose_name_is_not_a_repository_says_where_to_upload() -> None:
     with pytest.raises(UserError, match="the hub has no repositories named 'a--b'; set hub_model_id"):
         uploading(name="a--b")
     assert uploading(name="a--b", hub_model_id="group/better").name == "a--b"

@@ -33,7 +33,7 @@ IN_4BIT: dict[str, Any] = {**LORA, "load_in_4bit": True, "dtype": "bfloat16"}
         ({**IN_4BIT, "nnodes": 2}, "load_in_4bit trains on one GPU"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(raw: dict[str, Any], sentence: str) -> None:
+def test_options_without_a_sensible_meaning_are_refused(raw: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_run_config(raw)
 

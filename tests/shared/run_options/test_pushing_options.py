@@ -40,7 +40,7 @@ def test_disk_takes_an_absolute_path_or_the_url_of_a_store(where: str) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], complaint: str) -> None:
+def test_incompatible_options_are_refused(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError) as caught:
         run(**options)
     assert complaint in str(caught.value)

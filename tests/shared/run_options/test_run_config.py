@@ -71,7 +71,7 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"attn_implementation": "flsh"}, "attn_implementation: must be one of auto, sdpa, .* or flex_attention"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_option_is_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_run_config({**MINIMAL, **change})
 
@@ -166,7 +166,7 @@ def test_trl_spellings_of_scale_rewards_are_understood() -> None:
     assert parse_run_config({**MINIMAL, "scale_rewards": False}).scale_rewards == "none"
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(UserError) as caught:
         parse_run_config({**MINIMAL, "top_p": 2.0, "sede": 1})
     assert "top_p" in str(caught.value)
@@ -174,7 +174,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 7])
-def test_a_config_that_is_no_table_is_refused(raw: object) -> None:
+def test_a_config_that_is_not_a_table_is_refused(raw: object) -> None:
     with pytest.raises(UserError, match="a run is a table of settings, such as"):
         parse_run_config(raw)
 
@@ -211,9 +211,7 @@ def refusal(raw: dict[str, Any]) -> UserError | None:
         ("learning_rat", "did you mean learning_rate?"),
     ],
 )
-def test_an_option_that_trl_has_and_a_run_has_not_is_refused_with_what_to_write_instead(
-    name: str, sentence: str
-) -> None:
+def test_an_option_that_only_trl_has_is_refused_with_the_alternative(name: str, sentence: str) -> None:
     with pytest.raises(UserError, match=f"{name}: there is no such setting; .*{re.escape(sentence)}"):
         parse_run_config({"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"], name: 1})
 

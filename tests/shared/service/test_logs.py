@@ -43,7 +43,7 @@ def logged(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return event
 
 
-def test_what_is_wrong_with_the_settings_is_an_event_a_line_in_the_format_that_is_asked_for(
+def test_each_error_of_the_settings_is_one_log_line_in_the_requested_format(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     wrong = UserError("HEADRACE_PORT: many\nHEADRACE_HOST: none")
@@ -58,13 +58,13 @@ def test_what_is_wrong_with_the_settings_is_an_event_a_line_in_the_format_that_i
     assert first.endswith(" CRITICAL services.somewhere HEADRACE_PORT: many")
 
 
-def test_why_a_process_ends_is_said_at_every_level(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_for_the_end_of_a_process_is_logged_at_every_level(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("CRITICAL")
     log_lines(log, UserError("there is no GPU"))
     assert logged(capsys)["message"] == "there is no GPU"
 
 
-def test_an_event_is_one_line_of_json_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_is_one_line_of_json_with_any_text(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info")
     log.info('two lines\nand a "quote"')
     event = logged(capsys)
@@ -134,7 +134,7 @@ def test_text_is_for_people_and_has_the_trace_below(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r", "\r\n", "\x0b", "\u2028"])
-def test_no_message_can_pass_for_an_event_of_its_own(capsys: pytest.CaptureFixture[str], newline: str) -> None:
+def test_no_message_can_pass_for_a_separate_event(capsys: pytest.CaptureFixture[str], newline: str) -> None:
     configure_logging("info", log_format="text")
     said = f"one{newline}2026-01-01T00:00:00.000Z CRITICAL services.trainer the disk is full"
     log.error("scoring failed: %s", said, exc_info=ValueError(said))
@@ -145,10 +145,10 @@ def test_no_message_can_pass_for_an_event_of_its_own(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_the_stack_that_somebody_asked_for_is_there(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
+def test_a_requested_stack_is_logged(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
     configure_logging("info", log_format=log_format)
     log.info("here", stack_info=True)
-    assert "test_the_stack_that_somebody_asked_for_is_there" in capsys.readouterr().err
+    assert "test_a_requested_stack_is_logged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
@@ -163,7 +163,7 @@ def test_a_message_that_begins_with_a_bracket_is_quoted_whole(
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_who_quotes_a_log_quotes_the_sentence_in_either_format(
+def test_a_quote_of_a_log_is_its_sentence_in_both_formats(
     capsys: pytest.CaptureFixture[str], log_format: LogFormat
 ) -> None:
     configure_logging("info", log_format=log_format)
@@ -188,7 +188,7 @@ def test_a_line_of_anybody_else_is_quoted_as_it_is(line: str) -> None:
 
 
 @pytest.mark.parametrize("process", ["", "(EngineCore pid=7) "])
-def test_what_multiprocessing_warns_of_after_the_end_is_not_what_a_process_said_last(process: str) -> None:
+def test_a_late_warning_of_multiprocessing_is_not_taken_for_the_last_words_of_a_process(process: str) -> None:
     lines = [
         '{"message": "serving", "level": "INFO"}',
         '{"message": "vLLM\'s engine died: ValueError: no room in x.py:12: UserWarning: y", "level": "CRITICAL"}',

@@ -80,7 +80,7 @@ def test_only_the_engine_s_name_service_is_asked(
     assert replica_name() == "93dce42cb9c8"
 
 
-def test_a_host_with_a_name_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_host_with_a_name_makes_no_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _host(monkeypatch, "generator-7")
     _getent(monkeypatch, tmp_path, "echo 10.214.0.3 other")
     assert replica_name() == "generator-7"

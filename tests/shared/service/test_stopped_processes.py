@@ -1,4 +1,4 @@
-"""A process counts as stopped if all checks within a minute have found it or one of its children stopped."""
+"""A process counts as stopped if all checks within a minute have found it or a child of it stopped."""
 
 import os
 import signal

@@ -34,7 +34,9 @@ def test_every_variable_of_the_compose_stack_is_known_and_nothing_else() -> None
     assert set(re.findall(r"\bHEADRACE_([A-Z0-9_]+)", text)) - SETTINGS - OTHERS == DEPLOYMENT
 
 
-def test_the_environment_of_a_compose_stack_is_no_mistake_and_no_hint(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_environment_of_a_compose_stack_causes_neither_an_error_nor_a_hint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert not warnings_of(caplog, {"HEADRACE_VERSION": "0.1.0", "HEADRACE_TRAINER_GPUS": "0,1"})
     assert "HEADRACE_TRAINER_GPUS" not in warnings_of(caplog, {"HEADRACE_TRAINER_GPU": "0"})
 
@@ -48,7 +50,7 @@ def test_a_mistyped_variable_is_named_with_the_nearest_one_and_without_its_value
     assert said == "HEADRACE_TYPO is ignored: no service of headrace reads it"
 
 
-def test_what_another_service_reads_and_what_kubernetes_adds_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+def test_variables_of_other_services_and_of_kubernetes_are_not_errors(caplog: pytest.LogCaptureFixture) -> None:
     of_others = {"HEADRACE_REWARD_PATH": "/r", "HEADRACE_RUNS_DIR": "/r", "HEADRACE_SIMULATED_SEED": "1"}
     links = {
         "HEADRACE_REDIS_SERVICE_HOST": "10.0.0.1", "HEADRACE_REDIS_SERVICE_PORT_REDIS": "6379",

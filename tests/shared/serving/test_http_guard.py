@@ -98,7 +98,7 @@ async def test_a_body_that_does_not_come_is_a_408_whatever_the_application_makes
     assert json.loads(client.said())["title"] == "Body too slow"
 
 
-async def test_time_in_which_nobody_waits_for_the_client_does_not_count() -> None:
+async def test_time_in_which_the_server_does_not_wait_for_the_client_does_not_count() -> None:
     async def keeps_it_waiting(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         async with asyncio.timeout(120):
@@ -121,7 +121,7 @@ async def test_a_client_that_goes_away_is_one_line_in_the_log(caplog: pytest.Log
     assert client.sent == []
 
 
-async def test_what_fails_for_another_reason_is_not_hidden() -> None:
+async def test_an_unrelated_failure_is_not_hidden() -> None:
     async def fails(_scope: Scope, _receive: Receive, _send: Send) -> None:
         raise KeyError("a mistake of ours")
 
@@ -129,7 +129,7 @@ async def test_what_fails_for_another_reason_is_not_hidden() -> None:
         await Client(b"x").ask(limited(fails))
 
 
-async def test_one_request_too_many_is_told_to_come_back_and_a_probe_is_answered_all_the_same() -> None:
+async def test_one_request_too_many_gets_retry_after_and_a_probe_is_still_answered() -> None:
     is_at_work, may_end = asyncio.Event(), asyncio.Event()
 
     async def takes_long(scope: Scope, receive: Receive, send: Send) -> None:

@@ -31,7 +31,7 @@ async def test_an_accepted_connection_sends_at_once_what_is_written(listener: so
         writer.close()
 
 
-def test_a_taken_port_is_said(listener: socket.socket) -> None:
+def test_a_taken_port_is_reported(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use. Stop what is"):
         listening_socket("127.0.0.1", port)

@@ -1,6 +1,6 @@
 """A small sharded learner, and the program of its ranks in tests of sharded checkpoints: ``torchrun ... ROOT RESUME``.
 
-Its dimensions are not divisible by 2 or 4, one of its tensors has fewer rows than there are ranks, and two are tied.
+Its dimensions are not divisible by 2 or 4, a tensor has fewer rows than there are ranks, and two tensors are tied.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A backup of a running run: first its checkpoints, then Redis's append-only file; and what is true after a restore.
 
-Read after test_accounting.py. The copies are made while the server writes, as docs/operations.md describes,
-and one of them ends in the middle of a write.
+Read tests/fundamentals/test_accounting.py first. The copies are made while the server writes, as docs/operations.md
+describes, and the copy of Redis's file ends in the middle of a write.
 """
 
 import shutil
@@ -22,7 +22,7 @@ from shared.redis.redis_readiness import wait_until_ready
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually
-from tests.fundamentals.test_accounting import Trainer, generate, score
+from tests.trainer.bookkeeping import Trainer, generate, score
 
 pytestmark = pytest.mark.unit
 
@@ -138,7 +138,7 @@ async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_
     there = connect(restored.url)
     await wait_until_ready(there, timeout_s=120)
     whole: Any = await there.get("written-meanwhile")
-    assert int(whole) == num_meanwhile - bool(num_torn_bytes), "the entry that is torn is cut off, and no other"
+    assert int(whole) == num_meanwhile - bool(num_torn_bytes), "only the torn entry is cut off"
     newest = newest_valid(tmp_path / "runs-copy")
     assert newest is not None
     successor = await Trainer.start(there, run_keys, run_config, checkpoint=newest.extra)
@@ -169,7 +169,7 @@ async def test_a_rewrite_of_the_append_only_file_shows_in_its_manifest(restored:
     await wait_until_ready(redis, timeout_s=120)
     before = manifest()
     await redis.set("key", "value")
-    assert manifest() == before, "writing alone leaves it as it is"
+    assert manifest() == before, "writes do not change the manifest"
     await cast("Any", redis).bgrewriteaof()
     await eventually(lambda: manifest() != before)
     await redis.aclose()
@@ -203,5 +203,5 @@ async def test_a_redis_older_than_the_checkpoints_needs_its_epoch_raised_and_the
     await save(successor, runs, step=3, incarnation=4)
     assert (successor.ledger.num_trained, successor.ledger.num_in_flight) == (6, 0)
     await successor.receive()
-    assert successor.scored.numbers() == set(), "what Redis still has of trained groups is not trained again"
+    assert successor.scored.numbers() == set(), "groups that are trained and still in Redis are not trained again"
     await there.aclose()

@@ -20,7 +20,7 @@ MODEL = "model/shard-00001-model-00001-of-00001.safetensors"
 
 
 class FakeCore:
-    """A core whose state is one number. It writes only when it is told to, and may run out of disk space then."""
+    """A core whose state is one number. The test decides when it writes, and whether the disk is full then."""
 
     def __init__(self, weight: int = 0, *, disk_is_full: bool = False, writes_at_once: bool = True) -> None:
         self.weight = weight
@@ -270,17 +270,17 @@ def test_an_older_trainer_neither_replaces_nor_prunes_what_a_newer_one_wrote(tmp
     kept = write(newer, step=4, weight=24)
     with pytest.raises(FencedError, match="written by incarnation 2"):
         write(older, step=4, weight=14)
-    assert names(tmp_path) == ["step_00000004"], "what the older one was writing is gone"
+    assert names(tmp_path) == ["step_00000004"], "the unfinished checkpoint of the older trainer is gone"
     write(older, step=6, weight=16)
     found = newest_valid(tmp_path)
     assert found is not None
-    assert (found.path, found.step, found.incarnation) == (kept, 4, 2), "what the newer one wrote counts"
+    assert (found.path, found.step, found.incarnation) == (kept, 4, 2), "the checkpoint of the newer trainer counts"
     core = FakeCore(0)
     load_into(core, found)
     assert core.weight == 24
 
 
-def test_what_a_newer_trainer_is_writing_is_no_leftover(tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_newer_trainer_is_writing_is_not_a_leftover(tmp_path: Path) -> None:
     pending = CheckpointWriter(tmp_path, keep=1, incarnation=2).begin(FakeCore(1), {}, step=1)
     remove_leftovers(tmp_path, incarnation=1)
     assert pending.directory.is_dir()

@@ -54,7 +54,7 @@ def test_torchs_own_reader_reads_what_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings(WITHOUT_RANKS)
-def test_what_torchs_own_writer_writes_is_read(tmp_path: Path) -> None:
+def test_files_of_torchs_own_writer_are_read(tmp_path: Path) -> None:
     writer = dcp.HuggingFaceStorageWriter(str(tmp_path), save_distributed=True)
     dcp.save(tensors(), storage_writer=writer, no_dist=True)
     found = like(tensors())
@@ -139,7 +139,7 @@ def test_a_process_killed_while_it_writes_a_checkpoint_leaves_the_one_before(tmp
         [sys.executable, "-c", DIE, str(tmp_path)], cwd=REPOSITORY, timeout=60, check=False, capture_output=True
     )
     assert died.returncode == -9, died.stderr
-    assert len(list(tmp_path.iterdir())) == 2, "the one before, and what was being written"
+    assert len(list(tmp_path.iterdir())) == 2, "the previous checkpoint and the unfinished one"
     remove_leftovers(tmp_path, incarnation=1)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     checkpoint = newest_valid(tmp_path)

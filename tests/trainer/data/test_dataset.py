@@ -52,7 +52,7 @@ def test_every_column_but_the_prompt_goes_along(write: Write) -> None:
     assert row.problem is None
 
 
-def test_every_epoch_is_another_permutation_and_a_function_of_the_seed_alone(write: Write) -> None:
+def test_every_epoch_is_another_permutation_and_depends_only_on_the_seed(write: Write) -> None:
     shuffled = write(numbered(20)).model_copy(update={"shuffle_dataset": True})
     dataset, again = open_dataset(shuffled), open_dataset(shuffled)
     first = [dataset.row_at(n).position for n in range(20)]

@@ -107,7 +107,7 @@ def test_with_fractions_an_epoch_ends_where_a_data_set_would_begin_again(tmp_pat
     assert prompts(dataset, 33)[24:].count("large18") == 1  # the next epoch continues the large data set where it was
 
 
-def test_each_data_set_is_shuffled_in_epochs_of_its_own(tmp_path: Path) -> None:
+def test_each_data_set_is_shuffled_in_its_own_epochs(tmp_path: Path) -> None:
     a, b = file(tmp_path / "a.jsonl", 8), file(tmp_path / "b.jsonl", 8)
     mixed = config({"path": a}, {"path": b}, shuffle_dataset=True)
     dataset, again = open_dataset(mixed), open_dataset(mixed)
@@ -130,7 +130,7 @@ def test_reward_functions_get_the_same_columns_from_every_data_set(tmp_path: Pat
     ]
 
 
-def test_a_column_of_the_data_named_source_is_left_alone(tmp_path: Path) -> None:
+def test_a_data_column_named_source_is_unchanged(tmp_path: Path) -> None:
     a, b = file(tmp_path / "a.jsonl", 1, source="olympiad"), file(tmp_path / "b.jsonl", 1)
     dataset = open_dataset(config({"path": a}, {"path": b}))
     assert [dataset.row_at(n).columns for n in range(2)] == [{"source": "olympiad"}, {"source": None}]

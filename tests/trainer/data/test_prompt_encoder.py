@@ -39,7 +39,7 @@ def test_the_template_is_asked_to_begin_the_answer(tokenizer: PreTrainedTokenize
     assert PromptEncoder(tokenizer).encode([{"role": "user", "content": "a"}]) == [4, 4 + 25]
 
 
-def test_what_the_template_is_to_be_given_reaches_it(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_template_gets_its_arguments(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = "{{ messages[0]['content'] }}{% if not enable_thinking %}z{% endif %}"
     messages = [{"role": "user", "content": "a"}]
     z = 4 + 25

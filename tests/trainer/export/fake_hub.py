@@ -3,8 +3,8 @@
 POST api/repos/create                a repository of the token's owner
 POST api/models/ID/preupload/main    which files go to LFS
 POST ID.git/info/lfs/objects/batch   the upload URLs of these files, by SHA-256
-PUT  lfs/OID                         one of them
-POST api/models/ID/commit/main       the files in git, and the names of those in LFS
+PUT  lfs/OID                         the content of a file
+POST api/models/ID/commit/main       the files in git, and the names of files in LFS
 """
 
 import base64
@@ -26,7 +26,7 @@ class FakeHub:
     """The content of the hub.
 
     Attributes:
-        url: Its address.
+        url: The hub's address.
         files: Contents by ``owner/name`` and path, once committed.
         private: Names of private repositories.
         messages: Messages of the commits.
@@ -71,7 +71,7 @@ class FakeHub:
         if path.endswith("/commit/main"):
             repo_id = path.removeprefix("/api/models/").removesuffix("/commit/main")
             return self._commit(repo_id, [json.loads(line) for line in body.splitlines()])
-        return 404, {"error": f"there is no {method} {path}"}
+        return 404, {"error": f"no route for {method} {path}"}
 
     def _create(self, wanted: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         repo_id = f"{wanted.get('organization') or OWNER}/{wanted['name']}"

@@ -69,7 +69,7 @@ def logits(model: Path) -> Tensor:
     return output
 
 
-def test_what_was_exported_computes_what_the_trainer_computed_to_the_last_bit(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_exported_model_computes_the_same_as_the_trainer_to_the_last_bit(tiny_model: Path, tmp_path: Path) -> None:
     checkpoint, trained = saved_run(tmp_path / "run-1", tiny_model)
     assert main(["export", str(checkpoint), "--to", str(tmp_path / "out")]) == 0
     reference = AutoModelForCausalLM.from_pretrained(tiny_model)
@@ -82,7 +82,7 @@ def test_what_was_exported_computes_what_the_trainer_computed_to_the_last_bit(ti
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_exported_is_what_is_pushed(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
+def test_the_exported_weights_are_the_pushed_weights(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     core = make_core(tiny_model, learning_rate=1e-3, dtype=dtype)
     core.accumulate(random_rows(4))
     core.step()

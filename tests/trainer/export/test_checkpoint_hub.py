@@ -71,7 +71,7 @@ class Run:
         return [json.loads(fields[b"data"])["message"] for _, fields in events if fields[b"kind"] == b"log"]
 
 
-async def test_without_push_to_hub_the_model_is_in_the_run_directory_and_nobody_is_asked(
+async def test_without_push_to_hub_the_model_is_in_the_run_directory_and_the_hub_is_not_called(
     redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
 ) -> None:
     run = Run(redis, tmp_path, tiny_model)
@@ -185,7 +185,7 @@ def test_the_header_of_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
         "| `num_tokens` | 12,345,678 |",
     ):
         assert line in text.splitlines()
-    assert "kl" not in text.split("## Metrics")[1], "a number that is none is left out"
+    assert "kl" not in text.split("## Metrics")[1], "an invalid number is left out"
 
 
 def test_a_card_names_no_path_of_the_machine(tmp_path: Path) -> None:

@@ -13,23 +13,6 @@ from shared.errors import HeadraceError
 pytestmark = pytest.mark.unit
 
 
-def test_every_admitted_group_is_trained_dropped_or_in_flight() -> None:
-    ledger = Ledger(admitted=5)
-    ledger.record_trained(0)
-    ledger.record_trained(3)
-    ledger.record_dropped(1, "zero_std")
-    assert ledger.in_flight() == [2, 4]
-    assert (ledger.num_trained, ledger.num_dropped, ledger.num_in_flight) == (2, 1, 2)
-    assert ledger.dropped_by_reason() == {"zero_std": 1}
-
-
-def test_training_a_group_twice_is_refused() -> None:
-    ledger = Ledger(admitted=1)
-    ledger.record_trained(0)
-    with pytest.raises(AssertionError, match="00000000 was settled before"):
-        ledger.record_trained(0)
-
-
 def test_a_trained_group_cannot_be_dropped_afterwards() -> None:
     ledger = Ledger(admitted=1)
     ledger.record_trained(0)

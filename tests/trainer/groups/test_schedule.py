@@ -49,7 +49,7 @@ def test_epochs_are_whole_batches_and_every_pass_over_a_batch_counts_its_steps()
 
 
 @pytest.mark.parametrize(("num_steps", "groups"), [(0, 0), (1, 4), (2, 8), (3, 8), (4, 8), (5, 12), (8, 16), (9, 20)])
-def test_the_groups_of_steps_are_those_of_the_minibatches_they_are_made_on(num_steps: int, groups: int) -> None:
+def test_the_groups_of_steps_are_the_groups_of_their_minibatches(num_steps: int, groups: int) -> None:
     """Batches of minibatches a, b: a b a b | c d c d. Step 5 needs the first groups of the second batch."""
     assert BatchShape(4, steps_per_generation=2, num_iterations=2).groups(num_steps=num_steps) == groups
 

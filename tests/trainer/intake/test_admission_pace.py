@@ -33,7 +33,7 @@ def test_failing_rewards_slow_admission_to_one_group_at_a_time(run_config: RunCo
     failing = pace(run_config)
     assert admit(failing, "rewards") == 1
     assert admit(failing, "rewards") == 0, "the next try is an hour away"
-    assert admit(failing, None) == 8, "and the full pace is back with the rewards"
+    assert admit(failing, None) == 8, "the full pace is back when rewards work again"
 
 
 def test_no_second_test_group_starts_while_one_is_in_flight(run_config: RunConfig) -> None:
@@ -44,7 +44,7 @@ def test_no_second_test_group_starts_while_one_is_in_flight(run_config: RunConfi
 def test_scored_groups_that_wait_for_a_full_step_do_not_stop_the_test_groups(run_config: RunConfig) -> None:
     failing = pace(run_config, in_flight=3, test_group_every_s=0.0)
     assert admit(failing, "rewards", waiting=3) == 1
-    assert admit(failing, "rewards", waiting=2) == 0, "one of the three is the last test group, still under way"
+    assert admit(failing, "rewards", waiting=2) == 0, "the three include the last test group, which is still in work"
 
 
 def test_groups_to_be_admitted_again_take_no_place_until_they_are(run_config: RunConfig) -> None:

@@ -87,7 +87,7 @@ async def test_nothing_that_is_trained_knows_of_evaluations(redis: Redis, config
 async def test_training_goes_on_while_an_evaluation_is_under_way_and_a_later_one_waits_for_it(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    """The evaluation of step 0 is kept back until step 5 was pushed. Meanwhile those of steps 2 and 4 became due."""
+    """The evaluation of step 0 is kept back until step 5 was pushed. Meanwhile two more become due."""
     await create(redis, config, tmp_path)
     played, sender = PlayedServices(redis, reward=reward), FakeSender(redis)
     played.keep_back = lambda label: label.startswith("eval-")
@@ -166,4 +166,4 @@ async def test_a_restart_within_an_evaluation_repeats_it_and_takes_nothing_of_th
     assert all(line["eval_reward"] == pytest.approx(2 / 3) for line in evaluations(tmp_path))
     assert evaluations(tmp_path)[0]["step"] >= 3
     assert newest_ledger(tmp_path / "run") == EVERYTHING_TRAINED
-    assert await redis.xlen(RunKeys("run-test").scored) == 0, "what was left of the old one is acked"
+    assert await redis.xlen(RunKeys("run-test").scored) == 0, "the remaining groups of the old evaluation are acked"

@@ -22,6 +22,6 @@ def test_how_to_mend_a_reward_depends_on_what_it_is(reward_func: str, says: str)
 
 
 @pytest.mark.parametrize("reward_func", ["judge", "some-org/some-model", ""])
-def test_nobody_is_told_to_edit_a_module_for_what_has_none(reward_func: str) -> None:
+def test_the_advice_names_a_module_only_for_functions_that_have_one(reward_func: str) -> None:
     assert "imports" not in how_to_mend(reward_func)
     assert "dry run" not in how_to_mend(reward_func)

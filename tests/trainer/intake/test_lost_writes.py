@@ -1,7 +1,7 @@
 """Redis is killed and loses the last acknowledged writes. The surviving trainer finds out what is missing.
 
-Read after test_accounting.py. If the file is synced once a second, a killed server may have acknowledged writes that
-are not in the file. Here they are cut off the file.
+Read tests/fundamentals/test_accounting.py first. If the file is synced once a second, a killed server may have
+acknowledged writes that are not in the file. Here they are cut off the file.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -20,8 +20,8 @@ from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.conftest import RedisServer
 from tests.eventually import eventually
-from tests.fundamentals.test_accounting import FakeEncoder, FakeRows, Trainer, consumer, generate, score
 from tests.stream_view import entries
+from tests.trainer.bookkeeping import FakeEncoder, FakeRows, Trainer, consumer, generate, score
 
 pytestmark = pytest.mark.unit
 
@@ -200,7 +200,7 @@ async def test_a_buried_prompt_of_an_evaluation_is_not_sent_off_again(server: Re
     running.evaluations.begin(0)
     await running.evaluations.go_on([])
     for delivery in await consumer(redis, keys, keys.prompts, GENERATORS, "generator-0").read(count=3, block_s=0.05):
-        await delivery.bury("it kills whoever samples it")
+        await delivery.bury("it kills every generator that samples it")
     file, size = await file_of(redis, server)
 
     start_without_what_came_after(server, file, size)

@@ -52,7 +52,7 @@ def test_a_share_that_equals_the_threshold_is_not_above_it(run_config: RunConfig
     assert found.verdict() is None
 
 
-def test_what_does_not_apply_is_no_failure_but_a_window_in_which_nothing_applies_is_no_use_either(
+def test_a_function_that_does_not_apply_has_not_failed_unless_nothing_applies_in_the_whole_window(
     run_config: RunConfig,
 ) -> None:
     found = failures(run_config)
@@ -70,7 +70,7 @@ def test_what_does_not_apply_is_no_failure_but_a_window_in_which_nothing_applies
 
 
 def test_functions_that_fail_rarely_each_but_leave_no_group_scorable_stop_the_run_too(run_config: RunConfig) -> None:
-    """Each function leaves one of 4 completions unscored, and three are needed."""
+    """Each function fails for a different completion of 4, and three scored completions are needed."""
     found = failures(run_config, min_scored_completions=3)
     a, b = (
         said("error", "scored", "scored", "scored", name="a"),
@@ -152,6 +152,6 @@ def test_a_run_that_goes_on_begins_with_an_empty_window(run_config: RunConfig) -
     assert not found.has_recovered
 
 
-def test_what_a_function_said_is_cut_short_and_the_first_failure_of_a_group_is_found() -> None:
+def test_the_message_of_a_failure_is_shortened_and_the_first_failure_of_a_group_is_found() -> None:
     assert first_failure(said("scored", "error", detail="x" * 1000)) == f"judge: error {'x' * 300}"
     assert first_failure(said("scored", "not_applicable")) == ""

@@ -146,7 +146,7 @@ async def test_a_pause_that_was_asked_for_keeps_what_is_under_way_until_the_run_
         await eventually(is_everything_scored)
         before = (await watcher.reports(1)).progress
         assert before.waiting_for == "a user to resume it"
-        assert before.groups_admitted - before.groups_trained >= 2, "a whole batch is here, and waits"
+        assert before.groups_admitted - before.groups_trained >= 2, "a whole batch has arrived and waits"
         after = (await watcher.reports(2)).progress
         assert (after.step, after.groups_admitted) == (before.step, before.groups_admitted)
         assert after.paused_s > before.paused_s
@@ -182,7 +182,7 @@ async def test_a_test_group_does_not_end_a_pause_that_was_asked_for(
     assert_exact(loop.ledger, run_dir=tmp_path / "run", failed=grader.failed)
 
 
-async def test_somebody_who_resumes_a_run_need_not_wait_for_a_test_group_and_it_pauses_again_if_rewards_still_fail(
+async def test_a_resumed_run_does_not_wait_for_a_test_group_and_pauses_again_if_rewards_still_fail(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_test_groups(loop: TrainingLoop) -> None:

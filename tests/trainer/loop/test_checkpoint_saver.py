@@ -142,7 +142,7 @@ async def test_exactly_the_groups_of_the_moment_of_the_copy_are_in_the_checkpoin
     assert rig.saver.metrics()["checkpoint/total_s"] >= rig.saver.metrics()["checkpoint/standstill_s"] > 0
 
 
-async def test_what_was_logged_of_its_steps_is_on_the_disk_before_a_checkpoint_has_its_name(
+async def test_the_logs_of_its_steps_are_on_the_disk_before_a_checkpoint_has_its_name(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     promised: dict[int, int] = {}
@@ -271,7 +271,7 @@ async def test_a_trainer_whose_heir_cleared_its_checkpoint_away_is_superseded_an
     assert list(rig.root.iterdir()) == []
 
 
-async def test_a_trainer_whose_checkpoint_cannot_begin_since_it_was_superseded_says_so(rig: Rig) -> None:
+async def test_a_superseded_trainer_whose_checkpoint_cannot_begin_reports_it(rig: Rig) -> None:
     async def superseded(_directory: Path) -> None:
         await take_over(rig.redis, rig.keys)
 

@@ -34,7 +34,7 @@ async def test_a_batch_that_was_made_leaves_no_suspects(tmp_path: Path) -> None:
     assert set(GroupsInHand(tmp_path).suspects) == set()
 
 
-async def test_every_group_of_the_batch_is_a_suspect_until_it_was_tried_alone(tmp_path: Path) -> None:
+async def test_every_group_of_the_batch_is_a_suspect_until_it_was_tried_by_itself(tmp_path: Path) -> None:
     await die_with(tmp_path, 4, 5, 6)
     second = GroupsInHand(tmp_path)
     assert set(second.suspects) == {4, 5, 6}
@@ -42,14 +42,14 @@ async def test_every_group_of_the_batch_is_a_suspect_until_it_was_tried_alone(tm
         pass
     await second.acquit(4)
     assert set(second.suspects) == {5, 6}
-    assert set(GroupsInHand(tmp_path).suspects) == {5, 6}, "a restart in between forgets nothing, and blames nobody"
+    assert set(GroupsInHand(tmp_path).suspects) == {5, 6}, "a restart in between changes no suspicion"
 
 
-async def test_only_the_group_that_was_alone_in_hand_at_the_second_death_is_condemned(tmp_path: Path) -> None:
+async def test_only_a_group_that_was_tried_by_itself_at_the_second_death_is_condemned(tmp_path: Path) -> None:
     await die_with(tmp_path, 4, 5)
     await die_with(tmp_path, 4, 5)
     third = GroupsInHand(tmp_path)
-    assert set(third.suspects) == {4, 5}, "two deaths with both of them do not say which"
+    assert set(third.suspects) == {4, 5}, "after two deaths with both groups, the cause is unknown"
     await die_with(tmp_path, 5)
     fourth = GroupsInHand(tmp_path)
     assert set(fourth.suspects) == {4}
@@ -82,7 +82,7 @@ async def test_the_only_group_of_a_batch_is_tried_once_more_before_it_is_condemn
 @pytest.mark.parametrize(
     "error", [NonFiniteError("the loss is nan"), UnavailableError("Redis is away"), asyncio.CancelledError()]
 )
-async def test_what_is_raised_on_purpose_is_no_death(error: BaseException, tmp_path: Path) -> None:
+async def test_an_expected_error_is_not_a_death(error: BaseException, tmp_path: Path) -> None:
     in_hand = GroupsInHand(tmp_path)
     with pytest.raises(type(error)):
         async with in_hand.holding([4, 5]):
@@ -91,9 +91,7 @@ async def test_what_is_raised_on_purpose_is_no_death(error: BaseException, tmp_p
 
 
 @pytest.mark.parametrize("error", [IndexError("index out of range in self"), RankLostError("training rank 1 is gone")])
-async def test_an_error_that_nobody_foresaw_and_a_lost_rank_are_deaths_with_last_words(
-    error: Exception, tmp_path: Path
-) -> None:
+async def test_an_unexpected_error_and_a_lost_rank_are_deaths_with_last_words(error: Exception, tmp_path: Path) -> None:
     for numbers in ([4, 5], [5]):
         in_hand = GroupsInHand(tmp_path)
         with pytest.raises(type(error)):
@@ -106,7 +104,7 @@ async def test_an_error_that_nobody_foresaw_and_a_lost_rank_are_deaths_with_last
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"groups": [-1]}', b'{"groups": "x"}', b"\xff", b"[" * 5000])
-def test_a_file_that_cannot_be_read_blames_nobody(
+def test_an_unreadable_file_makes_no_group_a_suspect(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE).write_bytes(content)

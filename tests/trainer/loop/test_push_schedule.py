@@ -139,7 +139,7 @@ async def test_every_push_is_a_line_and_counts_go_on_where_the_trainer_before_en
     assert (second["failed"], second["is_confirmed"]) == ({}, True)
 
 
-async def test_of_many_that_a_push_left_out_some_are_told_with_reasons_of_bounded_length(
+async def test_some_of_many_replicas_left_out_are_reported_with_short_reasons(
     redis: Redis, run_keys: RunKeys, tmp_path: Path
 ) -> None:
     failed = {f"gone-{number:02d}": 2000 * "x" for number in range(20)}
@@ -165,7 +165,7 @@ async def test_a_fleet_that_takes_long_to_ask_is_asked_less_often(
     assert at_least <= sender.num_asked <= at_most
 
 
-async def test_a_run_whose_push_reached_nobody_says_so_with_a_kind_that_the_run_api_knows(
+async def test_a_run_whose_push_reached_no_replica_reports_it_in_a_form_that_the_run_api_knows(
     redis: Redis, run_keys: RunKeys, tmp_path: Path
 ) -> None:
     run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)

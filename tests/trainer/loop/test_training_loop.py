@@ -109,7 +109,7 @@ async def test_an_evaluation_begins_after_the_push_of_its_version(
     assert [line["eval_policy_version/min"] >= line["step"] for line in lines] == [True] * 3
 
 
-async def test_the_reason_for_the_transport_is_told_once(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
+async def test_the_reason_for_the_transport_is_logged_once(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
     await create(redis, config, tmp_path)
     sender = FakeSender(redis)
     await train(redis, played=PlayedServices(redis), sender=sender)
@@ -210,7 +210,7 @@ async def test_a_batch_of_several_steps_trains_each_minibatch_as_often_as_asked_
     ending, loop = await train(redis, played=PlayedServices(redis), sender=sender)
 
     assert ending == "finished"
-    assert sender.versions == [0, 4, 8, 12], "weights are pushed between batches alone"
+    assert sender.versions == [0, 4, 8, 12], "weights are pushed only between batches"
     assert newest_ledger(tmp_path / "run") == {"admitted": 12, "trained": [[0, 11]], "dropped": {}}
     steps = trained_groups(tmp_path / "run")
     assert list(steps) == [1, 2, 5, 6, 9, 10], "the rollouts of a minibatch are logged in its first pass"
@@ -308,7 +308,7 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_everything_for_
     assert report["settings"]["learning_rate"] == 1e-3
     at_fault = [row for row in report["rows"] if row["fault"]]
     assert report["rollouts_at_fault"] == [row["rollout_id"] for row in at_fault]
-    assert report["rollouts_at_fault"] == [f"00000005-{branch}" for branch in range(4)], "the mean is as large"
+    assert report["rollouts_at_fault"] == [f"00000005-{branch}" for branch in range(4)], "the mean has the same size"
     assert (at_fault[0]["advantage"], at_fault[0]["loss"]) == ("-inf", "inf")
     assert at_fault[0]["generator_logprobs"] == [-4.0, -4.0]
     assert all(math.isfinite(row["loss"]) for row in report["rows"] if not row["fault"])
@@ -371,7 +371,7 @@ async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_
     assert report["rollouts_at_fault"] == [f"{label}-1" for label in report["group_ids"]], "branch 1 samples token 6"
 
 
-async def test_rows_whose_gradients_are_too_large_together_alone_are_all_named(
+async def test_rows_whose_gradients_are_too_large_only_together_are_all_named(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
     await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)

@@ -48,7 +48,7 @@ def test_a_failed_function_makes_its_completion_unscored_and_not_zero(outcome: O
     assert rewards_G[1] == 1.0
 
 
-def test_a_sum_beyond_all_numbers_is_unscored_and_leaves_the_others_alone() -> None:
+def test_an_infinite_sum_is_unscored_and_does_not_affect_the_others() -> None:
     too_large, opposites = [scored(1e308, weight=10.0)], [scored(1e308, weight=10.0), scored(1e308, weight=-10.0)]
     rewards_G = combined_rewards([[*too_large, scored(0.0)], opposites, [scored(1.0), scored(0.0)]])
     assert np.isnan(rewards_G).tolist() == [True, True, False]
@@ -84,7 +84,7 @@ def test_equal_rewards_teach_nothing_even_where_rounding_gives_them_a_std() -> N
     assert is_scorable(rewards_G)
 
 
-def test_equality_is_among_the_scored_alone() -> None:
+def test_only_scored_rewards_are_compared_for_equality() -> None:
     assert group_advantages(np.array([1.0, np.nan, 1.0]), scale="group") is None
 
 

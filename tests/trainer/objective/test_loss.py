@@ -248,7 +248,7 @@ def test_at_sequence_level_the_bound_is_of_the_completions_ratio() -> None:
     assert result.stats.metrics()["num_bounded_ratios"] == 1
 
 
-def test_a_ratio_within_the_bound_is_as_it_was() -> None:
+def test_a_ratio_within_the_bound_is_unchanged() -> None:
     case = Case(trainer=[[0.0, 0.0]], old=[[-19.5, -20.5]], advantages=[-1.0])
     result, gradient = loss_of(case)
     assert result.loss.item() == pytest.approx((math.exp(19.5) + BOUND) / 2)
@@ -382,7 +382,7 @@ def test_an_entropy_bonus_over_kept_tokens_needs_their_number() -> None:
         loss_of(case, has_entropy_bonus=True)
 
 
-def test_what_stands_outside_the_mask_is_never_looked_at() -> None:
+def test_values_outside_the_mask_are_never_read() -> None:
     nan = float("nan")
     case = Case(
         trainer=[[-1.0, nan]],

@@ -76,7 +76,7 @@ def test_the_mismatch_between_trainer_and_generator_is_measured() -> None:
     assert metrics["entropy"] == 1.0
 
 
-def test_tokens_whose_logprob_the_generator_could_not_tell_are_counted_and_left_out_of_the_mismatch() -> None:
+def test_tokens_with_an_unknown_generator_logprob_are_counted_and_left_out_of_the_mismatch() -> None:
     nan = math.nan
     case = Case(trainer=[[0.0, 0.0], [0.0, 0.0]], generator=[[-LN2, nan], [2 * LN2, nan]], advantages=[1.0, 1.0])
     metrics = loss_of(case, corrects=True, correction_mode="token_truncate", correction_max=3.0)[0].stats.metrics()
@@ -103,7 +103,7 @@ def parts() -> tuple[TokenStats, TokenStats, TokenStats]:
     return of(slice(0, 1)), of(slice(1, 2)), of(slice(0, 2))
 
 
-def test_statistics_of_two_microbatches_add_up_to_those_of_one() -> None:
+def test_statistics_of_two_microbatches_add_up_to_the_statistics_of_one() -> None:
     first, second, whole = parts()
     assert (first + second).metrics() == pytest.approx(whole.metrics())
     assert (TokenStats() + first).to_floats() == first.to_floats() == (first + TokenStats()).to_floats()

@@ -1,4 +1,4 @@
-"""The fused projection against a plain one that computes all logits at once."""
+"""The fused projection against a plain projection, which computes all logits at once."""
 
 import math
 from typing import Any
@@ -61,7 +61,7 @@ TRANSFORMS = [
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_logprobs_entropies_and_both_gradients_are_those_of_a_plain_log_softmax(
+def test_logprobs_entropies_and_both_gradients_equal_a_plain_log_softmax(
     transform: HeadTransform, has_bias: bool
 ) -> None:
     hidden_MH, weight_VH, bias_V, targets_M = inputs()
@@ -220,7 +220,7 @@ def test_no_tensor_of_all_logits_is_ever_made() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, PreTrainedConfig) else str(value),
 )
-def test_what_a_model_does_to_its_logits_is_read_from_its_config(
+def test_changes_of_logits_are_read_from_the_models_config(
     config: PreTrainedConfig, scale: float, softcap: float | None
 ) -> None:
     transform = HeadTransform.of_model(config, temperature=0.7)

@@ -1,4 +1,4 @@
-"""LoRA in the trainer's core: which weights change, what is saved, and that PEFT can load it."""
+"""LoRA in the trainer's core: the weights that change, the saved adapter, and loading it with PEFT."""
 
 import json
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ def test_version_0_is_the_base_and_the_reference_stays_it(tiny_model: Path) -> N
     assert len({id(module) for module in core.lm.modules()}) == sum(1 for _ in core.lm.modules())
 
 
-def test_adapters_come_from_the_seed_of_the_run_alone(tiny_model: Path) -> None:
+def test_adapters_depend_only_on_the_seed_of_the_run(tiny_model: Path) -> None:
     torch.manual_seed(123)
     first = weights(make_core(tiny_model, seed=1, **LORA))
     torch.manual_seed(321)
@@ -117,7 +117,7 @@ def test_adapters_come_from_the_seed_of_the_run_alone(tiny_model: Path) -> None:
     assert all(not first[name].any() for name in first if "lora_B" in name)
 
 
-def test_what_is_pushed_is_the_adapters_alone_in_the_dtype_of_the_run(tiny_model: Path) -> None:
+def test_only_the_adapters_are_pushed_in_the_dtype_of_the_run(tiny_model: Path) -> None:
     core = make_core(tiny_model, dtype="bfloat16", **LORA)
     train(core, 1)
     pushed = dict(core.named_weights())
@@ -236,7 +236,7 @@ def test_a_base_whose_generation_settings_contradict_each_other_is_merged_all_th
     assert logprobs_of(merged, ROW) == pytest.approx(logprobs(core, [ROW]), abs=1e-5)
 
 
-def test_what_cannot_be_merged_is_refused_with_the_reason(
+def test_adapters_that_cannot_be_merged_are_refused_with_the_reason(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, checkpoint = saved_run(tmp_path / "run-1", tiny_model)

@@ -76,7 +76,7 @@ def test_a_pass_without_rows_is_a_dummy_of_two_tokens() -> None:
         (0.0, {"use_adaptive_entropy": True}, True),
     ],
 )
-def test_a_row_of_advantage_zero_learns_from_other_terms_of_the_loss_alone(
+def test_a_row_of_advantage_zero_learns_only_from_other_terms_of_the_loss(
     advantage: float, settings: dict[str, Any], expected: bool
 ) -> None:
     config = RunConfig.model_validate(

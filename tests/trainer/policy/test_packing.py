@@ -116,7 +116,7 @@ def test_packed_or_not_in_any_order_and_under_any_budget_the_loss_and_its_gradie
             torch.testing.assert_close(gradient, seen[0][2][name], rtol=1e-4, atol=1e-6 * scale)
 
 
-def test_packed_logprobs_are_those_of_the_model_by_itself(model_directory: Path) -> None:
+def test_packed_logprobs_equal_the_models_own(model_directory: Path) -> None:
     rows = random_rows(4)
     scores = make_core(model_directory).score(rows)
     for row, score in zip(rows, scores, strict=True):
@@ -159,7 +159,7 @@ def test_a_window_far_longer_than_the_test_rows_is_tested_all_the_same(
     assert "without packing: its logprobs differ by" in caplog.text
 
 
-def test_logits_changed_in_a_way_nobody_knows_of_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_changes_of_logits_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = transformers.GraniteConfig(**WITHOUT_HEAD_DIM, logits_scaling=3.0)
     directory = save(transformers.GraniteForCausalLM(config), tmp_path)
     make_core(directory)
@@ -204,7 +204,7 @@ def test_attention_that_would_be_left_out_is_refused(change: dict[str, Any], mes
         ({"use_liger_kernel": True}, "use_liger_kernel needs a GPU"),
     ],
 )
-def test_what_this_device_cannot_do_is_refused_with_a_sentence(
+def test_options_that_this_device_does_not_support_are_refused_with_a_sentence(
     tiny_model: Path, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -147,7 +147,7 @@ def test_rows_of_advantage_zero_count_as_tokens_and_move_nothing_else(tiny_model
     assert stats[1].grad_norm == pytest.approx(stats[0].grad_norm / 2, rel=1e-5)
 
 
-def test_a_step_on_rows_of_advantage_zero_alone_leaves_the_weights(tiny_model: Path) -> None:
+def test_a_step_on_only_rows_of_advantage_zero_leaves_the_weights(tiny_model: Path) -> None:
     core = make_core(tiny_model)
     before = weights(core)
     core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=0.0)])
@@ -238,7 +238,7 @@ def test_a_step_of_nothing_is_refused(tiny_model: Path) -> None:
         make_core(tiny_model).step()
 
 
-def test_scores_are_those_of_the_reference_implementation(tiny_model: Path) -> None:
+def test_scores_equal_the_reference_implementation(tiny_model: Path) -> None:
     rows = random_rows(6)
     core = make_core(tiny_model, temperature=TEMPERATURE, max_tokens_per_microbatch=32, max_completion_length=8)
     policy, _ = reference_logprobs(tiny_model, rows[0])

@@ -97,7 +97,7 @@ def test_a_model_whose_files_lack_a_weight_is_refused_instead_of_made_up(broken_
         load_policy(str(broken_model), revision=None, device=CPU)
 
 
-def test_a_model_with_pickled_weights_alone_is_refused(broken_model: Path) -> None:
+def test_a_model_with_only_pickled_weights_is_refused(broken_model: Path) -> None:
     (broken_model / "model.safetensors").unlink()
     (broken_model / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
     with pytest.raises(UserError, match="could not be loaded"):
@@ -111,7 +111,7 @@ def test_a_model_whose_weight_file_is_torn_is_refused(broken_model: Path) -> Non
         load_policy(str(broken_model), revision=None, device=CPU)
 
 
-def test_an_architecture_nobody_knows_is_refused(broken_model: Path) -> None:
+def test_an_unknown_architecture_is_refused(broken_model: Path) -> None:
     edit_json(broken_model / "config.json", model_type="unheard_of")
     with pytest.raises(UserError, match="could not be loaded"):
         load_policy(str(broken_model), revision=None, device=CPU)

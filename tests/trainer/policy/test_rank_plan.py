@@ -33,11 +33,11 @@ def test_rows_that_teach_nothing_come_last_in_passes_of_their_own() -> None:
     assert plan == ((Slot((1,), True), Slot((), False)), (Slot((), True), Slot((0,), False)))
 
 
-def test_nothing_to_do_is_no_pass_at_all() -> None:
+def test_without_rows_there_are_no_passes() -> None:
     assert split([], num_ranks=2) == ((), ())
 
 
-def test_a_row_longer_than_the_budget_gets_a_pass_of_its_own() -> None:
+def test_a_row_longer_than_the_budget_gets_its_own_pass() -> None:
     (plan,) = split([(10, True), (300, True), (10, True)], num_ranks=1)
     assert sorted(slot.row_indices for slot in plan) == [(0, 2), (1,)]
 
@@ -66,7 +66,7 @@ def test_all_ranks_make_the_same_passes_and_none_is_too_full(
             assert len(slot.row_indices) == 1 or sum(rows[index][0] for index in slot.row_indices) <= 100
             assert max_rows is None or len(slot.row_indices) <= max_rows
     for together in zip(*plan, strict=True):
-        assert any(slot.row_indices for slot in together), "a pass in which nobody has a row"
+        assert any(slot.row_indices for slot in together), "a pass in which no rank has a row"
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40), num_ranks=st.integers(1, 5))

@@ -224,7 +224,9 @@ def test_the_launcher_says_what_the_failing_rank_said_and_not_what_its_victims_s
 
 
 @pytest.mark.usefixtures("own_signals")
-def test_a_rendezvous_on_somebody_elses_address_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rendezvous_on_an_address_of_another_machine_is_refused_with_a_sentence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     node = Node("run-x", 1, 2, 0, "192.0.2.1:1", (sys.executable, "-c", "pass"), timeout_s=20)
     assert launch(node) == 2
     assert "cannot meet at 192.0.2.1:1" in caplog.messages[-1]

@@ -1,4 +1,4 @@
-"""Which replicas are left out after a failed step: those that caused it, and not those that only noticed it."""
+"""After a failed step, the replicas that caused it are left out. Replicas that only noticed it are not."""
 
 import asyncio
 import time
@@ -84,12 +84,14 @@ async def lets_go_at_last() -> ReplicaInfo:
         ({"victim": dies, "another": dies, "innocent": silent}, {"victim", "another"}),
     ],
 )
-async def test_who_is_to_blame(answers: dict[str, Answer], blamed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_replicas_that_caused_a_failure_are_blamed(
+    answers: dict[str, Answer], blamed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blame, "SETTLE_S", 0.2)
     assert await blamed_by_begin(answers) == blamed
 
 
-async def test_who_is_only_slow_is_not_blamed_along_with_who_stays_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_replica_is_not_blamed_along_with_a_silent_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     are_waited_for_longer = asyncio.Event()
 
     async def wait_longer(tasks: dict[str, asyncio.Task[Any]], *, settle_s: float, patient_until: float) -> None:

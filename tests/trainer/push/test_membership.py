@@ -54,7 +54,7 @@ def test_over_nccl_the_nccl_versions_must_match() -> None:
     assert "NCCL 2.27.3, the trainer 2.28.9" in reason
 
 
-def test_a_replica_with_another_transport_is_told_which_setting_to_change() -> None:
+def test_the_error_for_another_transport_names_the_setting_to_change() -> None:
     reason = reason_against(info(), transport="nccl")
     assert reason is not None
     assert "over gloo, the run pushes over nccl; set weight_transport" in reason
@@ -114,7 +114,7 @@ def test_auto_takes_the_fastest_that_everybody_has_and_says_why(
     assert choose_transport("auto", infos, own) == expected
 
 
-def test_what_the_run_says_is_taken() -> None:
+def test_the_transport_of_the_run_is_used() -> None:
     assert choose_transport("nccl", [info()], CPU) == ("nccl", "the run says weight_transport: nccl")
     assert choose_transport("disk", [on_gpu("gpu-0")], GPU) == ("disk", "the run says weight_transport: disk")
 
@@ -130,7 +130,7 @@ def test_one_gpu_is_for_ipc_and_several_are_for_nccl() -> None:
     assert "NCCL refuses two ranks on one; set weight_transport: auto or ipc" in reason
 
 
-def test_what_moves_no_bytes_between_two_processes_asks_for_no_torch_release() -> None:
+def test_a_transport_without_a_communicator_does_not_need_the_same_torch_release() -> None:
     assert reason_against(info(transports=["gloo", "disk"], torch_version="2.12.1+cpu"), transport="disk") is None
     assert reason_against(info(transports=["simulated"], torch_version=""), transport="simulated") is None
 

@@ -1,4 +1,4 @@
-"""What is sent for a version: the changes or everything, without unnecessary comparisons."""
+"""A version is sent as its changes or in full, without unnecessary comparisons."""
 
 import threading
 import time
@@ -112,7 +112,7 @@ def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, mo
     assert write(outgoing, parcel).place is not None
 
 
-def test_what_could_be_read_is_built_on_and_what_could_not_is_written_anew(tmp_path: Path) -> None:
+def test_a_readable_version_is_the_base_of_a_delta_and_an_unreadable_version_is_written_again(tmp_path: Path) -> None:
     outgoing = Outgoing(run_id="run", incarnation=1, encoding="auto", weight_dir=str(tmp_path))
     assert [write(outgoing, prepare(outgoing, version)).encoding for version in range(2)] == ["full", "delta"]
     outgoing.distrust()

@@ -1,4 +1,4 @@
-"""Whether a push is due although there are no new weights."""
+"""A push may be due without new weights."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def info(**changes: Any) -> ReplicaInfo:
         ({"is_held": True, "is_asleep": True, "epoch": 6}, True),
     ],
 )
-def test_who_lacks_what_was_pushed_last(changes: dict[str, Any], expected: bool) -> None:
+def test_a_replica_lacks_the_last_push_if_its_version_or_epoch_differs(changes: dict[str, Any], expected: bool) -> None:
     assert lacks(info(**changes), communicator_epoch=7, policy_version=3) is expected
 
 

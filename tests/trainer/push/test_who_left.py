@@ -71,7 +71,9 @@ async def asked(**says: Says) -> dict[str, str]:
         ({"one": takes_part, "two": is_silent}, {"two": "generator two at http://nowhere does not answer"}),
     ],
 )
-async def test_who_has_left_is_to_blame_or_else_who_is_silent(says: dict[str, Says], blamed: dict[str, str]) -> None:
+async def test_a_replica_that_left_is_blamed_and_otherwise_a_silent_replica(
+    says: dict[str, Says], blamed: dict[str, str]
+) -> None:
     assert await asked(**says) == blamed
 
 
@@ -96,7 +98,7 @@ async def test_one_that_is_only_slow_is_not_blamed_along_with_the_one_that_is_st
     assert set(await asked(stopped=is_silent, slow=is_slow, quick=takes_part)) == {"stopped"}
 
 
-async def test_nobody_is_waited_for_when_time_is_up() -> None:
+async def test_no_replica_is_waited_for_after_the_deadline() -> None:
     tasks = {name: asyncio.create_task(is_silent(), name=name) for name in ("one", "two")}
     await until_one_is_silent(tasks, settle_s=600.0, patient_until=time.monotonic())
     assert not any(task.done() for task in tasks.values())

@@ -22,7 +22,7 @@ def limit_to(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_MEMLOCK: (limit, limit)}.__getitem__)
 
 
-def test_a_bound_is_said_with_what_to_do(
+def test_a_memory_limit_is_reported_with_a_remedy(
     devices: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit_to(monkeypatch, 8 * 1024 * 1024)
@@ -33,7 +33,7 @@ def test_a_bound_is_said_with_what_to_do(
 
 
 @pytest.mark.parametrize("environment", [{"NCCL_IB_DISABLE": "1"}, {"LOCAL_RANK": "3"}])
-def test_it_is_said_once_a_machine_and_only_where_rdma_would_be_used(
+def test_it_is_reported_once_per_machine_and_only_where_rdma_would_be_used(
     environment: dict[str, str], devices: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit_to(monkeypatch, 65536)
@@ -43,7 +43,7 @@ def test_it_is_said_once_a_machine_and_only_where_rdma_would_be_used(
     assert "may lock only 64 KiB" in caplog.text
 
 
-def test_nothing_is_said_without_a_bound_or_without_devices(
+def test_nothing_is_reported_without_a_limit_or_without_devices(
     devices: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     limit_to(monkeypatch, 65536)

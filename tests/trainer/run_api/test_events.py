@@ -153,7 +153,7 @@ async def test_streams_end_when_the_service_stops(
     assert api.streams.num_streams == 0
 
 
-async def test_one_watcher_too_many_is_told_so_and_a_place_is_given_back(
+async def test_one_watcher_too_many_is_refused_and_a_closed_stream_frees_a_place(
     settings: TrainerSettings, redis: Redis, run: Run
 ) -> None:
     narrow = settings.model_copy(update={"max_event_streams": 1})

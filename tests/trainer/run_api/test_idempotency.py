@@ -139,7 +139,7 @@ async def test_many_at_once_make_one_run(client: httpx.AsyncClient, redis: Redis
     assert await redis.zcard(RUNS) == 1
 
 
-async def test_while_the_first_is_in_flight_the_second_is_told_to_wait(
+async def test_while_the_first_request_is_in_flight_the_second_gets_retry_after(
     client: httpx.AsyncClient, redis: Redis, run: Run
 ) -> None:
     await client.post("/v1/runs", json=run, headers=KEYED)

@@ -64,7 +64,7 @@ async def shown(client: httpx.AsyncClient, run_id: str) -> Run:
     return answer
 
 
-async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_says_so(
+async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_confirms_it(
     client: httpx.AsyncClient, run_id: str, store: RunStore
 ) -> None:
     asked = await client.post(f"/v1/runs/{run_id}/pause")
@@ -109,7 +109,7 @@ async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what
     }  # fmt: skip
     assert paused["waiting_for"] == waiting_for
     assert (await client.post(f"/v1/runs/{run_id}/resume")).json()["status"] == "paused"
-    assert await store.wishes(run_id) == Wishes("run", 1), "a rank that is away sees it when it is back"
+    assert await store.wishes(run_id) == Wishes("run", 1), "a rank that is restarted sees it"
 
 
 @pytest.mark.parametrize("wish", ["pause", "resume", "stop"])
@@ -138,7 +138,7 @@ async def test_a_queued_run_is_stopped_although_redis_is_full(
     assert (reply.status_code, reply.json()["status"]) == (202, "stopped")
 
 
-async def test_while_redis_cannot_write_to_its_disk_a_person_is_told_so_at_once(
+async def test_while_redis_cannot_write_to_its_disk_a_request_fails_at_once_with_the_reason(
     run_config: RunConfig, settings: TrainerSettings, tmp_path: Path
 ) -> None:
     """The supervisor, which has a run to start, does not keep the request waiting either."""

@@ -1,4 +1,4 @@
-"""The queue of runs: how many may wait, what they cost, and who can see them."""
+"""The queue of runs: its limit, its cost, and its visibility."""
 
 import asyncio
 from pathlib import Path
@@ -93,7 +93,7 @@ async def test_lists_that_an_older_release_or_a_crash_left_wrong_are_mended_when
         await wait_until(are_both_over)
 
 
-async def test_what_a_second_costs_does_not_grow_with_the_runs_that_wait_or_have_ended(
+async def test_the_cost_per_second_does_not_grow_with_queued_or_ended_runs(
     api: TrainerApi, redis: Redis, run_config: RunConfig
 ) -> None:
     metrics = RunMetrics(redis, store=api.store, supervisor=api.supervisor)
@@ -147,6 +147,6 @@ async def test_pages_hold_every_run_once_though_some_were_created_in_the_same_mo
 
 
 @pytest.mark.parametrize("cursor", ["bmFuIHJ1bi1h", "aW5mIHJ1bi1h"])  # "nan run-a", "inf run-a"
-async def test_a_cursor_that_is_no_time_is_refused(client: httpx.AsyncClient, cursor: str) -> None:
+async def test_a_cursor_that_is_not_a_time_is_refused(client: httpx.AsyncClient, cursor: str) -> None:
     reply = await client.get("/v1/runs", params={"cursor": cursor})
     assert (reply.status_code, reply.json()["type"]) == (400, "/problems/bad-cursor")

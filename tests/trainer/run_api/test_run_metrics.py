@@ -123,7 +123,7 @@ async def test_no_scrape_misses_a_series_while_they_are_set_again(
     assert set().union(*missed) == set()
 
 
-async def test_what_cannot_be_read_of_a_run_leaves_its_series_as_they_were(
+async def test_unreadable_data_of_a_run_leaves_its_series_unchanged(
     client: httpx.AsyncClient, api: TrainerApi, run: Run
 ) -> None:
     run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
@@ -166,7 +166,7 @@ async def test_generators_that_the_probe_took_out_are_seen_though_no_step_is_mad
     assert f'headrace_run_pushes{{outcome="failed",run_id="{run_id}"}} 2.0' in served
 
 
-async def test_what_alerts_are_made_of_is_served_for_the_current_run(
+async def test_the_metrics_of_alerts_are_served_for_the_current_run(
     client: httpx.AsyncClient, api: TrainerApi, run: Run
 ) -> None:
     run_id = (await client.post("/v1/runs", json={**run, "max_staleness": 3})).json()["run"]["run_id"]

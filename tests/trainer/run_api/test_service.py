@@ -127,7 +127,7 @@ def test_metrics_are_served_on_their_own_port(start: Start, run: Run, plan: Rank
     wait_until(shows_the_run)
 
 
-def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
+def test_a_service_that_waits_for_redis_answers_and_says_that_redis_is_unreachable(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     redis_port, metrics_port = kept_port(), kept_port()
@@ -157,7 +157,7 @@ def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
     assert "Traceback" not in service.log()
 
 
-def test_help_is_there_at_once_and_imports_nothing_heavy() -> None:
+def test_help_is_instant_and_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'fastapi', 'redis', 'pydantic']))\n"
         "from services.trainer.__main__ import main\nmain(['--help'])"

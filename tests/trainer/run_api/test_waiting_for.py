@@ -75,7 +75,7 @@ def waiting(run: RunRecord, around: Surroundings | None = None, *, note: str = "
         ({}, {}, "", "work"),
     ],
 )
-def test_programs_are_told_what_is_waited_for_by_a_kind(
+def test_the_reason_for_waiting_has_a_kind_for_programs(
     run: dict[str, Any], around: dict[str, Any], note: str, kind: str
 ) -> None:
     found = waiting(record(**run), surroundings(**around), note=note)
@@ -100,7 +100,7 @@ def test_a_queued_run_names_the_one_before_it() -> None:
     assert reason(queued) == "its training rank to be started"
 
 
-def test_what_the_supervisor_knows_comes_first() -> None:
+def test_the_note_of_the_supervisor_comes_first() -> None:
     assert reason(record(), surroundings(generators=[]), note="its training rank, which crashed") == (
         "its training rank, which crashed"
     )
@@ -162,7 +162,7 @@ def test_generators_that_cannot_serve_the_run_are_named_with_what_they_say() -> 
         "a generator that can serve this run. generator-0 is unable to serve this run: no GPU here"
     )
     starting = record(progress=Progress(starting="loading the model", updated_at_s=999.0))
-    assert "no GPU here" in (reason(starting, around) or ""), "the rank will be there, the generator will not"
+    assert "no GPU here" in (reason(starting, around) or ""), "the rank will come, the generator will not"
     assert reason(record(), surroundings(generators=[unable, SECOND], refusals=[REFUSED])) == "scored groups"
 
 
@@ -184,14 +184,14 @@ def test_a_refusal_is_shown_until_others_have_long_taken_the_place_of_the_replic
     assert shown(living={"a"}, is_served=True) == ["old", "new"]
 
 
-def test_a_paused_run_waits_for_whoever_can_let_it_go_on() -> None:
+def test_a_paused_run_names_the_user_or_rank_that_it_waits_for() -> None:
     by_user, by_rewards = (Pause(by, "a reason", 990.0) for by in ("user", "rewards"))
     assert reason(record(desired="pause")) == "its training rank to finish its batch and pause"
     held = record(status="paused", desired="pause", pause=by_user)
     assert reason(held) == reason(held, surroundings(generators=[])) == "a user to resume it"
     assert reason(record(status="paused", pause=by_user)) == "its training rank to continue"
     failing = record(status="paused", pause=by_rewards)
-    assert reason(failing) == "scored groups", "what its rank says: which function is tried, and how often"
+    assert reason(failing) == "scored groups", "its rank reports the function that is tried, and how often"
     assert (reason(failing, surroundings(generators=[])) or "").startswith("a generator: no live generator"), (
         "nothing tries it"
     )
@@ -201,7 +201,7 @@ def test_a_paused_run_waits_for_whoever_can_let_it_go_on() -> None:
     assert "has not reported" in (reason(silent) or "")
 
 
-def test_a_run_asked_to_stop_says_so() -> None:
+def test_a_stop_request_is_shown() -> None:
     assert reason(record(desired="stop")) == "its training rank to finish its step and stop"
 
 

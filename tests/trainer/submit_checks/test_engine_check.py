@@ -79,7 +79,7 @@ async def dry_run(client: httpx.AsyncClient, run: Run) -> httpx.Response:
     return await client.post("/v1/runs", params={"dry_run": "1"}, json=run)
 
 
-async def test_what_vllm_refuses_is_refused_at_submit_in_its_words(
+async def test_options_that_vllm_refuses_are_refused_at_submit_with_its_message(
     client: httpx.AsyncClient, run: Run, redis: Redis, generator: FakeGenerator
 ) -> None:
     await register(redis, "generator-0", generator.url)
@@ -91,7 +91,7 @@ async def test_what_vllm_refuses_is_refused_at_submit_in_its_words(
     assert generator.asked[0].vllm == {"block_size": 7}
 
 
-async def test_what_a_generator_overrules_is_a_warning(
+async def test_an_option_that_a_generator_overrules_causes_a_warning(
     client: httpx.AsyncClient, run: Run, redis: Redis, generator: FakeGenerator
 ) -> None:
     await register(redis, "generator-0", generator.url)

@@ -53,7 +53,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
     thread.join(timeout=120)
 
 
-def test_a_model_that_is_there_is_described(lookup: HubLookup) -> None:
+def test_an_existing_model_is_described(lookup: HubLookup) -> None:
     assert lookup("org/good", None)["model_type"] == "qwen3"
 
 

@@ -117,12 +117,12 @@ def test_a_hub_that_does_not_answer_is_a_warning_and_no_refusal() -> None:
 
 
 @pytest.mark.parametrize("path", ["./model", "../model", "a/b/c", "~/model", "C:\\model", "org/..", "", "a b", "a\n"])
-def test_what_is_neither_path_nor_hub_id_is_refused(path: str) -> None:
+def test_a_model_that_is_neither_path_nor_hub_id_is_refused(path: str) -> None:
     assert "absolute path" in str(refusal(config(path)))
 
 
 @pytest.mark.parametrize(("name", "is_id"), [("gpt2", True), ("Qwen/Qwen3-0.6B", True), ("/x", False), ("a//b", False)])
-def test_hub_ids_are_told_from_paths(name: str, is_id: bool) -> None:
+def test_hub_ids_are_distinguished_from_paths(name: str, is_id: bool) -> None:
     assert is_hub_id(name) is is_id
 
 

@@ -24,7 +24,7 @@ EVALUATED: dict[str, Any] = {"dataset_test_split": "test", "eval_steps": 5}
         ({"max_eval_prompts": 256}, "max_eval_prompts has no effect: the run has no evaluation data"),
     ],
 )
-def test_what_is_written_and_not_read_is_said(settings: dict[str, Any], sentence: str) -> None:
+def test_an_option_that_is_set_but_not_read_is_reported(settings: dict[str, Any], sentence: str) -> None:
     (said,) = unread_options(parse_run_config(ONE | settings))
     assert said.startswith(sentence.split(".*")[0])
     assert said.endswith(sentence.split(".*")[-1]) or ".*" not in sentence
@@ -42,5 +42,5 @@ def test_what_is_written_and_not_read_is_said(settings: dict[str, Any], sentence
         {"max_eval_prompts": 8, **EVALUATED},
     ],
 )
-def test_what_is_read_is_not_spoken_of(settings: dict[str, Any]) -> None:
+def test_an_option_that_is_read_is_not_reported(settings: dict[str, Any]) -> None:
     assert unread_options(parse_run_config(ONE | settings)) == []

@@ -95,7 +95,7 @@ async def test_an_unknown_setting_is_refused_with_the_nearest_known_one(client: 
     assert errors == {"num_generation": "there is no such setting; did you mean num_generations?"}
 
 
-async def test_everything_that_is_wrong_is_said_in_one_answer(client: httpx.AsyncClient, run: Run) -> None:
+async def test_all_errors_are_reported_in_one_answer(client: httpx.AsyncClient, run: Run) -> None:
     errors = await refusal(client, run | {"learning_rate": "fast", "num_generations": 1, "colour": "red"})
     assert set(errors) == {"learning_rate", "num_generations", "colour"}
     errors = await refusal(
@@ -104,7 +104,7 @@ async def test_everything_that_is_wrong_is_said_in_one_answer(client: httpx.Asyn
     )
     assert "no directory /tmp/nowhere/model" in errors["model"]
     assert "no file /tmp/nowhere/train.jsonl" in errors["dataset_name"]
-    assert errors["reward_funcs"] == "there is no reward function nice; built in is accuracy_reward"
+    assert errors["reward_funcs"] == "unknown reward function nice; built in is accuracy_reward"
 
 
 async def test_a_missing_setting_is_named(client: httpx.AsyncClient, run: Run) -> None:
@@ -171,7 +171,7 @@ async def test_a_dry_run_counts_each_data_set_of_a_mixture_and_the_evaluation_se
     assert derived["eval_prompts"] == 3
 
 
-async def test_what_is_wrong_with_a_data_set_is_said_of_the_setting_that_names_it(
+async def test_an_error_of_a_data_set_is_reported_at_the_setting_that_names_it(
     client: httpx.AsyncClient, run: Run, dataset: DatasetFile
 ) -> None:
     torn = dataset.path.with_name("torn.jsonl")
@@ -233,7 +233,7 @@ async def test_a_rewarder_that_cannot_answer_is_a_503_that_says_why(
     assert sentence in reply.json()["detail"]
 
 
-async def test_what_may_surprise_is_a_warning(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:
+async def test_a_surprising_setting_causes_a_warning(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:
     dataset.write('{"prompt": "1 + 1 ="}\n{"prompt": "2 + 2 ="}\n')
     body = (await client.post("/v1/runs", params={"dry_run": "1"}, json=run | {"save_steps": 10})).json()
     used, saved, column = body["warnings"]
@@ -249,7 +249,7 @@ async def test_a_dataset_that_takes_too_long_is_a_503(settings: TrainerSettings,
 
     def hang(_config: Any) -> Any:
         asyncio.run_coroutine_threadsafe(released.wait(), loop).result(timeout=120)
-        raise AssertionError("nobody waits for this any more")
+        raise AssertionError("no client waits for this any longer")
 
     impatient = settings.model_copy(update={"dataset_check_timeout_s": 0.2})
     validator = RunValidator(impatient, dataset_check=hang)
@@ -272,14 +272,14 @@ async def test_a_dataset_that_takes_too_long_is_a_503(settings: TrainerSettings,
         b"[" * 9_000,
     ],
 )
-async def test_a_body_that_is_no_json_is_a_400(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_not_json_is_a_400(client: httpx.AsyncClient, body: bytes) -> None:
     reply = await client.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["title"] == "Malformed JSON"
 
 
 @pytest.mark.parametrize("body", ["[]", '"run"', "null", "7"])
-async def test_json_that_is_no_object_is_a_422(client: httpx.AsyncClient, body: str) -> None:
+async def test_json_that_is_not_an_object_is_a_422(client: httpx.AsyncClient, body: str) -> None:
     reply = await client.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 422
     assert "JSON object" in reply.json()["detail"]

@@ -106,7 +106,7 @@ async def test_options_of_a_chat_template_need_conversations(
     assert await accepted(client, thinking) == []
 
 
-async def test_a_column_that_is_not_there_is_refused_with_those_that_are(client: httpx.AsyncClient, run: Run) -> None:
+async def test_a_missing_column_is_refused_with_the_existing_columns(client: httpx.AsyncClient, run: Run) -> None:
     errors = await refusal(client, run | {"columns": ["solution", "level"]})
     assert errors == {"columns": "there is no column level; there are prompt, solution"}
     renamed = {"rename_columns": {"solution": "target"}, "columns": ["target", "prompt"]}
@@ -139,7 +139,7 @@ async def test_in_a_mixture_a_column_is_looked_for_where_the_option_applies(
     assert "is not used; leave it out" in errors["columns"]
 
 
-async def test_what_a_run_needs_around_it_is_asked_for(
+async def test_missing_surroundings_of_a_run_are_reported(
     client: httpx.AsyncClient, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HF_TOKEN_PATH"):

@@ -83,13 +83,13 @@ def test_a_token_is_found_where_huggingface_hub_looks_for_it(
     ("name", "value"),
     [("attn_implementation", "flex_attention"), ("use_liger_kernel", True), ("weight_transport", "nccl")],
 )
-def test_what_needs_a_gpu_is_refused_at_submit_where_there_is_none(name: str, value: Any) -> None:
+def test_options_that_need_a_gpu_are_refused_at_submit_without_a_gpu(name: str, value: Any) -> None:
     ((field, reason),) = what_needs_a_gpu(run(**{name: value}), NO_GPU)
     assert field == name
     assert reason == f"{name}: {value} needs a GPU, and the trainer has none; leave it out"
 
 
-def test_what_runs_anywhere_is_not_refused() -> None:
+def test_options_that_run_anywhere_are_not_refused() -> None:
     assert what_needs_a_gpu(run(attn_implementation="eager", weight_transport="gloo"), NO_GPU) == []
     assert what_needs_a_gpu(run(), NO_GPU) == []
 

@@ -70,7 +70,7 @@ def word(message: str, *, at_s: float = 0.0, is_loss: bool = False) -> Word:
     return Word(message, status=1, is_loss=is_loss, at_s=at_s)
 
 
-def test_the_first_who_failed_by_itself_is_the_cause() -> None:
+def test_the_first_rank_that_failed_by_itself_is_the_cause() -> None:
     words = {
         0: word("lost the others", is_loss=True),
         1: word("out of memory", at_s=2.0),
@@ -87,6 +87,6 @@ def test_rank_0_speaks_for_the_run() -> None:
     assert root_cause({0: word("the data set is gone")}, {}) == "the data set is gone"
 
 
-def test_if_nobody_knows_nothing_is_made_up() -> None:
+def test_an_unknown_cause_is_not_invented() -> None:
     assert root_cause({}, {}) == ""
     assert root_cause({3: word("lost the others", is_loss=True)}, {}) == "lost the others"

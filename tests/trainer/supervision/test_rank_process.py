@@ -26,7 +26,7 @@ async def test_output_is_appended_over_restarts(tmp_path: Path) -> None:
     assert sorted(log.read_text().split()) == ["!", "!", "first", "second"]
 
 
-async def test_the_exit_status_tells_how_it_ended(tmp_path: Path) -> None:
+async def test_the_exit_status_shows_how_the_process_ended(tmp_path: Path) -> None:
     assert await (await start("raise SystemExit(3)", tmp_path / "log")).wait() == 3
     assert await (await start("import os; os.kill(os.getpid(), 11)", tmp_path / "log")).wait() == -11
 

@@ -26,7 +26,7 @@ def test_a_new_step_starts_the_count_again() -> None:
     assert restarts.next_backoff_s(2) is None
 
 
-def test_falling_back_to_a_checkpoint_and_coming_forward_again_is_no_progress() -> None:
+def test_repeating_steps_after_a_checkpoint_does_not_count_as_progress() -> None:
     restarts = make(2, best_step=20)
     assert restarts.next_backoff_s(15) == 0.5
     assert restarts.next_backoff_s(20) == 1.0

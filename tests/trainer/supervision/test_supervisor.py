@@ -90,7 +90,7 @@ async def test_a_rank_that_dies_at_the_same_step_again_and_again_is_given_up(
     assert "the numbers are wrong" in failed.reason
 
 
-async def test_a_rank_that_exits_cleanly_without_an_outcome_is_no_finished_run(
+async def test_a_rank_that_exits_cleanly_without_an_outcome_has_not_finished_the_run(
     settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
 ) -> None:
     async with supervising(plan.settings(settings, "exit=0"), redis) as api:

@@ -34,7 +34,7 @@ def test_there_is_a_row_a_completion_with_what_every_function_said() -> None:
     assert table.rows == ((7, "abc", "42", 0.25, None, -1.5), (7, "abc", "42", 1.0, None, 1.5))
 
 
-def test_components_and_versions_have_columns_where_functions_tell_them() -> None:
+def test_components_and_versions_have_columns_if_functions_report_them() -> None:
     entered = group(0)
     (exact, style), (plain, other) = (rollout.rewards for rollout in entered.waiting.group.rollouts)
     told = msgspec.structs.replace(exact, components={"format": 0.5, "answer": 0.0}, version="3f2a")
@@ -79,7 +79,7 @@ def test_as_many_rows_are_drawn_as_wanted_and_the_same_ones_each_time() -> None:
     assert rendered(table, step=7, num_rows=40).count("prompt") == 40
 
 
-def test_what_the_model_wrote_cannot_move_the_cursor_or_be_taken_for_markup() -> None:
+def test_text_of_the_model_can_neither_move_the_cursor_nor_become_markup() -> None:
     drawn = rendered(completions_table([group(0, completion="\x1b[2Jgone [bold]not[/bold]")], step=1), step=1)
     assert "\x1b" not in drawn
     assert "�[2Jgone [bold]not[/bold]" in drawn

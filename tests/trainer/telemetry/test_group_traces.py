@@ -1,4 +1,4 @@
-"""The timestamps of a settled group become one trace with a span per stage; without a collector there is none."""
+"""The timestamps of a settled group become one trace with a span per stage, if a collector is set."""
 
 import gzip
 import logging
@@ -57,7 +57,7 @@ class Told:
 def test_the_stamps_of_a_trained_group_are_the_spans_of_its_trace() -> None:
     told = Told()
     told.traces.trained([waiting(7, *LIFE)], step=4)
-    assert told.spans() == {}, "nothing is told before a checkpoint holds it"
+    assert told.spans() == {}, "nothing is sent before a checkpoint contains the group"
     told.traces.settled(["00000007"])
     spans = told.spans()
     assert spans.keys() == {"prompt group", "queue", "generate", "score", "train", "checkpoint"}
@@ -123,7 +123,7 @@ def test_clocks_that_disagree_make_no_span_that_ends_before_it_begins() -> None:
     assert all((span.end_time or 0) >= (span.start_time or 0) > 0 for span in told.spans().values())
 
 
-def test_where_nobody_listens_nothing_is_told_and_no_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_collector_nothing_is_sent_and_no_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     traces = GroupTraces.from_environment({}, run_id="run-a", replica_id="trainer-0")
     traces.trained([waiting(7, *LIFE)], step=4)

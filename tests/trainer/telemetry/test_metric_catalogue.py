@@ -41,7 +41,7 @@ def test_a_metric_is_found_by_its_name_and_has_its_unit_on_prometheus(
     assert (found[0].prometheus_name, found[1]) == (prometheus_name, labels)
 
 
-def test_what_nobody_listed_is_not_found() -> None:
+def test_an_unlisted_metric_is_not_found() -> None:
     assert find_metric("rewards/exact/median") is None
     assert find_metric("eval_") is None
 

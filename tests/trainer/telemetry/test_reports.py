@@ -162,7 +162,7 @@ def test_trackio_gets_the_evaluation_of_a_step_that_was_reported_before_a_crash(
     rows = rows_of_trackio(tmp_path)
     evaluations = [(step, metrics["eval/reward"]) for _, step, metrics in rows if "eval/reward" in metrics]
     assert evaluations == [(2, 0.5), (4, 0.625), (3, 0.75)]
-    assert len(rows) == 4 + 3, "and no step twice"
+    assert len(rows) == 4 + 3, "no step is reported twice"
 
 
 def test_wandb_gets_the_evaluation_of_a_step_that_was_reported_before_a_crash(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_wandb_gets_the_evaluation_of_a_step_that_was_reported_before_a_crash(tm
     history = history_of_wandb(tmp_path)
     rows = [(row["train/global_step"], row["eval/reward"]) for row in history if "eval/reward" in row]
     assert rows == [(2, 0.5), (4, 0.625), (3, 0.75)]
-    assert len(history) == 4 + 3, "and no step twice"
+    assert len(history) == 4 + 3, "no step is reported twice"
 
 
 def one_group(*, prompt: str = "abc", number: int = 0) -> TrainedGroup:
@@ -254,7 +254,7 @@ def test_a_tracker_that_refuses_costs_its_reports_and_nothing_else(
     assert "reports to wandb have stopped" in warning
     (failure,) = told.take_failures()
     assert "reports to wandb have stopped: it ended with status 1" in failure
-    assert told.take_failures() == [], "it is said once"
+    assert told.take_failures() == [], "the message is logged once"
     assert "api_key" in (tmp_path / "reports" / "wandb.log").read_text().lower().replace("api key", "api_key")
 
 
@@ -298,7 +298,7 @@ async def test_a_tracker_that_was_killed_is_left_behind(
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
-async def test_a_tracker_that_hangs_takes_neither_time_nor_memory_without_end(tracker: TrackerProcess) -> None:
+async def test_a_tracker_that_hangs_takes_only_bounded_time_and_memory(tracker: TrackerProcess) -> None:
     pid = pid_of(tracker)
     os.kill(pid, signal.SIGSTOP)
     began_at = time.monotonic()

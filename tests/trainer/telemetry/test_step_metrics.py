@@ -77,7 +77,7 @@ def exact(*values: float | None) -> list[Said]:
     return [{"exact": value} for value in values]
 
 
-def test_lengths_are_of_all_completions_and_of_those_that_ended_by_themselves() -> None:
+def test_lengths_are_of_all_completions_and_of_completions_that_ended_by_themselves() -> None:
     found = metrics(
         trained(0, exact(0.0, 1.0), lengths=[4, 10], truncated=[1]), trained(1, exact(0.0, 1.0), lengths=[2, 6])
     )
@@ -145,7 +145,7 @@ def test_with_one_reward_for_all_nothing_has_a_std_however_it_is_scaled() -> Non
 
 
 def test_rewards_that_cancel_out_have_a_std_when_each_is_normalised_first() -> None:
-    """The sums are equal: 0 + 1 and 1 + 0. The sums of the normalised rewards, one of them with weight 2, are not."""
+    """The sums are equal: 0 + 1 and 1 + 0. The sums of the normalised rewards, with weights 2 and 1, are not."""
     groups = trained(0, [{"exact": 0.0, "style": 1.0}, {"exact": 1.0, "style": 0.0}])
     config: dict[str, Any] = {"reward_funcs": ["exact", "style"], "reward_weights": [2.0, 1.0]}
     assert metrics(groups, **config)["frac_reward_zero_std"] == 1.0
@@ -270,14 +270,14 @@ def test_bursts_are_evened_out() -> None:
     assert all(900 <= found <= 1100 for found in rates[40:])
 
 
-def test_what_came_longer_ago_than_the_window_is_forgotten() -> None:
+def test_values_older_than_the_window_are_forgotten() -> None:
     rate = RecentRate()
     rate.add(5000, elapsed_s=1.0)
     assert rate.add(0, elapsed_s=WINDOW_S - 1.0) == pytest.approx(500.0)
     assert rate.add(0, elapsed_s=1.0) == 0.0
 
 
-def test_a_step_longer_than_the_window_counts_alone() -> None:
+def test_only_the_last_step_counts_if_it_is_longer_than_the_window() -> None:
     rate = RecentRate()
     rate.add(100, elapsed_s=1.0)
     assert rate.add(6000, elapsed_s=2 * WINDOW_S) == pytest.approx(300.0)

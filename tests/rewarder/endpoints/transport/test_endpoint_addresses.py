@@ -133,7 +133,7 @@ def test_no_disguise_changes_the_verdict_on_an_ipv4_address(address: ipaddress.I
 
 
 @given(st.ip_addresses())
-def test_what_python_knows_to_be_internal_is_never_allowed(
+def test_addresses_that_python_knows_as_internal_are_never_allowed(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     if address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified:
@@ -261,12 +261,12 @@ def test_a_host_that_is_allowed_at_one_port_is_internal_at_no_other(allowed: str
 
 
 @pytest.mark.parametrize("text", ["http://judge", "judge:0", "judge:99999", "judge:x", "*", "a b"])
-def test_a_setting_that_is_no_host_is_refused(text: str) -> None:
+def test_a_setting_that_is_not_a_host_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a (host|port)"):
         parse_hosts(text)
 
 
-def test_settings_that_are_no_network_or_port_are_refused() -> None:
+def test_settings_that_are_not_a_network_or_port_are_refused() -> None:
     with pytest.raises(ValueError, match=r"'10\.0\.0\.1/8' is not a network"):
         parse_networks("10.0.0.1/8")
     for ports in ("x", "80-x", "-80", "0", "70000"):

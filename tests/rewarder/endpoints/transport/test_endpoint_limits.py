@@ -25,7 +25,7 @@ def test_a_breaker_opens_after_failures_in_a_row_only() -> None:
     )
 
 
-def test_one_probe_goes_out_and_decides() -> None:
+def test_a_single_probe_is_sent_and_decides() -> None:
     breaker = Breaker(max_failures=1, pause_s=10)
     breaker.failed("down", 0.0, is_probe=breaker.starts())
     assert breaker.why_not(9.9) is not None
@@ -52,7 +52,7 @@ def test_late_failures_do_not_make_the_pause_longer() -> None:
     assert breaker.why_not(10.0) is None
     probe = breaker.starts()
     breaker.failed("down", 10.0, is_probe=False)
-    assert breaker.state == "half-open", "the probe is still out"
+    assert breaker.state == "half-open", "the probe is still running"
     assert probe
 
 

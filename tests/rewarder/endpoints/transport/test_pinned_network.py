@@ -86,8 +86,8 @@ async def test_a_name_that_changes_its_mind_reaches_nothing_inside(
         verdict = (await ask(endpoints, "judge", CALL))[0]
     assert verdict.outcome == "error"
     assert "nothing was sent: judge.example has an address that is loopback" in verdict.detail
-    assert dialled.hosts == ["127.0.0.1"], "what was judged is what was dialled, and nothing else"
-    assert names.asked == ["judge.example"] * 3, "at registration, and once for each connection"
+    assert dialled.hosts == ["127.0.0.1"], "it connects only to the address that was checked"
+    assert names.asked == ["judge.example"] * 3, "the name is resolved at registration and once for each connection"
     assert server.received[0].headers["host"] == f"judge.example:{server.port}"
 
 
@@ -105,7 +105,7 @@ async def test_one_bad_address_among_good_ones_is_enough_to_refuse(
     assert dialled.hosts == []
 
 
-async def test_the_next_address_is_tried_when_nobody_listens_at_the_first(
+async def test_the_next_address_is_tried_when_the_first_does_not_accept(
     redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer, dialled: Dialled
 ) -> None:
     rules = OutboundRules(networks=parse_networks("127.0.0.0/24"), ports=ALL_PORTS)
@@ -159,7 +159,7 @@ async def test_the_system_s_resolver_sees_through_every_spelling(name: str) -> N
     assert all(address.is_loopback for address in found)
 
 
-async def test_the_resolver_asks_once_for_many_who_wait_and_outlives_those_who_leave() -> None:
+async def test_the_resolver_asks_once_for_many_waiters_and_outlives_cancelled_waiters() -> None:
     resolver = Resolver()
     first, second = (asyncio.create_task(resolver("127.0.0.1", 80)) for _ in range(2))
     await asyncio.sleep(0)

@@ -67,7 +67,7 @@ def test_the_rubric_is_filled_in_once_and_the_scale_is_told() -> None:
     assert "secret" not in sent(cheeky, rubric="{{completion}} {{prompt}}")["messages"][0]["content"]
 
 
-def test_what_the_server_shall_be_told_beside() -> None:
+def test_options_of_the_server_are_sent_along() -> None:
     body = sent(temperature=None, max_tokens=None, extra_body={"reasoning_effort": "low"})
     assert set(body) == {"model", "messages", "reasoning_effort"}
     held = sent(answer_format="json")["response_format"]["json_schema"]
@@ -137,7 +137,7 @@ def test_a_plain_score_is_read_and_brought_to_the_scale_of_a_reward(content: str
         ([{"type": "text"}], "the judge's answer has no text"),
     ],
 )
-def test_what_is_no_plain_score_is_invalid_and_no_guess(content: object, why: str) -> None:
+def test_an_answer_that_is_not_a_plain_score_is_invalid_and_not_guessed(content: object, why: str) -> None:
     with pytest.raises(InvalidAnswerError) as error:
         read(content)
     assert why in str(error.value)
@@ -193,7 +193,7 @@ def test_a_json_verdict_without_a_score_is_invalid(content: str, why: str) -> No
         ({"choices": [{"message": {"content": None, "refusal": "I can't."}}]}, "the judge refused: I can't."),
     ],
 )
-def test_what_is_no_chat_completion_is_invalid(answer: object, why: str) -> None:
+def test_an_answer_that_is_not_a_chat_completion_is_invalid(answer: object, why: str) -> None:
     with pytest.raises(InvalidAnswerError) as error:
         read_body(answer)
     assert why in str(error.value)
@@ -204,7 +204,7 @@ def test_another_scale() -> None:
     assert read_body({"choices": [{"finish_reason": None, "message": {"content": "Score: 1"}}]}).value == 0.1
 
 
-def test_a_large_scale_is_told_digit_by_digit() -> None:
+def test_a_large_scale_is_described_digit_by_digit() -> None:
     asked = sent(min_score=-1e6, max_score=999_999.5)["messages"][0]["content"]
     assert "a number from -1000000 (worst) to 999999.5 (best)" in asked
     assert read("Score: 999999.5", min_score=-1e6, max_score=999_999.5).value == 1.0

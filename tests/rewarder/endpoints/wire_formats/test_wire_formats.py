@@ -83,7 +83,7 @@ def test_trl_s_body_is_the_arguments_of_a_function() -> None:
     assert sent("trl", TALK)["prompts"] == TALK.prompts
 
 
-def test_our_body_says_who_asks_and_until_when() -> None:
+def test_our_body_contains_the_caller_and_the_deadline() -> None:
     assert sent("headrace") == {
         "request_id": "r-1",
         "run_id": "run-a",
@@ -145,7 +145,7 @@ def test_our_answer_has_a_status_for_each_completion() -> None:
         ({"items": [{"index": True, "score": 1}, {"index": 0, "score": 1}]}, "an item has no index from 0 to 1"),
     ],
 )
-def test_an_answer_that_is_none_of_ours_is_invalid_for_all(answer: object, why: str) -> None:
+def test_an_answer_in_another_format_is_invalid_for_all(answer: object, why: str) -> None:
     with pytest.raises(InvalidAnswerError) as error:
         read("headrace", answer)
     assert str(error.value).startswith(why)
@@ -168,7 +168,7 @@ def test_an_answer_that_is_none_of_ours_is_invalid_for_all(answer: object, why: 
         (b'{"score": 1, "components": [1]}', "components is list, not an object"),
     ],
 )
-def test_an_item_that_makes_no_sense_is_invalid_alone(item: bytes, detail: str) -> None:
+def test_only_an_item_that_makes_no_sense_is_invalid(item: bytes, detail: str) -> None:
     is_indexed = b'"index"' in item
     other = b'{"index": 1, "score": 1.0}' if is_indexed else b'{"score": 1.0}'
     bad, good = read("headrace", b'{"items": [' + item + b", " + other + b"]}")

@@ -1,20 +1,23 @@
-"""A resumed trainer chooses the same groups as the one before, because it considers arrivals in the stream's order.
+"""The scored stream at the trainer: invalid entries are buried, and the others are considered in the stream's order.
 
-Read after test_accounting.py.
+So a resumed trainer chooses the same groups as the one before.
 """
 
+import msgspec
 import pytest
 
 from services.trainer.fence import take_over
-from services.trainer.groups.group_ids import evaluation_id, group_id, training_number
+from services.trainer.groups.group_ids import evaluation_id, group_id
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.scored_groups import ScoredGroups
 from shared.messages import encode
 from shared.redis.keys import TRAINERS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.streams import StreamConsumer
+from shared.run_options.run_config import RunConfig
 from tests.groups import scored_group
 from tests.stream_view import entries
+from tests.trainer.bookkeeping import Trainer, generate, score
 
 pytestmark = pytest.mark.unit
 
@@ -22,7 +25,7 @@ ORDER = [number ^ 1 for number in range(150)]
 """1 0 3 2 5 4 ...: groups overtake each other on their way."""
 
 
-def consumer(redis: Redis, keys: RunKeys, name: str) -> StreamConsumer:
+def scored_consumer(redis: Redis, keys: RunKeys, name: str) -> StreamConsumer:
     return StreamConsumer(
         redis,
         stream=keys.scored,
@@ -44,17 +47,17 @@ async def publish(redis: Redis, keys: RunKeys) -> list[str]:
 
 
 def scored_groups(redis: Redis, keys: RunKeys, *, incarnation: int, ledger: Ledger | None = None) -> ScoredGroups:
-    seat = consumer(redis, keys, f"trainer-{incarnation}")
+    seat = scored_consumer(redis, keys, f"trainer-{incarnation}")
     return ScoredGroups(redis, keys=keys, ledger=ledger or Ledger(admitted=150), incarnation=incarnation, consumer=seat)
 
 
-async def test_what_several_dead_trainers_have_read_is_considered_in_the_order_of_the_stream(
+async def test_groups_that_several_dead_trainers_have_read_are_considered_in_the_order_of_the_stream(
     redis: Redis, run_keys: RunKeys
 ) -> None:
     """Trainer 2 read the older entries, trainer 10 the newer ones. Redis lists trainer 10 first. Others are unread."""
     ids = await publish(redis, run_keys)
-    assert len(await consumer(redis, run_keys, "trainer-2").read(count=70)) == 70
-    assert len(await consumer(redis, run_keys, "trainer-10").read(count=60)) == 60
+    assert len(await scored_consumer(redis, run_keys, "trainer-2").read(count=70)) == 70
+    assert len(await scored_consumer(redis, run_keys, "trainer-10").read(count=60)) == 60
     incarnation = await take_over(redis, run_keys)
     scored = scored_groups(redis, run_keys, incarnation=incarnation)
 
@@ -76,11 +79,13 @@ async def test_a_group_that_arrived_may_be_chosen_only_after_it_was_considered(r
     assert scored.oldest_first() == []
     scored.consider()
     scored.consider()
-    assert [waiting.number for waiting in scored.oldest_first()] == [0, 1], "equally old: the one admitted first"
+    assert [waiting.number for waiting in scored.oldest_first()] == [0, 1], (
+        "equally old, so the group admitted first comes first"
+    )
     assert scored.considered() == {0, 1}
 
 
-async def test_what_was_settled_before_is_not_considered_again(redis: Redis, run_keys: RunKeys) -> None:
+async def test_settled_groups_are_not_considered_again(redis: Redis, run_keys: RunKeys) -> None:
     ids = await publish(redis, run_keys)
     ledger = Ledger(admitted=150)
     for number in range(10):
@@ -106,7 +111,37 @@ async def test_the_groups_of_evaluations_are_acked_as_they_arrive_and_never_cons
     assert await redis.hlen(run_keys.started) == 0
 
 
-@pytest.mark.parametrize("label", ["eval-0001-00000010-00000003", "", "-1", "1a", "\u0664\u0662"])
-def test_no_other_label_passes_for_a_training_group(label: str) -> None:
-    assert training_number(label) is None
-    assert training_number(group_id(42)) == 42
+async def test_a_scored_group_that_was_never_admitted_is_buried(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    await redis.xadd(run_keys.scored, {"group_id": "00500000", "payload": encode(scored_group("00500000"))})
+
+    assert await trainer.step() == [0, 1]
+    ((_, letter),) = await entries(redis, run_keys.dead)
+    assert letter["reason"] == b"no group '00500000' was admitted"
+    assert trainer.ledger.admitted == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "run_id", "reason"),
+    [
+        ("00000001", "run-test", b"the entry is labelled '00000001' but holds group '00000000'"),
+        ("00000000", "run-other", b"the entry is on a stream of run run-test but holds a group of run run-other"),
+    ],
+)
+async def test_a_group_is_what_its_entry_is_labelled_and_of_its_run(
+    label: str, run_id: str, reason: bytes, redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    group = scored_group("00000000")
+    group = msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, run_id=run_id))
+    await redis.xadd(run_keys.scored, {"group_id": label, "payload": encode(group)})
+
+    assert await trainer.step() == []
+    ((_, letter),) = await entries(redis, run_keys.dead)
+    assert letter["reason"] == reason
