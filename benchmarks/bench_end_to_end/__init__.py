@@ -1,0 +1,1 @@
+"""Compares whole GRPO runs of headrace with TRL's, and headrace with itself at several staleness bounds."""
