@@ -66,6 +66,7 @@ class _Decoder:
 
     def __init__(self, config: RunConfig) -> None:
         from vllm import LLM, SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         from services.generator.engine.engine_config import sampling_arguments
         from services.generator.engine.engine_spec import spec_for
@@ -74,10 +75,9 @@ class _Decoder:
         for name in ("weight_transfer_config", "worker_extension_cls", "scheduling_policy"):
             del args[name]
         self._llm: Any = LLM(**args)
-        params: Any = SamplingParams
-        self._params = params(**(sampling_arguments(config, num_completions=config.num_generations)))
-        params_type: Any = importlib_request_kind()
-        self._params.output_kind = params_type.FINAL_ONLY
+        kinds: Any = RequestOutputKind
+        self._params: Any = SamplingParams(**sampling_arguments(config, num_completions=config.num_generations))
+        self._params.output_kind = kinds.FINAL_ONLY
 
     def decode(self, prompts: list[str]) -> list[TrainRow]:
         """Return the completions of all groups, in the trainer's format, with random advantages."""
@@ -98,13 +98,6 @@ class _Decoder:
                     )
                 )
         return rows
-
-
-def importlib_request_kind() -> Any:
-    """Return vLLM's RequestOutputKind."""
-    from vllm.sampling_params import RequestOutputKind
-
-    return RequestOutputKind
 
 
 def main() -> None:
