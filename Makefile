@@ -74,6 +74,9 @@ types: $(FULL_WITH_TOOLS) ## mypy and pyright, strict, on every file, with torch
 bench-trainer: $(FULL_WITH_TOOLS) ## ours and TRL's trainer side by side: throughput and peak memory; minutes
 	@.venv/bin/python -m benchmarks.bench_trainer $(ARGS)
 
+bench-end-to-end: $(FULL_WITH_TOOLS) ## whole runs of headrace and TRL in turn, and headrace at several staleness bounds; hours
+	@.venv/bin/python -m benchmarks.bench_end_to_end $(ARGS)
+
 bench-staleness: $(FULL_WITH_TOOLS) ## the demo task at several staleness bounds, with and without correction; half an hour
 	@.venv/bin/python -m benchmarks.bench_staleness $(ARGS)
 

@@ -39,7 +39,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="measured steps of a run, after the warm-up steps (the work's)")
     parser.add_argument("--skip-vllm", action="store_true", help="leave TRL with a vLLM server out")
     parser.add_argument(
-        "--staleness", type=int, nargs="*", default=[0, 1, 2, 4], metavar="STEPS", help="headrace's max_staleness values"
+        "--staleness",
+        type=int,
+        nargs="*",
+        default=[0, 1, 2, 4],
+        metavar="STEPS",
+        help="headrace's max_staleness values",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of models, data and runs (0)")
     parser.add_argument(
@@ -68,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         results[name] = measure(WORKS[name], arguments)
     names = ("over_trl", "over_trl_vllm", "share_of_limit", "async_over_sync")
     last = {number: {work: found[number] for work, found in results.items()} for number in names}
-    print(json.dumps({**last, "pairs": arguments.pairs, "works": {name: found["all"] for name, found in results.items()}}))
+    print(
+        json.dumps({**last, "pairs": arguments.pairs, "works": {name: found["all"] for name, found in results.items()}})
+    )
     return 0
 
 

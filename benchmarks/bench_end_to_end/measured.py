@@ -1,7 +1,7 @@
 """What a side reports, and the numbers that follow from it. Pure.
 
-    steps of a run: [warm-up ...] | [measured .........................]
-                                  ^ every clock begins at the end of the last warm-up step
+steps of a run: [warm-up ...] | [measured .........................]
+                              ^ every clock begins at the end of the last warm-up step
 """
 
 import statistics

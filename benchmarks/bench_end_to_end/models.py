@@ -87,7 +87,7 @@ def _imitate(model: Any, probabilities_VV: torch.Tensor) -> dict[str, Any]:
         entropy = -(wanted_BTV * wanted_BTV.clamp_min(1e-9).log()).sum(-1).mean()
         loss = -(wanted_BTV * logprobs_BTV).sum(-1).mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         ramp.step()

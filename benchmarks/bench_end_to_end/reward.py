@@ -1,5 +1,7 @@
 """The reward of the letters works: the share of letters that follow the letter before them in the alphabet."""
 
+import itertools
+
 
 def in_order(prompts: list[str], completions: list[str], **_columns: object) -> list[float]:
     """Score each completion; the letter before its first one is the prompt's last. An empty one gets 0."""
@@ -7,7 +9,7 @@ def in_order(prompts: list[str], completions: list[str], **_columns: object) -> 
 
 
 def _share(letters: str) -> float:
-    pairs = list(zip(letters, letters[1:], strict=False))
+    pairs = list(itertools.pairwise(letters))
     return sum(_next(first) == second for first, second in pairs) / len(pairs) if pairs else 0.0
 
 

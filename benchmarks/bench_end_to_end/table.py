@@ -20,9 +20,7 @@ def numbers(work: Work, bare: Bare) -> dict[str, Number]:
         "accuracy": lambda run: run.accuracy,
         "share_of_limit": bare.share_of_limit,
         "staleness": lambda run: run.staleness,
-        "tokens_a_completion": lambda run: run.num_tokens()
-        / (len(run.steps) - run.num_warmup_steps)
-        / work.num_rows,
+        "tokens_a_completion": lambda run: run.num_tokens() / (len(run.steps) - run.num_warmup_steps) / work.num_rows,
         "longest": lambda run: run.longest,
     }
 
@@ -55,7 +53,7 @@ def table(work: Work, rounds: Rounds, *, bare: Bare, threads: Mapping[str, int])
     ]
     found = numbers(work, bare)
     for side in rounds.by_side:
-        name = f"{side}, {threads[side]} threads" if side in threads else side
+        name = f"{side}, torch threads {threads[side]}" if side in threads else side
         cells = [
             _cell(rounds.median(side, found[number]), digits)
             for number, digits in (

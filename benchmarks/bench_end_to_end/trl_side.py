@@ -2,12 +2,11 @@
 
 Plain (``use_vllm=False``), nothing of TRL is changed.
 
-With a vLLM server (``vllm_mode="server"``), two methods of TRL's client are replaced, because they need CUDA: its NCCL
-group is not created, and the weights go to the server through a safetensors file in memory (/dev/shm), which the worker
-loads when the request of vLLM's own /collective_rpc route arrives. TRL waits for that after each step, as it waits for its
-broadcast. The server is vLLM's own OpenAI server, with the engine arguments that TRL's guide asks for, in float32. The
-requests, the schedule and the trainer are TRL's. The rest of vLLM's set-up is that of headrace's generator: one core for
-the worker with one thread, two with two.
+With a vLLM server (``vllm_mode="server"``), two methods of TRL's client are replaced, because they need CUDA. Its NCCL
+group is not created. The weights go to the server through a safetensors file in memory (/dev/shm), which the worker
+loads when a request to vLLM's own /collective_rpc route arrives. TRL waits for that after each step, as it waits for
+its broadcast. The server is vLLM's own OpenAI server, in float32. Its worker has as many cores as TRL has
+torch threads. Requests, schedule and trainer are TRL's.
 """
 
 import contextlib
@@ -166,7 +165,7 @@ def _cpu_client(directory: Path) -> Generator[None]:
     """Replace the two methods of TRL's client that need CUDA."""
     vllm_client: Any = importlib.import_module("trl.generation.vllm_client")
     writer: Any = importlib.import_module("safetensors.torch")
-    shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else directory  # noqa: S108  not a temporary file
+    shared_memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else directory
     path = shared_memory / f"bench-end-to-end-{os.getpid()}.safetensors"
 
     def init_communicator(self: Any, device: Any = 0) -> None:

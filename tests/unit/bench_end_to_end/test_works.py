@@ -1,5 +1,7 @@
 """The works of the end-to-end benchmark, its arguments and its table."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.bench_end_to_end import __main__ as bench
@@ -18,11 +20,11 @@ def test_the_reward_counts_letters_in_order() -> None:
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
-def test_both_sides_make_steps_of_the_same_size(work: Work, tmp_path: object) -> None:
+def test_both_sides_make_steps_of_the_same_size(work: Work, tmp_path: Path) -> None:
     options = work.trl_options()
     assert options["per_device_train_batch_size"] * options["gradient_accumulation_steps"] == work.num_rows
     assert {"groups_per_step", "max_staleness"}.isdisjoint(options)
-    config = parse_run_config(run_config(work, tmp_path, total_steps=30, max_staleness=2, seed=0))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    config = parse_run_config(run_config(work, tmp_path, total_steps=30, max_staleness=2, seed=0))
     assert config.groups_per_step * config.num_generations == work.num_rows
     assert not config.shuffle_dataset
 
@@ -70,7 +72,7 @@ def test_a_number_that_was_not_reached_is_left_out() -> None:
     rounds.add("TRL", run())
     rounds.add("headrace, max_staleness 2", run(seconds_a_step=1.0))
     shown = table(DEMO, rounds, bare=bare, threads={"TRL": 1})
-    assert "| TRL, 1 threads | 50 | 0.500 | 30.00 | 0.750 |  |" in shown
+    assert "| TRL, torch threads 1 | 50 | 0.500 | 30.00 | 0.750 |  |" in shown
     sides = summary(DEMO, rounds, bare=bare, threads={"TRL": 1})["sides"]
     assert sides["TRL"]["seconds_to_reward"] is None
     assert sides["headrace, max_staleness 2"]["tokens_per_s"] == 100.0
