@@ -4,9 +4,10 @@ import asyncio
 import logging
 
 from services.generator.app import make_app
-from services.generator.engine import engine_failure
+from services.generator.engine import engine_failure, fork_server
 from services.generator.engine.engine import import_vllm, kill_children
 from services.generator.engine.engine_check import EngineChecker, make_check_router
+from services.generator.engine.vllm_environment import is_cpu_build
 from services.generator.metrics import GeneratorMetrics
 from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.receive.weight_receiver import WeightReceiver
@@ -41,6 +42,8 @@ def run_process(settings: GeneratorSettings) -> int:
 
 async def _serve(settings: GeneratorSettings) -> int:
     stop = stop_on_signals()
+    if is_cpu_build():
+        fork_server.start()
     receiver = WeightReceiver(replica_id=settings.name, weight_roots=settings.places_of_weights())
     state = ServiceState(receiver)
     openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.held_version.policy_version)

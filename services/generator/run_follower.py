@@ -172,7 +172,7 @@ class RunFollower:
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))
                 return
-            set_aside_what_stays()
+            freeze_long_lived_objects()
             self._receiver.attach(
                 VllmReceivingEngine(engine.client, engine.spec.adapter),
                 run_id=record.run_id,
@@ -273,7 +273,7 @@ class RunFollower:
         self._metrics.decoding_is_paused.set(self._receiver.decoding_is_paused)
 
 
-def set_aside_what_stays() -> None:
+def freeze_long_lived_objects() -> None:
     """Have Python's garbage collector look only at objects that are created from now on.
 
     A collection over everything that vLLM's import created takes 0.3 s, in which this process answers nobody.

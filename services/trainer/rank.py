@@ -223,7 +223,8 @@ def _first(error: BaseException) -> BaseException:
 
 if __name__ == "__main__":
     exit_status = main()
-    if exit_status == CRASHED:
+    if exit_status != ENDED:
         logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(exit_status)  # sys.exit would wait for a thread that is stuck in torch
-    sys.exit(exit_status)

@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.errors import UserError
-from shared.messages import MAX_MESSAGE_BYTES
 from shared.near_name import nearest
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import INSTEAD
@@ -31,10 +30,6 @@ from shared.run_options.wording import EMPTY, what_is_wrong
 
 _MAX_PROBLEMS = 100
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-
-
-_BYTES_PER_TOKEN = 13
-"""In a message: 9 bytes for id, logprob and mask, and about 4 of text."""
 
 
 class RunConfig(
@@ -142,19 +137,6 @@ class RunConfig(
             raise ValueError(
                 f"one rollout may have {longest} tokens, more than max_tokens_per_microbatch="
                 f"{self.max_tokens_per_microbatch}; raise it to at least {longest}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_group_fits_a_stream_entry(self) -> Self:
-        most = max(self.num_generations, self.num_generations_eval or 0)
-        num_tokens = most * self.max_completion_length
-        if num_tokens * _BYTES_PER_TOKEN > MAX_MESSAGE_BYTES:
-            raise ValueError(
-                f"a group of {most} completions of max_completion_length={self.max_completion_length} tokens takes "
-                f"about {num_tokens * _BYTES_PER_TOKEN / 2**20:.1f} MiB, more than the {MAX_MESSAGE_BYTES >> 20} MiB of an "
-                f"entry in Redis: with {most} completions, lower max_completion_length to at most "
-                f"{MAX_MESSAGE_BYTES // (most * _BYTES_PER_TOKEN)}, or lower num_generations"
             )
         return self
 

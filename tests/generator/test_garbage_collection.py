@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.generator.run_follower import set_aside_what_stays
+from services.generator.run_follower import freeze_long_lived_objects
 
 pytestmark = pytest.mark.unit
 
@@ -26,16 +26,16 @@ def unfrozen() -> Iterator[None]:
 
 def test_objects_that_exist_are_not_examined_again() -> None:
     kept = [Node() for _ in range(100)]
-    set_aside_what_stays()
+    freeze_long_lived_objects()
     assert gc.get_freeze_count() >= len(kept)
 
 
 def test_what_an_earlier_run_has_left_is_collected_by_the_next_run() -> None:
     left = Node()
     is_there = weakref.ref(left)
-    set_aside_what_stays()
+    freeze_long_lived_objects()
     del left
     gc.collect()
-    assert is_there() is not None, "it was set aside"
-    set_aside_what_stays()
+    assert is_there() is not None, "it was frozen"
+    freeze_long_lived_objects()
     assert is_there() is None

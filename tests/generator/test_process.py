@@ -201,7 +201,7 @@ async def test_a_generator_killed_while_loading_leaves_no_child(
 ) -> None:
     await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
     generator = start()
-    generator.until(lambda: len(generator.descendants()) >= 2)
+    generator.until(generator.engine)
     children = generator.descendants()
     generator.process.kill()
     # A child checks for its parent once it has imported its modules.
@@ -213,7 +213,7 @@ async def test_asked_to_stop_while_loading_it_stops(
 ) -> None:
     await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
     generator = start()
-    generator.until(lambda: len(generator.descendants()) >= 2)
+    generator.until(generator.engine)
     children = generator.descendants()
     generator.process.send_signal(signal.SIGTERM)
     assert generator.ended(within_s=10) == 0, generator.log.read_text()

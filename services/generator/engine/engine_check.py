@@ -1,18 +1,17 @@
 """Has vLLM check a run's engine arguments and sampling settings, in a separate process.
 
-    POST /internal/v1/engine/check --> python -m services.generator.engine.engine_check --> verdict
-                                       stdin: run, HEADRACE_ENGINE_ARGS    stdout: EngineVerdict
+    POST /internal/v1/engine/check --run, HEADRACE_ENGINE_ARGS--> another process --verdict--> answer
 
 vLLM checks options by building its config from them. This sets variables of the process, and may take long or never
-end, so it happens in a separate process and with a deadline. The engine is not started. Problems that only its start
-reveals, such as too little memory, are reported when the run is served.
+end, so it happens in a separate process, started like an engine core, and with a deadline. The engine is not started.
+Problems that only its start reveals, such as too little memory, are reported when the run is served.
 """
 
 import asyncio
-import json
+import multiprocessing
 import os
-import sys
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
@@ -57,31 +56,28 @@ class EngineChecker:
         if outside:  # vLLM is not asked, because it would read these files
             return EngineVerdict(errors=[EngineProblem(field=field, message=message) for field, message in outside])
         async with self._lock:
-            question = json.dumps({"config": config, "of_replica": self._of_replica}).encode()
-            answer = await self._ask(question)
+            answer = await self._ask(config)
         try:
             return EngineVerdict.model_validate_json(answer)
         except ValidationError as error:
             raise UnavailableError("the check of the engine's options ended without an answer") from error
 
-    async def _ask(self, question: bytes) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.generator.engine.engine_check",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+    async def _ask(self, config: dict[str, Any]) -> bytes:
+        processes = multiprocessing.get_context("spawn")
+        ours, theirs = processes.Pipe(duplex=False)
+        process = processes.Process(target=_answer, args=(theirs, config, self._of_replica), name="engine check")
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer, _ = await process.communicate(question)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"the check of the engine's options did not end within {self._timeout_s:.0f} s"
-            ) from error
+            await asyncio.to_thread(process.start)
+            theirs.close()
+            if not await asyncio.to_thread(ours.poll, self._timeout_s):
+                raise UnavailableError(f"the check of the engine's options did not end within {self._timeout_s:.0f} s")
+            return ours.recv_bytes()
+        except EOFError:
+            return b""
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return answer
+            process.kill()
+            await asyncio.to_thread(process.join)
+            ours.close()
 
 
 def make_check_router(checker: EngineChecker) -> APIRouter:
@@ -123,15 +119,10 @@ def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVer
     )
 
 
-def main() -> None:
-    """Read the question from standard input, and write the verdict to standard output."""
-    # vLLM logs to standard output, so descriptor 1 becomes standard error.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    question = json.loads(sys.stdin.read())
-    answers.write(judge(question["config"], question["of_replica"]).model_dump_json())
-    answers.flush()
-
-
-if __name__ == "__main__":
-    main()
+def _answer(answers: Connection, config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> None:
+    """Run in the other process. vLLM's log lines about a run that is not served would only confuse."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    answers.send_bytes(judge(config, of_replica).model_dump_json().encode())

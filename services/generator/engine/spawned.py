@@ -1,8 +1,10 @@
 """Runs first in every process that vLLM spawns: the process ends with its parent, and its failures are recorded.
 
     python -m services.generator      watch_children()
-     +-- EngineCore (spawned)         imports this module as __mp_main__: end_with_parent(), tell_failures()
-          +-- Worker (spawned)        the same; where there are several (engine_config.py)
+     +-- EngineCore                   imports this module as __mp_main__: end_with_parent(), tell_failures()
+          +-- Worker                  the same; where there are several (engine_config.py)
+
+On a CPU, engine cores are forked from a fork server in between (fork_server.py), and end with it.
 
 Without this, vLLM's engine core outlives a parent that was killed with SIGKILL, and keeps the GPU and gigabytes of
 memory. A vLLM plugin could not do this: an orphaned engine core loads plugins only after it has waited minutes for its
@@ -15,12 +17,12 @@ import signal
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 
 from services.generator.engine import engine_failure
+from services.generator.engine.vllm_environment import PARENT
 
 _EVERY_S = 0.5
-_PARENT = "HEADRACE_PARENT_PID"
-"""Variable with the process id of the parent. Asking the kernel could be too late: the parent may have ended before."""
 
 
 def watch_children() -> None:
@@ -30,13 +32,13 @@ def watch_children() -> None:
     sets this module as the main one.
     """
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("services.generator.engine.spawned")
-    os.environ[_PARENT] = str(os.getpid())
+    os.environ[PARENT] = str(os.getpid())
 
 
 def end_with_parent() -> None:
     """Kill this process as soon as the process that spawned it has ended."""
-    parent = int(os.environ.get(_PARENT, os.getppid()))
-    os.environ[_PARENT] = str(os.getpid())  # for the processes that this one spawns
+    parent = int(os.environ.get(PARENT, os.getppid()))
+    os.environ[PARENT] = str(os.getpid())  # for the processes that this one spawns
 
     def watch() -> None:
         # multiprocessing's own handle of the parent exists only after vLLM is imported, many seconds from now.
@@ -52,6 +54,15 @@ def tell_failures() -> None:
     engine_failure.write_down_failures()
 
 
+def _let_go_of_fork_server() -> None:
+    """Close the pipe that keeps a fork server alive as long as its children: it ends with the process that began it."""
+    state = getattr(forkserver, "_forkserver")  # noqa: B009  private: getattr hides it from type checkers
+    if state._forkserver_alive_fd is not None:  # noqa: SLF001
+        os.close(state._forkserver_alive_fd)  # noqa: SLF001
+        state._forkserver_alive_fd = state._forkserver_address = None  # noqa: SLF001
+
+
 if __name__ == "__mp_main__":
+    _let_go_of_fork_server()
     end_with_parent()
     tell_failures()

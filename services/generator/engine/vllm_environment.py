@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 MAX_COMPLETIONS = 1024
 """Most completions of one request, OpenAI-compatible ones too. RunConfig.num_generations has the same bound."""
+PARENT = "HEADRACE_PARENT_PID"
+"""Variable with the process id of the parent, for spawned.py. Asking the kernel could be too late: the parent may have
+ended before."""
 _CACHE = "VLLM_CACHE_ROOT"
 _MAX_REPLICAS = 64
 open_locks: list[int] = []

@@ -39,7 +39,8 @@ _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load"})
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Whether a line of vLLM about a layer without new weights is of use: rotary embeddings never get any."""
-    return not (isinstance(record.args, tuple) and str(record.args[:1]).endswith("RotaryEmbedding',)"))
+    layers = record.args if isinstance(record.args, tuple) else ()
+    return not any(str(layer).endswith("RotaryEmbedding") for layer in layers)
 
 
 logging.getLogger(layerwise.__name__).addFilter(_is_worth_a_line)

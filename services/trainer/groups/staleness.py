@@ -20,6 +20,9 @@ then the batch waits for the early groups. Hence no trained group is staler than
 order groups are completed. It would not be enough to wait only when an unfinished group would pass its own deadline: 2
 k P groups with one deadline cannot be trained in one batch.
 
+No group is admitted while a push is under way (training_loop.py). A group begins at the version whose push ended last
+or at a newer one, so the window counts as above although the next batch is computed beside the push.
+
 Where ``max_steps`` cuts the last batch short, admission counts the groups that the remaining steps will use, instead of
 W batches. At most those groups are unsettled when the last batches begin, so (*) holds for them too. With n = k = 1,
 all of this becomes: at most (S+1) P groups in flight.

@@ -145,8 +145,8 @@ class Admission:
                 self._again.popleft()
             else:
                 number = self._ledger.admitted
+                self._ledger.admitted = number + 1  # first: its dead letter may be read before Redis's answer
                 is_usable = await self._add(number, is_again=False)
-                self._ledger.admitted = max(number + 1, self._ledger.admitted)
             if is_usable:
                 admitted.append(number)
         return admitted

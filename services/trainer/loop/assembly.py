@@ -109,7 +109,7 @@ async def assemble(
             run_dir=files.run_dir,
             in_hand=in_hand,
             torch_thread=torch_thread,
-            weights_may_change=outflow.finish_push,
+            until_weights_may_change=outflow.finish_push,
         ),
         intake=intake,
         outflow=outflow,

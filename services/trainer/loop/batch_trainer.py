@@ -80,7 +80,7 @@ class BatchTrainer:
         in_hand: Records which groups are computed on, and which to try by themselves first.
         torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
             ``close`` ends it.
-        weights_may_change: Awaited before each optimizer step. Until it returns, others read the weights.
+        until_weights_may_change: Awaited before each optimizer step. Until it returns, others read the weights.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BatchTrainer:
         run_dir: Path,
         in_hand: GroupsInHand,
         torch_thread: ThreadPoolExecutor,
-        weights_may_change: Callable[[], Awaitable[None]],
+        until_weights_may_change: Callable[[], Awaitable[None]],
     ) -> None:
         self._core = core
         self._config = config
@@ -100,7 +100,7 @@ class BatchTrainer:
         self._run_dir = run_dir
         self._in_hand = in_hand
         self._torch = torch_thread
-        self._weights_may_change = weights_may_change
+        self._until_weights_may_change = until_weights_may_change
 
     async def plan(self, groups: Sequence[TrainedGroup], *, num_steps_left: int) -> list[PlannedStep]:
         """Return the steps of the batch that begins now, scored as far as its steps need."""
@@ -143,7 +143,10 @@ class BatchTrainer:
                 accumulated = await self._in_torch_thread(
                     lambda: self._core.accumulate(minibatch.rows, totals=planned.totals, per_token=sorted(wanted))
                 )
-                await self._weights_may_change()
+            waits_from = time.monotonic()
+            await self._until_weights_may_change()  # a death in the meantime is not the groups' fault
+            waited_s = time.monotonic() - waits_from
+            async with self._in_hand.holding(_numbers(minibatch.groups)):
                 stats = await self._in_torch_thread(self._core.step)
         except NonFiniteError as error:
             raise await self._post_mortem(error, planned.minibatch, planned.totals) from error
@@ -153,7 +156,7 @@ class BatchTrainer:
             stats=stats,
             per_token={wanted[index]: arrays for index, arrays in accumulated.per_token.items()},
             tokens_per_pass=accumulated.num_pass_tokens / max(1, accumulated.num_passes),
-            train_s=planned.prepared_s + time.monotonic() - began_at,
+            train_s=planned.prepared_s + time.monotonic() - began_at - waited_s,
         )
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ the weights would queue behind the passes of the next batch.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +21,10 @@ import torch
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.push_schedule import PushSchedule
 from services.trainer.policy.training_core import TrainingCore
+from shared.redis.run_record import Waiting
 from shared.run_options.run_config import RunConfig
+
+_LONG_PUSH_S = 2.0
 
 State = Callable[[], dict[str, Any]]
 """Returns the state of the loop to keep in a checkpoint."""
@@ -53,11 +57,18 @@ class Outflow:
         self._torch = torch_thread
         self._must_wait = core.num_ranks > 1 or torch.cuda.is_available()
         self._pushing: asyncio.Task[None] | None = None
+        self._began_at = 0.0
 
     @property
     def is_pushing(self) -> bool:
-        """Whether a push is under way, or what was to follow it."""
+        """Whether a push is under way, or the admission after it."""
         return self._pushing is not None and not self._pushing.done()
+
+    def waiting(self) -> Waiting | None:
+        """Return what the run waits for if it waits for a generator or a long push; None if for neither."""
+        if self.is_pushing and time.monotonic() - self._began_at > _LONG_PUSH_S:
+            return Waiting("work", f"the push of version {self._core.policy_version}")
+        return self.pushes.waiting()
 
     async def begin_push_if_needed(self, tasks: asyncio.TaskGroup, *, then: Callable[[], Awaitable[None]]) -> None:
         """Begin to push the newest weights if a generator does not have them. A failed push does not raise.
@@ -65,10 +76,11 @@ class Outflow:
         Does nothing while a push is under way.
 
         Args:
-            tasks: Run the push. What it raises ends the group.
+            tasks: Run the push. An exception in it cancels the group.
             then: Called after the push, and if no generator needed one.
         """
         if not self.is_pushing:
+            self._began_at = time.monotonic()
             self._pushing = tasks.create_task(self._push(then), name=f"push of version {self._core.policy_version}")
         if self._must_wait:
             await self.finish_push()
@@ -95,9 +107,13 @@ class Outflow:
         await self.saver.begin(tasks, self._torch, state)
 
     async def save_if_due(self, tasks: asyncio.TaskGroup, state: State) -> None:
-        """Save if a multiple of ``save_steps`` has passed since the last checkpoint."""
+        """Save if a multiple of ``save_steps`` has passed since the last checkpoint.
+
+        After the push, which fails if the weights have diverged.
+        """
         every = self._config.save_steps
         if self._core.policy_version // every != self.saver.saved_step // every:
+            await self.finish_push()
             await self.save(tasks, state)
 
     async def finish(self) -> None:

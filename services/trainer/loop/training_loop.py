@@ -83,7 +83,7 @@ class TrainingLoop:
                 await self.outflow.finish()
             except NonFiniteError:
                 # This run will not be started again, so finish the checkpoint that is being written now.
-                await self.outflow.finish()
+                await self.outflow.saver.finish()
                 raise
             finally:
                 reporter.cancel()
@@ -117,7 +117,6 @@ class TrainingLoop:
             await self._read_changes(tasks)
             if self._terminate.is_set() or self.intake.should_stop:
                 return None
-            await self.intake.pause_or_resume()
             if self.intake.is_evaluation_due(self.core.policy_version):
                 await self.outflow.finish_push()
             if not self.outflow.is_pushing:
@@ -127,7 +126,7 @@ class TrainingLoop:
             batch = await self.intake.next_batch(policy_version=self.core.policy_version, num_steps_left=num_steps_left)
             if batch.groups:
                 return batch
-            self.reporting.waits_for(self.outflow.pushes.waiting() or self.intake.waiting_for(batch))
+            self.reporting.waits_for(self.outflow.waiting() or self.intake.waiting_for(batch))
             await self.intake.judge_arrivals(num_steps_left=num_steps_left)
             if not self.outflow.saver.is_writing and self.intake.needs_checkpoint():
                 await self.outflow.save(tasks, self._state)
@@ -142,10 +141,8 @@ class TrainingLoop:
             trained = await self._trainer.step(planned)
             if planned.is_last:
                 self.intake.settle(batch, step=self.core.policy_version)
-                await self.outflow.begin_push_if_needed(tasks, then=self._admit)
                 await self._read_changes(tasks)
-                if self._num_steps_left():
-                    await self.intake.pause_or_resume()
+                await self.outflow.begin_push_if_needed(tasks, then=self._admit)
             await self.reporting.step(groups, trained)
 
     async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
@@ -181,12 +178,16 @@ class TrainingLoop:
 
     async def _read_changes(self, tasks: asyncio.TaskGroup) -> None:
         """Read what has changed outside: requests to stop or pause, new generators, buried groups."""
-        if await self.intake.read_changes():  # about twice a second
+        is_time_to_look = await self.intake.read_changes()  # about twice a second
+        if self._num_steps_left():
+            await self.intake.pause_or_resume()
+        if is_time_to_look:
             await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # a generator may have joined
 
     async def _admit(self) -> None:
         """Send the prompts that there is room for, after a push: before it, older weights would sample them."""
-        await self.intake.admit(num_steps_left=self._num_steps_left())
+        if not (self._terminate.is_set() or self.intake.should_stop):
+            await self.intake.admit(num_steps_left=self._num_steps_left())
 
     def _num_steps_left(self) -> int:
         return self._total_steps - self.core.policy_version

@@ -1,5 +1,6 @@
 """Options of a transformers model: attention, activation recomputation, dropout, layer kernels."""
 
+import math
 from typing import Any, cast
 
 import torch
@@ -90,23 +91,33 @@ def recomputes(lm: Any, config: RunConfig, *, is_alone: bool, device: torch.devi
     return bool(lm.supports_gradient_checkpointing) and not are_small
 
 
-def activation_bytes(lm: Any, config: RunConfig) -> int:
+def activation_bytes(lm: Any, config: RunConfig) -> float:
     """Return about how many bytes the backward pass of the fullest pass needs, without recomputation.
 
+    Infinity for models whose sizes cannot be read, and where attention keeps its scores (varlen_attention.py).
+
     A decoder layer keeps about 8 vectors of its hidden size for a token (norms and residuals), 8 of its attention's and
-    5 of its intermediate size, all counted as float32. Attention scores are not counted: torch's kernel for a CPU keeps
-    none.
+    5 of its intermediate size, all counted as float32. torch's attention kernel for a CPU keeps no scores.
     """
-    sizes = lm.config.get_text_config()
-    hidden = int(sizes.hidden_size)
-    heads = int(sizes.num_attention_heads)
-    attention = heads * int(getattr(sizes, "head_dim", None) or hidden // heads)
-    intermediate = max(
-        int(getattr(sizes, "intermediate_size", None) or 4 * hidden),
-        int(getattr(sizes, "moe_intermediate_size", None) or 0) * int(getattr(sizes, "num_experts_per_tok", None) or 1),
-    )
+    try:
+        sizes = lm.config.get_text_config()
+        hidden, heads, layers = (
+            int(getattr(sizes, name)) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+        )
+        attention = heads * int(getattr(sizes, "head_dim", None) or hidden // heads)
+        intermediate = max(
+            int(getattr(sizes, "intermediate_size", None) or 4 * hidden),
+            int(getattr(sizes, "moe_intermediate_size", None) or 0)
+            * int(getattr(sizes, "num_experts_per_tok", None) or 1),
+        )
+        has_capped_scores = getattr(sizes, "attn_logit_softcapping", None) is not None
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # some sizes differ between layers
+        return math.inf
+    has_sinks = any(name.endswith("sinks") for name, _ in lm.named_parameters())
+    if has_capped_scores or has_sinks or config.attn_implementation not in _OURS:
+        return math.inf
     vectors = 8 * hidden + 8 * attention + 5 * intermediate
-    return 4 * int(sizes.num_hidden_layers) * config.max_tokens_per_microbatch * vectors
+    return 4.0 * layers * config.max_tokens_per_microbatch * vectors
 
 
 def checkpoint_layers(lm: Any) -> None:

@@ -26,7 +26,7 @@ from shared.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_LENGTHS = (13, 19)
+_LENGTHS = (13, 13, 19)
 _WINDOW = 5
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _EXACT, _ROUNDED = 1e-3, 0.2
@@ -95,12 +95,12 @@ def _settle_alone(module: PolicyModule, own: list[Logprobs], device: torch.devic
 def _why_not_packable(module: PolicyModule, own: list[Logprobs], device: torch.device, tolerance: float) -> str | None:
     rows = _random_rows(module)
     try:
-        packed = _logprobs(module, rows, (0, 1), device)
+        packed = _logprobs(module, rows, tuple(range(len(rows))), device)
     except NotPackableError as error:
         return str(error)
     except (TypeError, ValueError, RuntimeError) as error:
         return f"its code does not accept packed rows ({type(error).__name__}: {error})"
-    difference = _difference(own, np.split(packed, [own[0].size]), tolerance)
+    difference = _difference(own, np.split(packed, np.cumsum([row.size for row in own])[:-1]), tolerance)
     if not difference <= tolerance:  # also true for NaN
         return f"its logprobs differ by {difference:.2g} standard deviations on packed rows"
     return None

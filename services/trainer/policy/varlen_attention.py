@@ -110,7 +110,7 @@ def equal_runs(lengths: Sequence[int], *, max_scores: int) -> list[tuple[int, in
     runs: list[tuple[int, int]] = []
     for length, equal in itertools.groupby(lengths):
         num_rows = len(list(equal))
-        most = max(1, max_scores // length**2)
+        most = max(1, max_scores // max(1, length**2))
         runs += [(min(most, num_rows - first), length) for first in range(0, num_rows, most)]
     return runs
 

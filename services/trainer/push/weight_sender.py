@@ -134,11 +134,11 @@ class WeightSender:
         result = PushResult(policy_version, await self._replicas.reconcile())
         if result.fleet.ready:
             timeout_s = self._push_timeout_s
-            deadline = time.monotonic() + timeout_s
             try:
                 probe = None
                 if prober is not None and result.transport != "simulated":
                     probe = await prober.probe(policy_version, timeout_s=timeout_s)
+                deadline = time.monotonic() + timeout_s
                 whole = await self._outgoing.announce(weights, policy_version=policy_version, timeout_s=timeout_s)
                 await self._try_twice(result, whole, probe, deadline=deadline)
             except (PushError, UnavailableError):

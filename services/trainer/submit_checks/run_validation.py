@@ -30,6 +30,7 @@ from services.trainer.submit_checks.surroundings_check import (
 )
 from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
+from shared.messages import MAX_MESSAGE_BYTES
 from shared.run_options.data import DatasetSource
 from shared.run_options.reward_kwargs import also_columns
 from shared.run_options.run_config import RunConfig, parse_run_config
@@ -37,6 +38,9 @@ from shared.run_options.run_places import misplaced
 from shared.service.tls import PeerTls
 
 _MAX_KEYS = 200
+_BYTES_PER_TOKEN, _BYTES_PER_PROMPT_TOKEN = 13, 5
+"""In a message, for each completion: 4 for the id, 1 for the mask; of sampled tokens also 4 for the logprob and about 4
+of text."""
 
 DatasetCheck = Callable[[RunConfig], DatasetSummary]
 EngineCheck = Callable[[RunConfig], Awaitable[EngineVerdict]]
@@ -106,6 +110,7 @@ class RunValidator:
             weight_dir.result(),
             Checked(warnings=what_weakens_learning(config)),
             Checked(errors=check_reports(config.report_to)),
+            Checked(errors=check_group_size(config)),
             Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
             Checked(errors=[] if base is None else [("load_in_4bit", base)]),
             Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
@@ -223,6 +228,25 @@ def _missing_columns(needs: list[RewardNeeds], columns: list[str]) -> list[str]:
         "for every group. Add the column, give the value in reward_kwargs, or give the argument a default"
         for need in needs
         for missing in need.missing(columns)
+    ]
+
+
+def check_group_size(config: RunConfig) -> list[tuple[str, str]]:
+    """Return an error if a group of longest completions would be larger than a message may be, and be buried."""
+    num_rollouts = max(config.num_generations, config.num_generations_eval or 0)
+    of_prompts = (config.max_prompt_length or 0) * _BYTES_PER_PROMPT_TOKEN
+    of_completions = config.max_completion_length * _BYTES_PER_TOKEN
+    num_bytes = num_rollouts * (of_prompts + of_completions)
+    if num_bytes <= MAX_MESSAGE_BYTES:
+        return []
+    longest = max(1, (MAX_MESSAGE_BYTES // num_rollouts - of_prompts) // _BYTES_PER_TOKEN)
+    return [
+        (
+            "max_completion_length",
+            f"a group of {num_rollouts} completions of {config.max_completion_length} tokens may take "
+            f"{num_bytes / 2**20:.1f} MiB, more than the {MAX_MESSAGE_BYTES >> 20} MiB of an entry in Redis: lower "
+            f"max_completion_length to at most {longest}, or lower num_generations",
+        )
     ]
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from services.generator.engine.spawned import _PARENT  # pyright: ignore[reportPrivateUsage]
+from services.generator.engine.vllm_environment import PARENT
 
 pytestmark = pytest.mark.unit
 
@@ -17,5 +17,5 @@ CHILD = "import time; from services.generator.engine.spawned import end_with_par
 def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    child = subprocess.run([sys.executable, "-c", CHILD], env={**os.environ, _PARENT: str(gone.pid)}, check=False)
+    child = subprocess.run([sys.executable, "-c", CHILD], env={**os.environ, PARENT: str(gone.pid)}, check=False)
     assert child.returncode == -signal.SIGKILL

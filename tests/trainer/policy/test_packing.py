@@ -225,6 +225,7 @@ def test_neighbours_of_equal_length_share_a_call_within_the_memory_for_their_sco
     lengths = [9, 9, 9, 4, 4, 9, 1]
     assert equal_runs(lengths, max_scores=10**6) == [(3, 9), (2, 4), (1, 9), (1, 1)]
     assert equal_runs(lengths, max_scores=2 * 81) == [(2, 9), (1, 9), (2, 4), (1, 9), (1, 1)]
+    assert equal_runs([0, 0], max_scores=0) == [(1, 0), (1, 0)]
     assert equal_runs(lengths, max_scores=0) == [(1, length) for length in lengths]
 
 

@@ -3,11 +3,13 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -385,6 +387,20 @@ def test_activations_are_kept_where_they_are_known_to_be_small(tiny_model: Path)
     assert recomputed < kept / 2
     expected = activation_bytes(core.lm, config)
     assert expected / 1.5 < kept < expected * 1.5
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.Gemma2Config(attn_logit_softcapping=50.0),  # keeps its scores
+        transformers.MambaConfig(),  # has no heads
+        transformers.Gemma3nTextConfig(),  # has a size for each layer
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_activations_of_unknown_size_are_recomputed(config: Any, tiny_model: Path) -> None:
+    lm = SimpleNamespace(config=config, named_parameters=list)
+    assert activation_bytes(lm, make_config(tiny_model)) == math.inf
 
 
 def test_bfloat16_is_close_to_float32_and_keeps_float32_weights(tiny_model: Path) -> None:

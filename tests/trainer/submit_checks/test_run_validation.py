@@ -1,10 +1,10 @@
-"""A written option without an effect is reported; options that were not written are not."""
+"""What needs no look outside: options without an effect, and groups that no message can hold."""
 
 from typing import Any
 
 import pytest
 
-from services.trainer.submit_checks.run_validation import unread_options
+from services.trainer.submit_checks.run_validation import check_group_size, unread_options
 from shared.run_options.run_config import parse_run_config
 
 pytestmark = pytest.mark.unit
@@ -44,3 +44,26 @@ def test_an_option_that_is_set_but_not_read_is_reported(settings: dict[str, Any]
 )
 def test_an_option_that_is_read_is_not_reported(settings: dict[str, Any]) -> None:
     assert unread_options(parse_run_config(ONE | settings)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "longest"),
+    [
+        ({"num_generations": 32}, 40329),
+        ({"num_generations": 8, "num_generations_eval": 32}, 40329),
+        ({"num_generations": 32, "max_prompt_length": 4096}, 38754),
+        ({"num_generations": 16}, None),
+    ],
+)
+def test_a_group_that_may_be_larger_than_a_message_is_refused_with_the_longest_that_fits(
+    settings: dict[str, Any], longest: int | None
+) -> None:
+    of_run = ONE | {"max_completion_length": 40960, "max_tokens_per_microbatch": 65536} | settings
+    errors = check_group_size(parse_run_config(of_run))
+    if longest is None:
+        assert errors == []
+    else:
+        ((field, says),) = errors
+        assert field == "max_completion_length"
+        assert f"lower max_completion_length to at most {longest}, or lower num_generations" in says
+        assert check_group_size(parse_run_config(of_run | {"max_completion_length": longest})) == []
