@@ -138,7 +138,7 @@ async def test_a_run_that_is_paused_during_a_push_admits_nothing_after_it(
         while loop.outflow.is_pushing:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.01)
     assert loop.ledger.admitted == 0
-    await RunStore(redis).ask_to(RUN_ID, "resume")
+    await RunStore(redis).ask_to(RUN_ID, "run")
     assert (await run)[0] == "finished"
 
 
