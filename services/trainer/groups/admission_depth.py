@@ -2,8 +2,8 @@
 
     unsettled groups  =  the batch in training  +  groups ahead of it            at most the window of staleness.py
 
-A group that is admitted early waits in a queue and grows stale there, without helping anybody. So the depth begins at
-one batch ahead: that batch is sampled while its predecessor is trained. It is then corrected at every batch:
+A group that is admitted too early only grows stale in a queue. So the depth begins at one batch ahead: this batch is
+sampled while the previous one is trained. The depth is then corrected at every batch:
 
     the trainer waited for groups           half a batch more ahead, at once
     in each of the last batches, at least   half of these spare groups fewer ahead; at least one batch stays
@@ -13,7 +13,7 @@ Waiting for stragglers (staleness.py) does not count: more groups ahead would no
 
 If the generators are the slower part, the trainer always waits, and the depth grows to the window: a larger number of
 groups in flight also makes larger decoding batches. If they are faster, sampling starts just in time, and a group is
-trained one batch after the one whose weights sampled it.
+trained one batch after the push of the weights that sampled it.
 
 The depth is not in checkpoints. It decides when a group is sampled, which depends on timing in any case, but not what
 is sampled: group n is row n. A resumed trainer begins at one batch ahead again. The groups of its predecessor count as
