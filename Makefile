@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
+.PHONY: help demo test test-long test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -79,6 +79,9 @@ bench-end-to-end: $(FULL_WITH_TOOLS) ## whole runs of headrace and TRL in turn, 
 
 bench-staleness: $(FULL_WITH_TOOLS) ## the demo task at several staleness bounds, with and without correction; half an hour
 	@.venv/bin/python -m benchmarks.bench_staleness $(ARGS)
+
+bench-admission: $(FULL_WITH_TOOLS) ## admission just in time beside eager: staleness and rate on a simulated generator; 15 minutes
+	@.venv/bin/python -m benchmarks.bench_admission $(ARGS)
 
 bench-fleet: $(FULL_WITH_TOOLS) ## 1 to 200 simulated generators on real streams: rate at the trainer, what Redis holds
 	@.venv/bin/python -m benchmarks.bench_simulated $(ARGS)

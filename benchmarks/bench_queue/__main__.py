@@ -10,20 +10,14 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from headrace.client import HeadraceClient
-from headrace.demo import model, task
-from headrace.demo.settings import RUN_OPTIONS
+from benchmarks.simulated_stack import demo_like_run, simulated_stack
 from headrace.local.process_table import descendants
 from headrace.local.state_dir import StateDir
 from shared.redis.redis_connection import connect
@@ -49,9 +43,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _measure(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     state = StateDir(directory / "state")
-    config = _run(directory)
+    config = demo_like_run(directory) | {"max_steps": 100_000, "save_steps": 50, "log_rollouts_every_steps": 50}
     times: dict[str, list[float]] = {"alone": [], "queued": []}
-    with _stack(directory, state) as (client, launcher):
+    with simulated_stack(directory, state=state, simulation={"SPEED_UP": "100"}) as (client, launcher):
         run_id = client.submit(config).run_id
         log = Path(client.get(run_id)["run_dir"]) / "metrics.jsonl"
         _wait_for_steps(log, 20)
@@ -74,44 +68,6 @@ def _measure(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "slower": round(medians["queued"] / medians["alone"] - 1, 4),
         "restarts": not is_same or status != "running",
     }
-
-
-def _run(directory: Path) -> dict[str, Any]:
-    tokenizer = model.make_tokenizer()
-    model.make_model(tokenizer, seed=0).save_pretrained(directory / "model")
-    tokenizer.save_pretrained(directory / "model")  # pyright: ignore[reportUnknownMemberType]
-    task.write_jsonl(directory / "train.jsonl", task.make_splits(0).train)
-    return {
-        **RUN_OPTIONS,
-        "model": str(directory / "model"),
-        "dataset_name": str(directory / "train.jsonl"),
-        "reward_funcs": ["repetition_penalty_reward"],
-        "max_steps": 100_000,
-        "save_steps": 50,
-        "log_rollouts_every_steps": 50,
-    }
-
-
-@contextlib.contextmanager
-def _stack(directory: Path, state: StateDir) -> Generator[tuple[HeadraceClient, int]]:
-    command = [sys.executable, "-m", "headrace", "up", "--simulate", "1", "--state-dir", str(state.path)]
-    environment = os.environ | {"HEADRACE_SIMULATED_SPEED_UP": "100", "HF_HUB_OFFLINE": "1"}
-    with (
-        (directory / "up.log").open("wb") as log,
-        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as up,
-    ):
-        try:
-            deadline = time.monotonic() + _READY_S
-            while b"Next:" not in (directory / "up.log").read_bytes():
-                if up.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"headrace did not come up: {(directory / 'up.log').read_text()}")
-                time.sleep(0.1)
-            endpoint = state.endpoint()
-            assert endpoint is not None
-            with HeadraceClient(endpoint.api_url, state.keys().api_key, timeout_s=60) as client:
-                yield client, up.pid
-        finally:
-            up.send_signal(signal.SIGINT)
 
 
 async def _fill_queue(redis_url: str, config: dict[str, Any], directory: Path, *, count: int) -> None:

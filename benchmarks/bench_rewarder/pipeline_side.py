@@ -48,6 +48,7 @@ class PipelineSide:
             "max_steps": num_steps,
             "max_completion_length": MAX_COMPLETION_LENGTH,
             "max_staleness": MAX_STALENESS,
+            "admission": "eager",  # generators set the pace, so the window would fill up anyway, after some steps
             "save_steps": num_steps,
             "learning_rate": 1e-5,
         }

@@ -17,7 +17,7 @@ from services.generator.simulated.draws import Draws
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.simulation_settings import SimulationSettings
 from services.trainer.groups.schedule import BatchShape
-from services.trainer.groups.staleness import num_admissible, stragglers
+from services.trainer.groups.staleness import stragglers, window
 
 _STEPS_LEFT = 1 << 40
 _ROUNDING = 1e-9
@@ -89,12 +89,8 @@ class _Fleet:
         self._version += 1
 
     def _admit(self) -> None:
-        count = num_admissible(
-            num_in_flight=len(self._unfinished) + len(self._waiting),
-            num_steps_left=_STEPS_LEFT,
-            max_staleness=self._load.max_staleness,
-            shape=self._shape,
-        )
+        limit = window(num_steps_left=_STEPS_LEFT, max_staleness=self._load.max_staleness, shape=self._shape)
+        count = max(0, limit - len(self._unfinished) - len(self._waiting))
         for number in itertools.islice(self._numbers, count):
             index = min(range(len(self._replicas)), key=lambda at: len(self._replicas[at].num_left))
             self._advance(index)

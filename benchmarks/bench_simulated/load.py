@@ -42,5 +42,6 @@ class Load:
             num_generations=self.num_generations,
             groups_per_step=self.groups_per_replica * self.num_replicas,
             max_staleness=self.max_staleness,
+            admission="eager",  # the steps take no time, so the window is always full
             max_completion_length=self.max_completion_length,
         )

@@ -131,9 +131,15 @@ def _staleness(work: Workload, replicas: int, generator: float, step_s: float) -
     longest_s = config.max_completion_length * running / generator
     steps = longest_s / step_s
     is_late = steps > config.max_staleness
+    less = ", or less if they are faster than needed" if config.admission == "just_in_time" else ""
     late = f": more than max_staleness={config.max_staleness}, so batches wait for it" if is_late else ""
     return [
-        _row("staleness, about", expected, "steps", f"{held:.0f} groups ({what}) / groups_per_step - 1, at most S"),
+        _row(
+            "staleness, about",
+            expected,
+            "steps",
+            f"{held:.0f} groups ({what}) / groups_per_step - 1, at most S{less}",
+        ),
         _row(
             "the longest completion",
             longest_s,

@@ -152,8 +152,8 @@ class StreamConsumer:
             await self._fetch_lost_replies()
         return self._take_redelivered(count)
 
-    async def read(self, *, count: int, block_s: float = BLOCK_S) -> list[Delivery]:
-        """Return up to ``count`` deliveries, or none after ``block_s`` seconds.
+    async def read(self, *, count: int, block_s: float | None = BLOCK_S) -> list[Delivery]:
+        """Return up to ``count`` deliveries, or none after ``block_s`` seconds. With None it does not wait.
 
         Raises:
             StateLostError: The stream or its consumer group is gone.
@@ -169,7 +169,7 @@ class StreamConsumer:
         try:
             entries = await self._read_group(">", count=count, block_s=block_s)
         except NO_ROOM:  # refused at once; no entry was assigned to us
-            await asyncio.sleep(block_s)
+            await asyncio.sleep(block_s or 0.0)
             return []
         except TRANSIENT:
             self._has_lost_a_reply = True

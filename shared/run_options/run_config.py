@@ -75,6 +75,10 @@ class RunConfig(
         ge=0,
         description="Most optimizer steps by which a group may be stale; older groups are not trained on",
     )
+    admission: Literal["just_in_time", "eager"] = Field(
+        default="just_in_time",
+        description="When prompts are sent: as late as keeps the trainer fed, or as early as max_staleness allows",
+    )
     groups_per_step: int = Field(default=8, ge=1, description="Prompt groups in an optimizer step")
     drop_zero_std_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal (counted) instead of training on them"

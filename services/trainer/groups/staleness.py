@@ -33,20 +33,16 @@ from collections.abc import Mapping
 from services.trainer.groups.schedule import BatchShape
 
 
-def num_admissible(*, num_in_flight: int, num_steps_left: int, max_staleness: int, shape: BatchShape) -> int:
-    """Return how many more groups may be admitted now.
+def window(*, num_steps_left: int, max_staleness: int, shape: BatchShape) -> int:
+    """Return how many groups may be unsettled at a time: the groups of W batches, or of the rest of the run.
+
+    Admission may keep fewer (admission_depth.py), but not fewer than the next batch.
 
     Args:
-        num_in_flight: Groups admitted and neither trained nor dropped.
         num_steps_left: Remaining optimizer steps. Groups that no step will use are not sampled.
         max_staleness: Bound on staleness, in optimizer steps.
         shape: Shape of the batches.
     """
-    return max(0, window(num_steps_left=num_steps_left, max_staleness=max_staleness, shape=shape) - num_in_flight)
-
-
-def window(*, num_steps_left: int, max_staleness: int, shape: BatchShape) -> int:
-    """Return how many groups may be unsettled at a time: the groups of W batches, or of the rest of the run."""
     batches_ahead = (max_staleness + 1) // shape.steps
     return shape.groups(num_steps=min(batches_ahead * shape.steps, num_steps_left))
 

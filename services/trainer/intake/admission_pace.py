@@ -1,6 +1,6 @@
-"""Decides how many groups to admit now: as many as staleness allows; in a pause none, or an occasional test group.
+"""Decides how many groups to admit now: as many as the trainer needs; in a pause none, or an occasional test group.
 
-    not paused          as many as may be in flight
+    not paused          as many as may be in flight (admission_depth.py)
     paused by user      none
     paused by rewards   a test group, when nothing else is under way: one group tests whether rewards work again
 
@@ -10,9 +10,9 @@ hour end a run of a week.
 
 import time
 
+from services.trainer.groups.admission_depth import AdmissionDepth
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import BatchShape
-from services.trainer.groups.staleness import num_admissible
 from shared.pause import PausedBy
 from shared.run_options.run_config import RunConfig
 
@@ -30,9 +30,14 @@ class AdmissionPace:
 
     def __init__(self, config: RunConfig, *, ledger: Ledger, test_group_every_s: float = TEST_GROUP_EVERY_S) -> None:
         self.test_group_every_s = test_group_every_s
-        self._config = config
-        self._shape = BatchShape.of(config)
         self._ledger = ledger
+        self._depth = AdmissionDepth(
+            shape=BatchShape.of(config),
+            max_staleness=config.max_staleness,
+            is_eager=config.admission == "eager",
+        )
+        self._batch_chosen_at: float | None = None
+        self._waited_s = 0.0
         self._next_test_group_at = 0.0
 
     def num_to_admit(
@@ -50,15 +55,27 @@ class AdmissionPace:
         if paused_by == "user":
             return 0
         num_in_flight = self._ledger.num_in_flight - num_unadmitted
-        count = num_admissible(
-            num_in_flight=num_in_flight,
-            num_steps_left=num_steps_left,
-            max_staleness=self._config.max_staleness,
-            shape=self._shape,
-        )
+        count = max(0, self._depth.max_unsettled(num_steps_left=num_steps_left) - num_in_flight)
         if paused_by is None or not count:
             return count
         if num_in_flight > num_waiting or time.monotonic() < self._next_test_group_at:
             return 0
         self._next_test_group_at = time.monotonic() + self.test_group_every_s
         return 1
+
+    def note_wait(self, waited_s: float) -> None:
+        """Record that the trainer waited because too few groups were scored, in seconds."""
+        self._waited_s += waited_s
+
+    def note_pause(self) -> None:
+        """Record that the run is paused: its next batch says nothing about the speed of the generators."""
+        self._batch_chosen_at = None
+
+    def note_batch(self, *, num_spare: int) -> None:
+        """Record that a batch was chosen, while ``num_spare`` other groups were scored already."""
+        now = time.monotonic()
+        # The first batch of a process has waited for generators to start, which says nothing about their speed.
+        if self._batch_chosen_at is not None:
+            waited_share = self._waited_s / max(now - self._batch_chosen_at, 1e-9)
+            self._depth.note_batch(waited_share=waited_share, num_spare=num_spare)
+        self._batch_chosen_at, self._waited_s = now, 0.0

@@ -7,6 +7,8 @@ A user's request, or rewards that fail, can pause the intake (run_pause.py). Gro
 are noticed here: they are dropped or admitted again, so that no batch waits for them.
 """
 
+import time
+
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.admission import Admission
 from services.trainer.intake.admission_pace import AdmissionPace
@@ -94,7 +96,7 @@ class Intake:
         await self._lost_writes.make_up()
 
     async def admit(self, *, num_steps_left: int) -> None:
-        """Send as many prompts as staleness allows; in a pause none, or a test group.
+        """Send as many prompts as the trainer needs; in a pause none, or a test group.
 
         Raises:
             UserError: The data set has no usable rows.
@@ -122,6 +124,9 @@ class Intake:
             # Sampling may have begun since the last read, so choose again on fresh data.
             await self._changes.read_started()
             batch = self._choose(policy_version, num_steps_left)
+        if batch.groups:
+            await self.scored.receive(block_s=None)  # to count the groups that have arrived meanwhile
+            self.pace.note_batch(num_spare=len(self.scored.numbers()) - len(batch.groups))
         return batch
 
     def _choose(self, policy_version: int, num_steps_left: int) -> Batch:
@@ -138,8 +143,14 @@ class Intake:
 
         One arrival at a time: the choice of a batch must not depend on how many arrived together.
         """
-        if not self._judge_next():
+        if self.pause.by is not None:
+            self.pace.note_pause()
+        if not self._judge_next() and not await self.scored.receive(block_s=None):
+            lacks_groups = self._batches.num_missing(num_steps_left=num_steps_left) > 0  # else it waits for stragglers
+            began_at = time.monotonic()
             await self.receive()
+            if lacks_groups:
+                self.pace.note_wait(time.monotonic() - began_at)
         while self._batches.num_missing(num_steps_left=num_steps_left) and self._judge_next():
             pass
 

@@ -90,8 +90,8 @@ class ScoredGroups:
         num_considered = sum(order <= self._considered_to for order, _ in self._arrivals)
         return [waiting for _ in range(num_considered) if (waiting := self.consider()) is not None]
 
-    async def receive(self, *, block_s: float) -> int:
-        """Read new entries, and return their number."""
+    async def receive(self, *, block_s: float | None) -> int:
+        """Read new entries, and return their number. Wait up to ``block_s`` seconds for one; None: do not wait."""
         deliveries = await self._consumer.read(count=_READ_COUNT, block_s=block_s)
         evaluated: list[Delivery] = []
         for delivery in deliveries:

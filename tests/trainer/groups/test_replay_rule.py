@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from services.trainer.groups.schedule import BatchShape
-from services.trainer.groups.staleness import is_too_stale, num_admissible, stragglers
+from services.trainer.groups.staleness import is_too_stale, stragglers, window
 
 pytestmark = pytest.mark.unit
 
@@ -41,13 +41,8 @@ class World:
         return self.admitted - len(self.trained) - len(self.held_back)
 
     def admit(self) -> None:
-        count = num_admissible(
-            num_in_flight=self.num_in_flight(),
-            num_steps_left=STEPS - self.version,
-            max_staleness=self.max_staleness,
-            shape=self.shape,
-        )
-        for _ in range(count):
+        limit = window(num_steps_left=STEPS - self.version, max_staleness=self.max_staleness, shape=self.shape)
+        for _ in range(limit - self.num_in_flight()):
             if self.held_back:
                 self.waiting.add(self.held_back.pop(0))
             else:

@@ -6,27 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.trainer.groups.admission_depth import AdmissionDepth
 from services.trainer.groups.schedule import BatchShape
-from services.trainer.groups.staleness import is_too_stale, num_admissible, staleness, stragglers, window
+from services.trainer.groups.staleness import is_too_stale, staleness, stragglers, window
 
 pytestmark = pytest.mark.unit
 
 
-def test_the_first_admission_fills_the_window() -> None:
-    assert num_admissible(num_in_flight=0, num_steps_left=100, max_staleness=2, shape=BatchShape(8)) == 24
-
-
-def test_a_full_window_admits_nothing() -> None:
-    assert num_admissible(num_in_flight=24, num_steps_left=100, max_staleness=2, shape=BatchShape(8)) == 0
-
-
-def test_dropped_groups_give_their_places_back() -> None:
-    assert num_admissible(num_in_flight=21, num_steps_left=100, max_staleness=2, shape=BatchShape(8)) == 3
+def test_with_one_step_a_batch_the_window_has_a_batch_more_than_the_bound() -> None:
+    assert window(num_steps_left=100, max_staleness=2, shape=BatchShape(8)) == 24
 
 
 def test_nothing_is_sampled_that_no_step_will_use() -> None:
-    assert num_admissible(num_in_flight=8, num_steps_left=2, max_staleness=4, shape=BatchShape(8)) == 8
-    assert num_admissible(num_in_flight=16, num_steps_left=2, max_staleness=4, shape=BatchShape(8)) == 0
+    assert window(num_steps_left=2, max_staleness=4, shape=BatchShape(8)) == 16
 
 
 def test_a_group_sampled_by_lost_weights_counts_as_fresh() -> None:
@@ -103,10 +95,11 @@ def test_with_any_order_of_completion_no_trained_group_exceeds_the_bound(
 
     Weights are pushed only between batches. So a group that begins during a batch is sampled with the version at the
     batch's beginning. Every admitted group is trained: the last batch, during which the run may end, needs exactly the
-    remaining groups.
+    remaining groups. Waits and spare groups are random too, so admission takes every depth.
     """
     shape, max_staleness, total_steps, seed = run
     chance = random.Random(seed)
+    depth = AdmissionDepth(shape=shape, max_staleness=max_staleness, is_eager=chance.random() < 0.5)
     version, admitted = 0, 0
     started: dict[int, int] = {}
     queued: list[int] = []
@@ -116,12 +109,7 @@ def test_with_any_order_of_completion_no_trained_group_exceeds_the_bound(
         if version == total_steps:
             break
         steps_left = total_steps - version
-        count = num_admissible(
-            num_in_flight=admitted - len(settled),
-            num_steps_left=steps_left,
-            max_staleness=max_staleness,
-            shape=shape,
-        )
+        count = max(0, depth.max_unsettled(num_steps_left=steps_left) - (admitted - len(settled)))
         queued += range(admitted, admitted + count)
         admitted += count
         assert admitted - len(settled) <= (max_staleness + 1) * shape.groups_per_step
@@ -139,6 +127,7 @@ def test_with_any_order_of_completion_no_trained_group_exceeds_the_bound(
             max_staleness=max_staleness,
             shape=shape,
         ):
+            depth.note_batch(waited_share=chance.choice([0.0, 0.0, 0.0, 0.5]), num_spare=chance.randint(0, 20))
             for _ in range(min(shape.steps, steps_left)):
                 assert max(version - started[number] for number in batch) <= max_staleness
                 while queued and chance.random() < 0.1:

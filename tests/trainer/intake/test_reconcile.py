@@ -57,7 +57,8 @@ async def test_after_a_crash_prompts_wait_until_what_was_sampled_since_the_check
     successor = await Trainer.start(redis, run_keys, run_config, checkpoint=checkpoint)
     assert [fields["group_id"] for _, fields in await entries(redis, run_keys.prompts)] == [b"00000001"]
     assert successor.ledger.in_flight() == list(range(8))
-    pace = AdmissionPace(run_config, ledger=successor.ledger)  # at most six in flight
+    eager = run_config.model_copy(update={"admission": "eager"})
+    pace = AdmissionPace(eager, ledger=successor.ledger)  # at most six in flight
 
     def num_to_admit() -> int:
         num_unadmitted = successor.admission.num_unadmitted

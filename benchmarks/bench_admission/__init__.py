@@ -1,0 +1,1 @@
+"""Measures what `admission: just_in_time` and `eager` do to staleness, throughput and learning."""
