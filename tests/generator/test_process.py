@@ -21,6 +21,7 @@ from shared.refusals import decode_refusals
 from shared.run_options.run_config import RunConfig
 from shared.service.child_secrets import SECRETS
 from shared.service.logs import last_message
+from tests.eventually import eventually
 from tests.kept_ports import kept_port
 from tests.tiny_model import make_tiny_model
 
@@ -163,7 +164,12 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
 
     keys = await point_fleet_at(redis, "run-2", a_config(model))
     generator.until(lambda: generator.reason() == "waiting for weights")
-    assert await redis.hget(keys.generators, "generator-0") == f'{{"url":"http://127.0.0.1:{generator.port}"}}'.encode()
+    entry = f'{{"url":"http://127.0.0.1:{generator.port}"}}'.encode()
+
+    async def is_served() -> bool:
+        return await redis.hget(keys.generators, "generator-0") == entry
+
+    await eventually(is_served)  # the entry is written just after /readyz has changed
     assert await alive(redis, leases=keys.leases(GENERATORS)) == {"generator-0"}
     assert await redis.hgetall(refused.refusals) == {}
     weights = generator.get("/internal/v1/weights", key="internal")

@@ -118,10 +118,13 @@ async def test_a_share_of_the_rollouts_carries_arrays_and_none_unless_asked(
 
 
 def test_memory_is_in_bytes_and_its_peak_stays() -> None:
-    before = memory_metrics(torch.device("cpu"))
-    held = np.ones(64 * 1024 * 1024, dtype=np.uint8)
-    during = memory_metrics(torch.device("cpu"))
-    assert during["memory/rss_bytes"] - before["memory/rss_bytes"] > 0.9 * held.nbytes
+    for _ in range(5):  # where memory is short, the kernel may take other pages of this process meanwhile
+        before = memory_metrics(torch.device("cpu"))
+        held = np.ones(64 * 1024 * 1024, dtype=np.uint8)
+        during = memory_metrics(torch.device("cpu"))
+        if is_seen := during["memory/rss_bytes"] - before["memory/rss_bytes"] > 0.9 * held.nbytes:
+            break
+    assert is_seen
     del held
     after = memory_metrics(torch.device("cpu"))
     assert after["memory/peak_rss_bytes"] >= during["memory/peak_rss_bytes"] > 0.9 * during["memory/rss_bytes"]
