@@ -138,8 +138,8 @@ class Rollout(msgspec.Struct, frozen=True):
 class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
     """A prompt to be completed ``num_generations`` times.
 
-    ``group_id`` is the admission number in decimal (``"00000042"``): the same dataset position always gets the same id,
-    so re-reading the dataset can never admit a group twice. Ids of evaluation groups are not numbers
+    ``group_id`` is the admission number in decimal (``"00000042"``): a position in the dataset has one id, so
+    re-reading the dataset admits nothing twice. Ids of evaluation groups are not numbers
     (``"eval-0001-00000010-00000003"``); generators and rewarders treat these groups like all others. ``columns``
     contains every other column of the dataset row.
     """

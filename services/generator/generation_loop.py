@@ -6,9 +6,10 @@
                  |         fair_share.py, by the number of replicas
                  open while this replica holds the version the trainer requires
 
-Generation never waits for training. When the trainer falls behind, it stops admitting prompts and this loop runs out of
-work, so nothing is sampled that would be too stale to use. A group is published whole or not at all; an unpublished
-group stays pending under this replica's name. Weight pushes are handled by weight_receiver.py: a group in flight
+Generation waits for no particular step of training. It stops when the trainer, which has fallen behind, admits no more
+prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished group
+stays pending under this replica's name until it restarts, or until its lease (registration.py) expires and another
+replica claims the group. Weight pushes are handled by weight_receiver.py: a group in flight
 continues while the weights change, and its version spans record the change.
 """
 
@@ -30,7 +31,7 @@ from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.messages import PromptGroup, decode_prompt_group, encode, require_place
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis, patiently
-from shared.redis.streams import Delivery, StreamConsumer, settle
+from shared.redis.streams import Delivery, StreamConsumer, bury_malformed
 from shared.run_options.run_config import RunConfig
 from shared.service.logs import about
 
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class SamplingEngine(Protocol):
-    """The engine as this loop uses it; engine.py implements it with vLLM."""
+    """The engine as this loop uses it; engine/engine.py implements it with vLLM."""
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
@@ -58,7 +59,7 @@ class SamplingEngine(Protocol):
 
 
 class WeightGate(Protocol):
-    """The weight receiver as this loop uses it."""
+    """The weight receiver as this loop uses it; receive/weight_receiver.py implements it."""
 
     @property
     def held_version(self) -> LineageVersion:
@@ -174,10 +175,10 @@ class GenerationLoop:
         self._metrics.inflight.inc()
         try:
             with about(group_id=delivery.group_id):
-                async with settle(delivery):
+                async with bury_malformed(delivery):
                     await self._generate_one(delivery)
         finally:
-            self._look_at_engine()  # before num_inflight drops
+            self._look_at_engine()  # while this group still counts: the load was measured with it
             self._metrics.inflight.dec()
             self._num_inflight -= 1
             self._window.group_finished()

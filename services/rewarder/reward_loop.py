@@ -19,14 +19,14 @@ from shared.messages import CompletedGroup, ScoredGroup, decode_completed_group,
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import lease
 from shared.redis.redis_connection import Redis
-from shared.redis.streams import Delivery, StreamConsumer, settle
+from shared.redis.streams import Delivery, StreamConsumer, bury_malformed
 from shared.run_options.run_config import RunConfig
 from shared.service.logs import about
 
 _BLOCK_S = 0.5
 """Longest wait of one read. It is shorter than the drain after SIGTERM."""
 _MAX_READ = 32
-"""Most groups in one read, so that they are decoded while the next ones arrive."""
+"""Most groups in one read. Small reads let the decoding of one overlap with receiving the next."""
 
 
 class _Slots:
@@ -121,7 +121,7 @@ class RewardLoop:
 
     async def _score_delivery(self, delivery: Delivery) -> None:
         with self._metrics.groups_in_flight.track_inprogress(), about(group_id=delivery.group_id):
-            async with settle(delivery):
+            async with bury_malformed(delivery):
                 group = decode_completed_group(delivery.payload)
                 require_place(group.prompt, run_id=self._keys.run_id, label=delivery.group_id)
                 payload = encode(await self._score_group(group))

@@ -73,7 +73,7 @@ class Delivery:
 
 
 @contextlib.asynccontextmanager
-async def settle(delivery: Delivery) -> AsyncGenerator[None]:
+async def bury_malformed(delivery: Delivery) -> AsyncGenerator[None]:
     """Bury the delivery if the body raises MessageError. Any other failure leaves it pending."""
     try:
         yield

@@ -19,7 +19,7 @@ from shared.messages import decode_prompt_group
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.lease import alive, lease
 from shared.redis.redis_connection import Redis, call
-from shared.redis.streams import settle
+from shared.redis.streams import bury_malformed
 from tests.groups import prompt_group
 from tests.shared.redis.prompts_stream import admit, generator
 from tests.stream_view import entries
@@ -80,7 +80,7 @@ async def test_an_unfinished_delivery_stays_pending(redis: Redis, run_keys: RunK
     await admit(redis, run_keys, "00000000")
     (delivery,) = await generator(redis, run_keys).read(count=1, block_s=0.1)
     with contextlib.suppress(RuntimeError):
-        async with settle(delivery):
+        async with bury_malformed(delivery):
             raise RuntimeError("the engine died")
     assert (await redis.xpending(run_keys.prompts, GENERATORS))["pending"] == 1
     assert await redis.xlen(run_keys.dead) == 0
@@ -104,7 +104,7 @@ async def test_an_entry_that_kills_its_consumer_is_buried_on_the_fourth_delivery
 async def test_a_malformed_entry_is_buried_with_a_reason_and_can_be_replayed(redis: Redis, run_keys: RunKeys) -> None:
     await admit(redis, run_keys, "00000000")
     (delivery,) = await generator(redis, run_keys).read(count=1, block_s=0.1)
-    async with settle(delivery):
+    async with bury_malformed(delivery):
         raise MessageError("no prompt ids")
 
     ((dead_id, letter),) = await entries(redis, run_keys.dead)

@@ -21,7 +21,7 @@ from shared.errors import MessageError
 from shared.messages import ScoredGroup, decode_scored_group, require_place
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, call, patiently
-from shared.redis.streams import Delivery, StreamConsumer, settle
+from shared.redis.streams import Delivery, StreamConsumer, bury_malformed
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class ScoredGroups:
         deliveries = await self._consumer.read(count=_READ_COUNT, block_s=block_s)
         evaluated: list[Delivery] = []
         for delivery in deliveries:
-            async with settle(delivery):
+            async with bury_malformed(delivery):
                 group = decode_scored_group(delivery.payload)
                 require_place(group.prompt, run_id=self._keys.run_id, label=delivery.group_id)
                 self._check(group)

@@ -1,21 +1,21 @@
 """The trainer's loop: scored groups in, optimizer steps, weights and prompts out.
 
     [admit] --> prompts ... scored --> [choose a batch] --> advantages --> its steps --> [push] --> generators
-       ^                                      |                                             |
-       +--------- places given back ----------+--------------- checkpoint, then ack --------+
+       ^                                                   |                                |
+       +-------------- settled: places given back ---------+                checkpoint, then ack
 
     intake     groups: admission, arrivals, choice of batches, ledger         (trainer/intake/)
     outflow    weights: pushes and checkpoints                                (outflow.py)
     reporting  progress, steps and evaluations, for users                     (reporting.py)
 
 Blocking: a batch waits for its groups and for stragglers (staleness.py). Its gradients are computed while the weights
-of the last batch are pushed, and its optimizer step waits for that push, bounded by push_timeout_s. Groups are
-admitted, and evaluations begun, after the push, so that no older weights sample them. Nothing waits for watchers.
-Generation goes on meanwhile, within the admission bound, except in pauses (run_pause.py).
+of the last batch are pushed, and its optimizer step waits for that push, which has at most two attempts of
+push_timeout_s each. Groups are admitted, and evaluations begun, after the push, so that no older weights sample them.
+Nothing waits for watchers. While the loop waits, admitted groups go on being sampled; in a pause none is admitted.
 
-Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning,
-and a request to end or pause the run waits for the end of the batch. A group counts as trained when a checkpoint with
-it in the ledger is on disk; only then is its entry acked.
+Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning, and a request
+to end or pause the run waits for the end of the batch. A group is settled at the last step of its batch. Its entry is
+acked once a checkpoint with it is on disk; until then, a crash repeats the training.
 """
 
 import asyncio

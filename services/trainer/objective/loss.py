@@ -1,6 +1,7 @@
 """The loss of one optimizer step, a microbatch at a time. Pure.
 
-    terms = objective(pi / pi_old, A)                             policy_objectives.py, one function per loss type
+    terms = objective(pi / anchor, A)                             policy_objectives.py, one function per loss type;
+                                                                  anchor is pi_old, or pi_gen without use_decoupled_loss
     terms = terms * off-policy mask * high-entropy mask           excludes completions and tokens
     terms = terms * pi_old / pi_gen                               importance.py: a constant
     terms = terms + beta * KL(pi || pi_ref)
@@ -39,7 +40,7 @@ class StepTotals:
     num_rows: int
     """Rows of the step. Truncated rows that were left out count, as in TRL's means over rows."""
     num_tokens: float
-    """Sampled tokens in the loss of the whole batch, divided by steps_per_generation; for dapo, cispo and vespo."""
+    """Sampled tokens in the loss of a step, on average over the batch; for dapo, cispo and vespo."""
     num_step_tokens: int
     """Sampled tokens in the loss of this optimizer step; for bnpo and the entropy bonus."""
     num_kept_tokens: int | None = None

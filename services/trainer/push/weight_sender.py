@@ -5,7 +5,7 @@
       | join(epoch) --------- HTTP, rendezvous -------->  its workers enter the communicator     } only if the members
       |                                                                                          } have changed
       | begin(v) ------------ HTTP -------------------->  check names and shapes, start to receive; decoding goes on
-      | chunks -------------- gloo or NCCL ------------>  into staging memory
+      | chunks -------------- gloo, NCCL, ipc, disk --->  into staging memory
       | commit(v, checksum) - HTTP -------------------->  compare the checksum, hold decoding, load, read the version
       |                                                   back, resume decoding; score the probe, hand tokens on
       | required_version = v: published after the last attempt, even if members failed
@@ -13,21 +13,23 @@
     a step before commit fails   close the communicator (wakes every thread blocked in it), abort(epoch), leave out the
                                  replicas to blame, and retry once in a new epoch with the other live replicas.
                                  All replicas keep serving their old weights
-    commit or probe fails        that replica is out, and is bootstrapped in a later epoch; the others have v.
+    commit or probe fails        that replica is out until a later push, in a new communicator; the others have v.
                                  A replica that left the run meanwhile, because it was asked to end, is not a failure
     a newer trainer took over    nothing is committed, and FencedError is raised
 
-    deadlines                    info: info_timeout_s. Each attempt, from reading the weights to the last commit:
-                                 push_timeout_s, of which members get 1 s less, so that their errors arrive. After a
-                                 failed step: 3 s to leave the communicator. Abort: 5 s. Probe: push_timeout_s here,
-                                 half of it in a generator
+    deadlines   info             info_timeout_s
+                probe            push_timeout_s here, half of it in a generator
+                attempt          push_timeout_s from reading the weights to the last commit; members get 1 s less, so
+                                 that their errors arrive
+                failed step      3 s to leave the communicator
+                abort            5 s
 
 The trainer computes its own logprobs of the probe before the weights are read: with several training ranks both use
 collectives, which must not run beside each other.
 
-A replica without the required version takes no prompts until a later epoch gives it a complete set of weights. Epochs
-in this folder count communicators within one incarnation of the trainer (communicator_epochs.py). The run's epoch
-counter is another number: it counts the incarnations.
+A replica without the required version takes no prompts until a later push gives it a complete set of weights. About
+twice a second, between batches, the loop asks ``needs_push`` whether there is one (push_schedule.py). An epoch here is
+one communicator, within one incarnation of the trainer (communicator_epochs.py).
 """
 
 import contextlib
@@ -68,7 +70,7 @@ class WeightSender:
         weight_dir: For disk: the parent of the run's directory of versions.
         bind_address: Address of this machine that the generators can reach.
         push_timeout_s: Deadline of one attempt, in seconds; a push has at most two attempts.
-        incarnation: This trainer's value of the run's epoch counter.
+        incarnation: This trainer's value of the run's incarnation counter.
         dtype: Dtype in which the generators' engines must hold the weights; None is not compared.
         info_timeout_s: Longest wait for a replica's state, in seconds. A replica that does not answer is left out.
         buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.

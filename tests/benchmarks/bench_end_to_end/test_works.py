@@ -11,7 +11,9 @@ from benchmarks.bench_end_to_end.reward import in_order
 from benchmarks.bench_end_to_end.table import summary, table
 from benchmarks.bench_end_to_end.works import BETWEEN, DEMO, LONG_TAIL, WORKS, Work
 from shared.run_options.run_config import parse_run_config
-from tests.unit.bench_end_to_end.test_measured import run
+from tests.benchmarks.bench_end_to_end.test_measured import run
+
+pytestmark = pytest.mark.unit
 
 
 def test_the_reward_counts_letters_in_order() -> None:

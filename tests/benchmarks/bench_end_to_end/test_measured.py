@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks.bench_end_to_end.measured import Bare, Measured, Rounds, Step, async_over_sync, rotated
 
+pytestmark = pytest.mark.unit
+
 
 def run(*, seconds_a_step: float = 2.0, num_tokens: float = 100.0, num_steps: int = 5) -> Measured:
     steps = [Step(1000 + seconds_a_step * number, num_tokens, 0.1 * number) for number in range(1, num_steps + 1)]
