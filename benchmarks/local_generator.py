@@ -29,7 +29,7 @@ from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 
-KEY = "key of the benchmark"
+KEY = "key-of-a-benchmark"
 INCARNATION = 1
 """Incarnation of the trainer that the benchmark takes the place of."""
 START_S = 600.0
