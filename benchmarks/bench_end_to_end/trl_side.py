@@ -92,6 +92,7 @@ def _train(
         output_dir=str(directory / "trl"),
         use_cpu=True,
         bf16=False,
+        gradient_checkpointing=False,  # as headrace's default decides for these models; TRL's default is slower here
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,

@@ -45,6 +45,7 @@ def our_core(
             "num_generations": workload.num_generations,
             "max_completion_length": workload.max_completion_length,
             "max_tokens_per_microbatch": max_tokens,
+            "gradient_checkpointing": True,
             "dtype": "bfloat16" if device.type == "cuda" else "float32",
             **options,
         }
