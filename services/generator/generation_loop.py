@@ -8,9 +8,8 @@
 
 Generation waits for no particular step of training. It stops when the trainer, which has fallen behind, admits no more
 prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished group
-stays pending under this replica's name until it restarts, or until its lease (registration.py) expires and another
-replica claims the group. Weight pushes are handled by weight_receiver.py: a group in flight
-continues while the weights change, and its version spans record the change.
+stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim it.
+In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change.
 """
 
 import asyncio

@@ -21,8 +21,7 @@
                 probe            push_timeout_s here, half of it in a generator
                 attempt          push_timeout_s from reading the weights to the last commit; members get 1 s less, so
                                  that their errors arrive
-                failed step      3 s to leave the communicator
-                abort            5 s
+                failed step      3 s to leave the communicator, 5 s for the abort
 
 The trainer computes its own logprobs of the probe before the weights are read: with several training ranks both use
 collectives, which must not run beside each other.
