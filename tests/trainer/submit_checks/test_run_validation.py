@@ -50,7 +50,7 @@ def test_an_option_that_is_read_is_not_reported(settings: dict[str, Any]) -> Non
     ("settings", "longest"),
     [
         ({"num_generations": 32}, 40329),
-        ({"num_generations": 8, "num_generations_eval": 32}, 40329),
+        ({"num_generations": 8, "num_generations_eval": 32, **EVALUATED}, 40329),
         ({"num_generations": 32, "max_prompt_length": 4096}, 38754),
         ({"num_generations": 16}, None),
     ],
