@@ -150,7 +150,7 @@ async def _pairs(
     chunks = [chunk.cpu() for chunk in pack(policy.named_weights(), announced, buffer_bytes=BUFFER_BYTES)]
     tolerance = tolerance_of("auto", dtype=config.dtype, is_quantised=False)
     assert tolerance is not None
-    prober = Prober(policy.probe, token_ids=range(2, 34), tolerance=tolerance, is_alone=policy.num_ranks == 1)
+    prober = Prober(policy.probe, token_ids=range(2, 34), tolerance=tolerance)
     found = Pairs(announced.num_bytes)
     say(f"{size}: {announced.num_bytes / 1e6:.1f} MB in {len(announced.names)} parameters, {len(chunks)} chunks")
     with BareBroadcast(chunks) as bare:

@@ -13,7 +13,7 @@ from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, decode_c
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import lease
 from shared.redis.redis_connection import connect
-from shared.redis.streams import StreamConsumer, settle
+from shared.redis.streams import StreamConsumer, bury_malformed
 
 _NAME = "pass-through-0"
 _READ_COUNT = 64
@@ -30,7 +30,7 @@ async def main(run_id: str) -> None:
     async with lease(redis, leases=keys.leases(REWARDERS), consumer=_NAME):
         while True:
             for delivery in await consumer.read(count=_READ_COUNT, block_s=0.5):
-                async with settle(delivery):
+                async with bury_malformed(delivery):
                     group = scored(decode_completed_group(delivery.payload))
                     await delivery.hand_off(keys.scored, keys.seen(keys.scored), encode(group))
 

@@ -15,7 +15,8 @@ Used with the CPU build alone: whether importing vLLM leaves CUDA untouched has 
 import multiprocessing
 import os
 import re
-from multiprocessing import context, forkserver, popen_forkserver
+from multiprocessing import forkserver, popen_forkserver
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from services.generator.engine.vllm_environment import PARENT
@@ -33,7 +34,7 @@ def start() -> None:
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(["services.generator.engine.preload"])
     forkserver.ensure_running()
-    context.SpawnProcess._Popen = staticmethod(_ForkedPopen)  # type: ignore[assignment]  # noqa: SLF001
+    SpawnProcess._Popen = staticmethod(_ForkedPopen)  # type: ignore[assignment]  # noqa: SLF001
 
 
 class _ForkedPopen(popen_forkserver.Popen):
