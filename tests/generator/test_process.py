@@ -43,7 +43,8 @@ class Generator:
             stdout=self._errors,
             stderr=self._errors,
             env={
-                **os.environ,
+                # An engine of this process's own leaves variables, such as the file for its failures.
+                **{name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")},
                 "HEADRACE_REDIS_URL": redis_url,
                 "HEADRACE_PORT": str(self.port),
                 "HEADRACE_API_KEY": "public",

@@ -19,6 +19,7 @@ from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
+from services.generator.engine import engine_failure
 from services.generator.engine.vllm_environment import PARENT
 
 _PLACES = ("GOMP_CPU_AFFINITY", "OMP_PLACES")
@@ -59,6 +60,7 @@ def _adopt(variables: dict[str, str], cores: set[int]) -> None:
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
     os.environ.update(variables | {PARENT: own})
+    engine_failure.write_down_failures()  # one of the variables says where
     # OpenMP has read its variables when the fork server loaded it. Threads that it starts later inherit the cores.
     if (num_threads := variables.get("OMP_NUM_THREADS", "")).isdecimal():
         torch.set_num_threads(int(num_threads))
