@@ -3,12 +3,10 @@
 import importlib
 import os
 
-import setproctitle
-
 from services.generator.engine.vllm_environment import PARENT
 
 # It has to find the name of the process in memory, before anything changes the variables beside it.
-setproctitle.getproctitle()
+importlib.import_module("setproctitle").getproctitle()
 for name in (
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
