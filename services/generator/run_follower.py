@@ -276,7 +276,7 @@ class RunFollower:
 def freeze_long_lived_objects() -> None:
     """Have Python's garbage collector look only at objects that are created from now on.
 
-    A collection over everything that vLLM's import created takes 0.3 s, in which this process answers nobody.
+    A collection over everything that vLLM's import created takes 0.3 s, in which this process answers no request.
     """
     gc.unfreeze()  # an earlier run's objects may be garbage now
     gc.collect()

@@ -9,7 +9,7 @@ vLLM starts its engine core with multiprocessing's ``spawn``. Here that method a
 instead. The fork server ends when this process does, and its children when it does (spawned.py). Workers of an engine
 core are still spawned.
 
-Used with the CPU build alone: whether importing vLLM leaves CUDA untouched has not been tested.
+Used only with the CPU build: whether importing vLLM leaves CUDA untouched has not been tested.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Imported by the fork server alone (fork_server.py): everything that an engine core imports on a CPU."""
+"""Imported only by the fork server (fork_server.py): everything that an engine core imports on a CPU."""
 
 import importlib
 import os

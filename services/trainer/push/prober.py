@@ -94,6 +94,6 @@ class Prober:
 
 
 def _mark_as_seen(computing: asyncio.Future[list[float]]) -> None:
-    """Keep asyncio from reporting the error of a probe that nobody waits for any more."""
+    """Keep asyncio from reporting the error of a probe whose result is no longer needed."""
     if not computing.cancelled():
         computing.exception()
