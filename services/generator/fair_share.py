@@ -12,6 +12,7 @@ LEFTOVERS_EVERY_S, the other replicas claim these leftovers beyond their shares,
 inflight_window.py decides how many groups fit into an engine.
 """
 
+import sys
 from dataclasses import dataclass
 
 from shared.lineage import NO_WEIGHTS, LineageVersion
@@ -44,6 +45,8 @@ class Demand:
     @property
     def share(self) -> int:
         """Most groups that one replica has in flight."""
+        if self.num_takers == 1:
+            return sys.maxsize
         num_groups = self.num_groups + (self.num_unclaimed == 0)
         return -(-num_groups // self.num_takers)
 

@@ -18,7 +18,8 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from services.generator.engine.output_gate import UnverifiedError
 from services.generator.fair_share import READ_BLOCK_S, Demand, FairShare, look
@@ -68,6 +69,15 @@ class WeightGate(Protocol):
     async def wait_open(self, required: LineageVersion) -> None:
         """Return once the held version satisfies ``required`` and decoding is not paused."""
         ...
+
+
+@dataclass(frozen=True)
+class _Claimed:
+    """A group that this replica has claimed, and when (Unix seconds)."""
+
+    delivery: Delivery
+    prompt: PromptGroup
+    at_s: float
 
 
 class GenerationLoop:
@@ -128,11 +138,13 @@ class GenerationLoop:
         async with asyncio.TaskGroup() as groups:
             while True:
                 demand = await self._until_open()
-                for delivery in await self._claim(demand):
+                # Groups that were claimed together begin together, so that the engine decodes them in one batch.
+                for claimed in await self._begin(await self._claim(demand)):
                     self._num_inflight += 1
-                    groups.create_task(self._generate(delivery), name=f"group {delivery.group_id}")
+                    groups.create_task(self._generate(claimed), name=f"group {claimed.delivery.group_id}")
 
-    async def _until_open(self) -> Demand:
+    async def _until_open(self, *, at_any_version: bool = False) -> Demand:
+        """Return the demand once this replica holds the required version, or any."""
         while True:
             # Before the gate: a replica must count while it waits, or the first replica through the gate claims
             # everything.
@@ -141,7 +153,7 @@ class GenerationLoop:
             # The required version may rise while we wait for an older one, so look at it again regularly.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READ_BLOCK_S):
-                    await self._gate.wait_open(self.required_version)
+                    await self._gate.wait_open(NO_WEIGHTS if at_any_version else self.required_version)
                     return demand
 
     async def _claim(self, demand: Demand) -> list[Delivery]:
@@ -170,12 +182,33 @@ class GenerationLoop:
         self._window.observe(load, num_inflight=self._num_inflight)
         self._metrics.show_load(load, window=self._window.size)
 
-    async def _generate(self, delivery: Delivery) -> None:
-        self._metrics.inflight.inc()
-        try:
+    async def _begin(self, deliveries: Sequence[Delivery]) -> list[_Claimed]:
+        """Decode the groups, bury malformed ones, and note the version at which the others begin."""
+        claimed: list[_Claimed] = []
+        for delivery in deliveries:
             with about(group_id=delivery.group_id):
                 async with bury_malformed(delivery):
-                    await self._generate_one(delivery)
+                    prompt = decode_prompt_group(delivery.payload)
+                    require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
+                    claimed.append(_Claimed(delivery, prompt, at_s=time.time()))
+        if claimed:
+            await self._until_open(at_any_version=True)  # the weights may have been taken out of service meanwhile
+            started: dict[Any, Any] = dict.fromkeys(
+                (it.prompt.group_id for it in claimed), str(self._gate.held_version)
+            )
+            await patiently(
+                lambda: self._redis.hset(self._keys.started, mapping=started),
+                what="noting the start of groups",
+                timeout_s=self._patience_s,
+            )
+        return claimed
+
+    async def _generate(self, claimed: _Claimed) -> None:
+        self._metrics.inflight.inc()
+        try:
+            with about(group_id=claimed.delivery.group_id):
+                async with bury_malformed(claimed.delivery):
+                    await self._generate_one(claimed)
         finally:
             self._look_at_engine()  # while this group still counts: the load was measured with it
             self._metrics.inflight.dec()
@@ -183,23 +216,16 @@ class GenerationLoop:
             self._window.group_finished()
             self._place_freed.set()
 
-    async def _generate_one(self, delivery: Delivery) -> None:
-        prompt = decode_prompt_group(delivery.payload)
-        require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
-        claimed_at_s = time.time()
-        await self._gate.wait_open(NO_WEIGHTS)  # the weights may have been taken out of service since the claim
-        version = self._gate.held_version
-        await patiently(
-            lambda: self._redis.hset(self._keys.started, prompt.group_id, str(version)),
-            what="noting the start of a group",
-            timeout_s=self._patience_s,
-        )
+    async def _generate_one(self, claimed: _Claimed) -> None:
+        prompt = claimed.prompt
         completions = await self._complete(prompt)
         group = completed_group(
-            prompt, completions, claimed_at_s=claimed_at_s, generated_at_s=time.time(), by=self._replica_id
+            prompt, completions, claimed_at_s=claimed.at_s, generated_at_s=time.time(), by=self._replica_id
         )
         self._metrics.tokens.inc(sum(len(completion.token_ids) for completion in completions))
-        if await delivery.hand_off(self._keys.completions, self._keys.seen(self._keys.completions), encode(group)):
+        if await claimed.delivery.hand_off(
+            self._keys.completions, self._keys.seen(self._keys.completions), encode(group)
+        ):
             self._metrics.published.inc()
         else:
             self._metrics.duplicates.inc()

@@ -2,7 +2,7 @@
 -- Every change that must be atomic. Loaded as a Redis FUNCTION library by redis_connection.py.
 --
 --   admit       dataset -> prompts       once per group id, fenced by the trainer's epoch
---   readmit     the same for a group that was acked after the checkpoint from which the run resumes
+--   readmit     the same for groups that were acked after the checkpoint from which the run resumes
 --   withdraw    prompts -> nowhere       removes unsampled groups, fenced by the trainer's epoch
 --   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
 --   settle      ack and delete           fenced by the trainer's epoch
@@ -49,23 +49,30 @@ redis.register_function{function_name='headrace_take_over', flags={'allow-oom'},
   return redis.call('INCRBY', keys[1], 1)
 end}
 
--- keys: epoch prompts seen:prompts   args: epoch group_id payload
+-- keys: epoch prompts seen:prompts   args: epoch (group_id payload)...          the number of new groups
 redis.register_function('headrace_admit', function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
-  if redis.call('SADD', keys[3], args[2]) == 0 then return 0 end
-  redis.call('XADD', keys[2], '*', 'group_id', args[2], 'payload', args[3])
-  return 1
+  local admitted = 0
+  for i = 2, #args, 2 do
+    if redis.call('SADD', keys[3], args[i]) == 1 then
+      redis.call('XADD', keys[2], '*', 'group_id', args[i], 'payload', args[i + 1])
+      admitted = admitted + 1
+    end
+  end
+  return admitted
 end)
 
--- keys: epoch prompts seen:prompts seen:completions seen:scored   args: epoch group_id payload
+-- keys: epoch prompts seen:prompts seen:completions seen:scored   args: epoch (group_id payload)...
 redis.register_function('headrace_readmit', function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
-  for i = 4, 5 do redis.call('SREM', keys[i], args[2]) end
-  redis.call('SADD', keys[3], args[2])
-  redis.call('XADD', keys[2], '*', 'group_id', args[2], 'payload', args[3])
-  return 1
+  for i = 2, #args, 2 do
+    for k = 4, 5 do redis.call('SREM', keys[k], args[i]) end
+    redis.call('SADD', keys[3], args[i])
+    redis.call('XADD', keys[2], '*', 'group_id', args[i], 'payload', args[i + 1])
+  end
+  return (#args - 1) / 2
 end)
 
 -- keys: epoch prompts started seen:prompts   args: epoch consumer_group (entry_id group_id)...

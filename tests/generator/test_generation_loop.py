@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 import pytest
 
 from services.generator.engine.output_gate import UnverifiedError
-from services.generator.fair_share import look
+from services.generator.fair_share import READ_BLOCK_S, look
 from services.generator.generation_loop import GenerationLoop
 from services.generator.inflight_window import EngineLoad
 from services.generator.metrics import GeneratorMetrics
@@ -230,6 +230,33 @@ async def admit_at_once(redis: Redis, keys: RunKeys, count: int) -> None:
         await pipeline.execute()
 
 
+async def test_groups_that_are_admitted_together_begin_together(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    class Looking(CommandedEngine):
+        """Records how many groups were noted as begun when each began."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_noted: list[int] = []
+
+        async def complete(
+            self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
+        ) -> list[SampledCompletion]:
+            self.num_noted.append(int(await redis.hlen(run_keys.started)))
+            return await super().complete(
+                prompt_ids, num_completions=num_completions, config=config, request_id=request_id
+            )
+
+    engine = Looking()
+    async with generating(redis, run_keys, run_config, engine):
+        await eventually(lambda: redis.zcard(run_keys.takers))
+        await admit_at_once(redis, run_keys, 12)
+        await eventually(lambda: len(engine.num_noted) == 12)
+    assert engine.num_noted == [12] * 12
+    assert set((await redis.hgetall(run_keys.started)).values()) == {b"1:0"}
+
+
 async def test_five_replicas_share_what_is_admitted_and_finish_all_of_it(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
@@ -244,6 +271,7 @@ async def test_five_replicas_share_what_is_admitted_and_finish_all_of_it(
             return int(await redis.zcard(run_keys.takers)) == len(engines)
 
         await eventually(all_are_there)
+        await asyncio.sleep(READ_BLOCK_S)  # the first was alone when it began to wait for groups
         await admit_at_once(redis, run_keys, 15)
         await eventually(lambda: sum(len(engine.started) for engine in engines) == 15)
         assert min(len(engine.started) for engine in engines) >= 2

@@ -4,13 +4,16 @@
          |
          +-- without a prompt, or too long: number n is settled as dropped, with the reason
 
-The number of a group is its position in the shuffled data set, so admission only has to remember a counter.
+The number of a group is its position in the shuffled data set, so admission only has to remember a counter. Groups that
+are admitted together enter the stream in one step, so that a generator begins them in one batch.
 """
 
+import asyncio
+import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from services.trainer.groups.group_ids import group_id
@@ -25,6 +28,7 @@ from shared.run_options.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 _MAX_UNUSABLE_IN_A_ROW = 1000
+_MAX_GROUPS, _MAX_BYTES = 256, 1 << 20
 BAD_ROW, PROMPT_TOO_LONG = "bad_row", "prompt_too_long"
 
 
@@ -133,31 +137,41 @@ class Admission:
         """
         admitted: list[int] = []
         while len(admitted) < count:
+            is_again = bool(self._again)
+            groups = await self._next_groups(count - len(admitted), is_again=is_again)
+            labelled = {group_id(number): payload for number, payload in groups.items()}
+            await send_off(self._redis, self._keys, self._incarnation, labelled, is_again=is_again)
+            self._again = deque(number for number in self._again if number not in groups)
+            admitted += groups
+        return admitted
+
+    async def _next_groups(self, count: int, *, is_again: bool) -> dict[int, bytes]:
+        """Return the payloads of up to ``count`` groups by number, and drop the unusable ones in between."""
+        groups: dict[int, bytes] = {}
+        for number in list(self._again) if is_again else self._new_numbers():
+            payload = self._payload(number)
+            if payload is not None:
+                groups[number] = payload
+            elif is_again:
+                self._again = deque(it for it in self._again if it != number)
+            if len(groups) == count or is_full(groups.values()):
+                break
             if self._unusable_in_a_row >= _MAX_UNUSABLE_IN_A_ROW:
+                if groups:
+                    break
                 raise UserError(
                     f"the last {self._unusable_in_a_row} rows of the data set could not be used; "
                     f"the last one: {self._why}",
                     field="dataset_name",
                 )
-            if self._again:
-                number = self._again[0]
-                is_usable = await self._add(number, is_again=True)
-                self._again.popleft()
-            else:
-                number = self._ledger.admitted
-                self._ledger.admitted = number + 1  # first: its dead letter may be read before Redis's answer
-                is_usable = await self._add(number, is_again=False)
-            if is_usable:
-                admitted.append(number)
-        return admitted
+            await asyncio.sleep(0)  # encoding a long prompt takes a while
+        return groups
 
-    async def _add(self, number: int, *, is_again: bool) -> bool:
-        """Put group ``number`` on the stream; return False if its row cannot be used."""
-        payload = self._payload(number)
-        if payload is None:
-            return False
-        await send_off(self._redis, self._keys, self._incarnation, group_id(number), payload, is_again=is_again)
-        return True
+    def _new_numbers(self) -> Iterator[int]:
+        while True:
+            number = self._ledger.admitted
+            self._ledger.admitted = number + 1  # first: its dead letter may be read before Redis's answer
+            yield number
 
     def _payload(self, number: int) -> bytes | None:
         try:
@@ -184,22 +198,29 @@ class Admission:
         self._why = why
 
 
+def is_full(payloads: Collection[bytes]) -> bool:
+    """Whether no more groups should be sent in one step, which otherwise would keep Redis busy for a while."""
+    return len(payloads) >= _MAX_GROUPS or sum(map(len, payloads)) >= _MAX_BYTES
+
+
 async def send_off(
-    redis: Redis, keys: RunKeys, incarnation: int, label: str, payload: bytes, *, is_again: bool = False
+    redis: Redis, keys: RunKeys, incarnation: int, groups: Mapping[str, bytes], *, is_again: bool = False
 ) -> None:
-    """Put a group on the prompts stream, for the first time or again after it was lost.
+    """Put groups, payloads by label, on the prompts stream in one step: for the first time, or again if they were lost.
 
     Raises:
         FencedError: A newer incarnation owns the run.
         StateLostError: The run is gone.
         UnavailableError: Redis does not answer.
     """
+    if not groups:
+        return
     streams = (keys.prompts, keys.completions, keys.scored) if is_again else (keys.prompts,)
     await call(
         redis,
         "headrace_readmit" if is_again else "headrace_admit",
         keys=(keys.epoch, keys.prompts, *map(keys.seen, streams)),
-        args=(incarnation, label, payload),
+        args=(incarnation, *itertools.chain.from_iterable(groups.items())),
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from services.trainer.groups.group_ids import evaluation_id
 from services.trainer.groups.schedule import BatchShape
 from services.trainer.groups.staleness import window
-from services.trainer.intake.admission import Encoder, PromptRow, UnusableRowError, prompt_payload, send_off
+from services.trainer.intake.admission import Encoder, PromptRow, UnusableRowError, is_full, prompt_payload, send_off
 from services.trainer.intake.reconcile import buried, groups_in_flight
 from services.trainer.intake.running_evaluation import RunningEvaluation
 from services.trainer.telemetry.step_metrics import TrainedGroup
@@ -187,11 +187,11 @@ class Evaluations:
         if self._running is None:
             return
         known = {*in_hand, *await groups_in_flight(self._redis, self._keys), *await buried(self._redis, self._keys)}
-        for label, index in self._running.in_flight.items():
-            if label not in known:
-                log.warning("sending prompt %d of the evaluation again: Redis has lost it", index)
-                payload = self._payload(label, index)
-                await send_off(self._redis, self._keys, self._incarnation, label, payload, is_again=True)
+        lost = {label: index for label, index in self._running.in_flight.items() if label not in known}
+        if lost:
+            log.warning("sending %d prompts of the evaluation again: Redis has lost them", len(lost))
+        groups = {label: self._payload(label, index) for label, index in lost.items()}
+        await send_off(self._redis, self._keys, self._incarnation, groups, is_again=True)
 
     async def _send_off(self, running: RunningEvaluation) -> None:
         """Keep as many groups in flight as training may have, so that streams stay short and training gets its turn."""
@@ -201,18 +201,24 @@ class Evaluations:
             max_staleness=self._config.max_staleness,
             shape=BatchShape.of(self._config),
         )
-        while running.next_index < running.num_prompts and len(running.in_flight) < limit:
+        indices: dict[str, int] = {}
+        groups: dict[str, bytes] = {}
+        while running.next_index < running.num_prompts and len(running.in_flight) + len(groups) < limit:
+            if is_full(groups.values()):
+                break  # the rest at the next call
             index = running.next_index
             label = evaluation_id(incarnation=self._incarnation, step=running.step, index=index)
             running.next_index += 1
             try:
-                payload = self._payload(label, index)
+                groups[label] = self._payload(label, index)
             except UnusableRowError as error:
                 log.warning("left prompt %d out of the evaluation: %s", index, error)
                 running.num_unusable += 1
-                continue
-            await send_off(self._redis, self._keys, self._incarnation, label, payload)
-            running.in_flight[label] = index
+            else:
+                indices[label] = index
+        if groups:
+            await send_off(self._redis, self._keys, self._incarnation, groups)
+            running.in_flight |= indices
             running.last_sign_at = time.monotonic()
 
     def _payload(self, label: str, index: int) -> bytes:
