@@ -9,7 +9,6 @@ are admitted together enter the stream in one step, so that a generator begins t
 """
 
 import asyncio
-import itertools
 import logging
 import time
 from collections import deque
@@ -220,7 +219,7 @@ async def send_off(
         redis,
         "headrace_readmit" if is_again else "headrace_admit",
         keys=(keys.epoch, keys.prompts, *map(keys.seen, streams)),
-        args=(incarnation, *itertools.chain.from_iterable(groups.items())),
+        args=(incarnation, *(part for group in groups.items() for part in group)),
     )
 
 
