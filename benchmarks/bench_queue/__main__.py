@@ -2,8 +2,9 @@
 
 `headrace up` with a simulated generator trains the demo's model, with a real trainer, rewarder and Redis. Each round
 measures with an empty queue and then with queued runs, which are written into Redis as a submit writes them. So a slow
-moment of the machine affects both. Prints the median step time of each round, and both medians. The last line is one
-JSON object. Exits with 1 if a step takes more than ``--limit`` longer, or if a service was restarted.
+moment of the machine affects both. Prints the median step time of each round, and both medians. ``step_over_math`` is
+the step time alone over the trainer's time in the model and the optimizer (``train_time``). The last line is one JSON
+object. Exits with 1 if a step takes more than ``--limit`` longer, or if a service was restarted.
 """
 
 import argparse
@@ -45,6 +46,7 @@ def _measure(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     state = StateDir(directory / "state")
     config = demo_like_run(directory) | {"max_steps": 100_000, "save_steps": 50, "log_rollouts_every_steps": 50}
     times: dict[str, list[float]] = {"alone": [], "queued": []}
+    math: list[float] = []
     with simulated_stack(directory, state=state, simulation={"SPEED_UP": "100"}) as (client, launcher):
         run_id = client.submit(config).run_id
         log = Path(client.get(run_id)["run_dir"]) / "metrics.jsonl"
@@ -54,7 +56,10 @@ def _measure(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             for name, count in (("alone", 0), ("queued", arguments.queued)):
                 asyncio.run(_fill_queue(state.redis_url(), config, directory, count=count))
                 first = _wait_for_steps(log, 5)
-                times[name] += (found := _step_times(log, first, _wait_for_steps(log, arguments.steps)))
+                last = _wait_for_steps(log, arguments.steps)
+                times[name] += (found := _step_times(log, first, last))
+                if name == "alone":
+                    math += [line["train_time"] for line in _lines(log) if first < line["step"] <= last]
                 median_ms = 1000 * statistics.median(found)
                 print(f"round {number + 1}, {count} queued: {median_ms:.1f} ms a step", file=sys.stderr, flush=True)
         status = client.get(run_id)["status"]
@@ -65,6 +70,7 @@ def _measure(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "queued": arguments.queued,
         "steps": {name: len(found) for name, found in times.items()},
         "median_step_ms": {name: round(1000 * median, 1) for name, median in medians.items()},
+        "step_over_math": round(medians["alone"] / statistics.median(math), 3),
         "slower": round(medians["queued"] / medians["alone"] - 1, 4),
         "restarts": not is_same or status != "running",
     }
