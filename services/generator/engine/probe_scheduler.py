@@ -17,6 +17,7 @@ from vllm.v1.core import block_pool
 from vllm.v1.core.sched import async_scheduler, scheduler
 
 from services.generator.engine.engine_config import PROBE_PRIORITY
+from services.generator.engine.held_outputs import HeldOutputs
 
 asynchronous: Any = async_scheduler  # partly untyped
 synchronous: Any = scheduler
@@ -65,11 +66,9 @@ class ProbePlace:
         return bool(self.waiting.peek_request().priority <= PROBE_PRIORITY)
 
 
-class ProbeScheduler(ProbePlace, synchronous.Scheduler):  # type: ignore[misc]
-    """vLLM's scheduler, with a place for the probe."""
+class ProbeScheduler(HeldOutputs, ProbePlace, synchronous.Scheduler):  # type: ignore[misc]
+    """vLLM's scheduler, with a place for the probe and outputs that are sent in pieces."""
 
 
-class AsyncProbeScheduler(ProbePlace, asynchronous.AsyncScheduler):  # type: ignore[misc]
-    """vLLM's asynchronous scheduler, which prepares a step while the previous one is computed, with a place for the
-    probe.
-    """
+class AsyncProbeScheduler(HeldOutputs, ProbePlace, asynchronous.AsyncScheduler):  # type: ignore[misc]
+    """The same with vLLM's asynchronous scheduler, which prepares a step while the previous one is computed."""
