@@ -12,6 +12,8 @@ import torch
 
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.gloo_communicator import GlooCommunicator
+from services.trainer.push.outgoing import Outgoing
+from services.trainer.push.packing import Parcel
 from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, UnavailableError
@@ -163,6 +165,30 @@ async def test_a_trainer_that_cannot_compute_the_probe_in_time_reports_that_it_i
     prober.may_end.set()
     await sender.close()
     assert "load" not in one.engine.calls
+
+
+async def test_the_time_of_the_probe_does_not_count_against_the_deadline_of_the_attempt(
+    redis: Redis, incarnation: int, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe that is slower than usual would otherwise leave too little time to send the weights."""
+    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=20.0), SlowProber()
+    deadlines: list[float] = []
+    prepare = Outgoing.prepare
+
+    async def note(*arguments: Any, deadline: float, **options: Any) -> Parcel:
+        deadlines.append(deadline)
+        return await prepare(*arguments, deadline=deadline, **options)
+
+    monkeypatch.setattr(Outgoing, "prepare", note)
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(120):
+        pushing = tasks.create_task(sender.push(weights(0.5), policy_version=0, prober=prober), name="push")
+        while not prober.is_computing:  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.01)
+        computed_at = time.monotonic()
+        prober.may_end.set()
+    assert pushing.result().is_confirmed
+    assert deadlines[0] >= computed_at + 20.0
+    await sender.close()
 
 
 async def test_a_trainer_that_finds_its_deadline_passed_and_itself_superseded_is_fenced_off_and_not_stuck(
