@@ -58,6 +58,7 @@ class Outflow:
         self._must_wait = core.num_ranks > 1 or torch.cuda.is_available()
         self._pushing: asyncio.Task[None] | None = None
         self._began_at = 0.0
+        self._is_awaited = False
 
     @property
     def is_pushing(self) -> bool:
@@ -66,9 +67,16 @@ class Outflow:
 
     def waiting(self) -> Waiting | None:
         """Return what the run waits for if it waits for a generator or a long push; None if for neither."""
+        return self._long_push() or self.pushes.waiting()
+
+    def awaited_push(self) -> Waiting | None:
+        """Return the push that training waits for (see ``finish_push``), if it has taken long; None otherwise."""
+        return self._long_push() if self._is_awaited else None
+
+    def _long_push(self) -> Waiting | None:
         if self.is_pushing and time.monotonic() - self._began_at > _LONG_PUSH_S:
             return Waiting("work", f"the push of version {self._core.policy_version}")
-        return self.pushes.waiting()
+        return None
 
     async def begin_push_if_needed(self, tasks: asyncio.TaskGroup, *, then: Callable[[], Awaitable[None]]) -> None:
         """Begin to push the newest weights if a generator does not have them. A failed push does not raise.
@@ -92,7 +100,9 @@ class Outflow:
     async def finish_push(self) -> None:
         """Wait for the push under way, if there is one. Then the weights may change."""
         if self._pushing is not None:
+            self._is_awaited = True
             await asyncio.shield(self._pushing)
+            self._is_awaited = False
 
     async def let_sleep(self) -> None:
         """Let the generators on the trainer's GPU release their memory until the next push, if the run wants that.
