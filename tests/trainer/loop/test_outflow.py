@@ -40,7 +40,7 @@ async def nothing() -> None: ...
 async def test_a_push_of_more_than_two_seconds_is_what_the_run_waits_for(
     run_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
+    clock: Any = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
     monkeypatch.setattr(outflow, "time", clock)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     core: Any = SimpleNamespace(num_ranks=1, policy_version=3, named_weights=list)
