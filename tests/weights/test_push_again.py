@@ -85,6 +85,35 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
     assert await required(redis, run_keys) == 0
 
 
+async def test_a_push_that_its_trainer_gives_up_leaves_the_old_weights_and_is_followed_by_the_next_trainers(
+    redis: Redis, run_keys: RunKeys, incarnation: int, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, stuck, may_end = make_quick_sender(redis, incarnation), asyncio.Event(), threading.Event()
+    await sender.push(weights(0.0), policy_version=0)
+    event_loop = asyncio.get_running_loop()
+
+    def hang(*_: Any, **__: Any) -> None:
+        event_loop.call_soon_threadsafe(stuck.set)
+        may_end.wait(120.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GlooCommunicator, "broadcast", hang)
+        pushing = asyncio.create_task(sender.push(weights(1.0), policy_version=1), name="push")
+        async with asyncio.timeout(120):
+            await stuck.wait()
+            pushing.cancel()
+            await asyncio.wait({pushing})
+        assert pushing.cancelled()
+        await sender.close()
+        may_end.set()
+    assert holds(one, 0.0)
+    await redis.set(run_keys.epoch, incarnation + 1)
+    successor = make_quick_sender(redis, incarnation + 1, push_timeout_s=20.0)
+    assert (await successor.push(weights(1.0), policy_version=1)).is_confirmed
+    assert holds(one, 1.0)
+    await successor.close()
+
+
 class SlowProber(Prober):
     """Computes until the test stops it."""
 

@@ -80,7 +80,7 @@ class Beside:
         groups: list[int] = json.loads((self.directory / FILE).read_text())["groups"]
         return groups
 
-    async def step(self, until_weights_may_change: Callable[[], Awaitable[None]]) -> TrainedStep:
+    async def step(self, until_weights_may_change: Callable[[], Awaitable[bool]]) -> TrainedStep | None:
         with ThreadPoolExecutor(max_workers=1) as torch_thread:
             trainer = BatchTrainer(
                 cast(Any, self.core),
@@ -101,19 +101,32 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
 
 
 async def test_the_time_of_a_step_leaves_out_the_wait_for_the_push(beside: Beside) -> None:
-    async def push_for_a_while() -> None:
+    async def push_for_a_while() -> bool:
         beside.clock.now_s += 100.0
+        return True
 
-    assert (await beside.step(push_for_a_while)).train_s == pytest.approx(3.0 + 2.0)
+    trained = await beside.step(push_for_a_while)
+    assert trained is not None
+    assert trained.train_s == pytest.approx(3.0 + 2.0)
 
 
 async def test_a_death_during_the_wait_for_the_push_is_blamed_on_no_group(beside: Beside) -> None:
     found: list[list[int]] = []
 
-    async def look() -> None:
+    async def look() -> bool:
         found.append(beside.in_hand())
+        return True
 
     await beside.step(look)
     assert found == [[]]
     assert beside.core.seen == [NUMBERS, NUMBERS], "in the passes and in the optimizer step"
+    assert beside.in_hand() == []
+
+
+async def test_no_step_is_made_if_the_process_is_to_end_before_the_push(beside: Beside) -> None:
+    async def end() -> bool:
+        return False
+
+    assert await beside.step(end) is None
+    assert beside.core.seen == [NUMBERS], "only the passes were made"
     assert beside.in_hand() == []
