@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.bench_end_to_end.works import P_IN_ORDER, WORKS, Work
 from headrace.demo import task
+from headrace.demo.model import SPECIAL, make_tokenizer
 from headrace.demo.task import LETTERS
 from headrace.demo.warmup import warm_up
 
-_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-_EOS = _SPECIAL.index("<eos>")
-_FIRST = len(_SPECIAL)
+_EOS = SPECIAL.index("<eos>")
+_FIRST = len(SPECIAL)
 _VOCABULARY = _FIRST + len(LETTERS)
 _MAX_POSITIONS = 576
 _CLOSE_NATS = 0.004
@@ -36,7 +35,7 @@ def make(work: Work, directory: Path, *, seed: int) -> dict[str, Any]:
         return {"steps": warm_up(directory / "model", splits, seed=seed).step}
     rows = work.prompts(seed)
     (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    tokenizer = _tokenizer()
+    tokenizer = make_tokenizer(frame=(), max_positions=_MAX_POSITIONS)
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -50,8 +49,8 @@ def make(work: Work, directory: Path, *, seed: int) -> dict[str, Any]:
             max_position_embeddings=_MAX_POSITIONS,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
             tie_word_embeddings=False,
-            pad_token_id=_SPECIAL.index("<pad>"),
-            bos_token_id=_SPECIAL.index("<bos>"),
+            pad_token_id=SPECIAL.index("<pad>"),
+            bos_token_id=SPECIAL.index("<bos>"),
             eos_token_id=_EOS,
             dtype="float32",
         )
@@ -107,23 +106,6 @@ def _walks(probabilities_VV: torch.Tensor, num_rows: int, num_tokens: int) -> to
         now = torch.where(in_order[:, position], (now + 1) % len(LETTERS), jumps[:, position])
         ids_BT[:, position] = now + _FIRST
     return ids_BT
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *LETTERS))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        model_max_length=_MAX_POSITIONS,
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def main() -> None:

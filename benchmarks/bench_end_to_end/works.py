@@ -79,18 +79,25 @@ class Work:
 
 
 _NOT_TRLS = ("groups_per_step", "max_staleness")
-_LETTERS_OPTIONS: dict[str, Any] = {
-    **RUN_OPTIONS,
-    "groups_per_step": 8,
-    "learning_rate": 1e-4,
-    "lr_scheduler_type": "constant",
-    "warmup_steps": 0,
-}
-_LETTERS_REWARD = "benchmarks.bench_end_to_end.reward:in_order"
+_OPTIONS = {name: value for name, value in RUN_OPTIONS.items() if name != "max_steps"}
+
+
+def _letters(name: str, *, max_completion_length: int, **numbers: Any) -> Work:
+    """Return a work that continues a string of letters. ``numbers`` are attributes of a Work."""
+    options = {
+        "groups_per_step": 8,
+        "learning_rate": 1e-4,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "max_completion_length": max_completion_length,
+    }
+    reward = "benchmarks.bench_end_to_end.reward:in_order"
+    return Work(name, _OPTIONS | options, reward, target_reward=0.8, smooth_steps=3, **numbers)
+
 
 DEMO = Work(
     "demo",
-    {name: value for name, value in RUN_OPTIONS.items() if name != "max_steps"},
+    _OPTIONS,
     "headrace.demo.reward:exact_answer",
     rows_a_pass=128,
     target_reward=0.8,
@@ -98,24 +105,13 @@ DEMO = Work(
     num_steps=190,
     num_warmup_steps=10,
 )
-BETWEEN = Work(
-    "between",
-    {name: value for name, value in _LETTERS_OPTIONS.items() if name != "max_steps"} | {"max_completion_length": 64},
-    _LETTERS_REWARD,
-    rows_a_pass=64,
-    target_reward=0.8,
-    smooth_steps=3,
-    num_steps=40,
-    num_warmup_steps=4,
-    shape=Shape(192, 768, 4, 6),
+BETWEEN = _letters(
+    "between", max_completion_length=64, rows_a_pass=64, num_steps=40, num_warmup_steps=4, shape=Shape(192, 768, 4, 6)
 )
-LONG_TAIL = Work(
+LONG_TAIL = _letters(
     "long-tail",
-    {name: value for name, value in _LETTERS_OPTIONS.items() if name != "max_steps"} | {"max_completion_length": 512},
-    _LETTERS_REWARD,
+    max_completion_length=512,
     rows_a_pass=16,
-    target_reward=0.8,
-    smooth_steps=3,
     num_steps=20,
     num_warmup_steps=3,
     shape=Shape(256, 1024, 8, 8),

@@ -11,15 +11,20 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from headrace.demo import task
 
 MAX_POSITIONS = 64
-_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 _FRAME = ("reverse ", " =")
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose tokens are the letters and the text around them. A prompt needs no special token."""
-    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_FRAME, *task.LETTERS))}
+def make_tokenizer(*, frame: tuple[str, ...] = _FRAME, max_positions: int = MAX_POSITIONS) -> PreTrainedTokenizerFast:
+    """Return a tokenizer whose tokens are the letters and the texts around them. A prompt needs no special token.
+
+    Args:
+        frame: The texts around the letters, which may not have characters with a meaning in a regular expression.
+        max_positions: The longest prompt with its completion, in tokens.
+    """
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *frame, *task.LETTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("reverse | =|."), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join((*frame, "."))), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -28,7 +33,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         eos_token="<eos>",
         unk_token="<unk>",
         padding_side="left",
-        model_max_length=MAX_POSITIONS,
+        model_max_length=max_positions,
         clean_up_tokenization_spaces=False,
     )
 
@@ -47,9 +52,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCaus
         max_position_embeddings=MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=False,
-        pad_token_id=_SPECIAL.index("<pad>"),
-        bos_token_id=_SPECIAL.index("<bos>"),
-        eos_token_id=_SPECIAL.index("<eos>"),
+        pad_token_id=SPECIAL.index("<pad>"),
+        bos_token_id=SPECIAL.index("<bos>"),
+        eos_token_id=SPECIAL.index("<eos>"),
         dtype="float32",
     )
     return Qwen3ForCausalLM(config)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -222,7 +223,11 @@ def _first(error: BaseException) -> BaseException:
 
 
 if __name__ == "__main__":
-    exit_status = main()
+    try:
+        exit_status = main()
+    except Exception:  # noqa: BLE001  unexpected, so the status is that of a crash
+        traceback.print_exc()
+        exit_status = CRASHED
     if exit_status != ENDED:
         logging.shutdown()
         sys.stdout.flush()

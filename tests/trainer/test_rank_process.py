@@ -12,7 +12,7 @@ import torch
 
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.policy_model import load_policy
-from services.trainer.ranks.exit_status import FENCED, REFUSED
+from services.trainer.ranks.exit_status import CRASHED, FENCED, REFUSED
 from shared.errors import UserError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -35,10 +35,12 @@ def start_rank(tmp_path: Path) -> Iterator[StartRank]:
     """Return a function that starts rank processes. Processes that still run at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(redis_url: str, *arguments: str) -> "subprocess.Popen[str]":
-        environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(tmp_path)}
+    def start(
+        redis_url: str, *arguments: str, module: str = "services.trainer.rank", **variables: str
+    ) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(tmp_path), **variables}
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.trainer.rank", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=Path(__file__).parents[2],
             env={**environment, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -121,6 +123,19 @@ def test_without_a_run_id_it_prints_its_usage(start_rank: StartRank) -> None:
     output, _ = rank.communicate(timeout=WITHIN_S)
     assert rank.returncode == REFUSED
     assert output == "usage: python -m services.trainer.rank RUN_ID\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("UnavailableError", CRASHED), ("RuntimeError", CRASHED), ("StateLostError", REFUSED), ("FencedError", FENCED)],
+)
+def test_a_rank_whose_torch_thread_is_stuck_ends_with_the_status_of_its_error_and_says_it(
+    error: str, status: int, start_rank: StartRank
+) -> None:
+    rank = start_rank("redis://127.0.0.1:1/0", RUN_ID, module="tests.trainer.stuck_rank", ENDS_WITH=error)
+    output, _ = rank.communicate(timeout=WITHIN_S)
+    assert rank.returncode == status, output
+    assert "this is the end" in output
 
 
 async def test_a_rank_that_was_superseded_ends_and_does_not_touch_the_record(

@@ -12,6 +12,8 @@ import torch
 
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.gloo_communicator import GlooCommunicator
+from services.trainer.push.outgoing import Outgoing
+from services.trainer.push.packing import Parcel
 from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import FencedError, PushError, UnavailableError
@@ -81,6 +83,35 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
     info = one.receiver.info()
     assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False), "it must not wait"
     assert await required(redis, run_keys) == 0
+
+
+async def test_a_push_that_its_trainer_gives_up_leaves_the_old_weights_and_is_followed_by_the_next_trainers(
+    redis: Redis, run_keys: RunKeys, incarnation: int, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, stuck, may_end = make_quick_sender(redis, incarnation), asyncio.Event(), threading.Event()
+    await sender.push(weights(0.0), policy_version=0)
+    event_loop = asyncio.get_running_loop()
+
+    def hang(*_: Any, **__: Any) -> None:
+        event_loop.call_soon_threadsafe(stuck.set)
+        may_end.wait(120.0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GlooCommunicator, "broadcast", hang)
+        pushing = asyncio.create_task(sender.push(weights(1.0), policy_version=1), name="push")
+        async with asyncio.timeout(120):
+            await stuck.wait()
+            pushing.cancel()
+            await asyncio.wait({pushing})
+        assert pushing.cancelled()
+        await sender.close()
+        may_end.set()
+    assert holds(one, 0.0)
+    await redis.set(run_keys.epoch, incarnation + 1)
+    successor = make_quick_sender(redis, incarnation + 1, push_timeout_s=20.0)
+    assert (await successor.push(weights(1.0), policy_version=1)).is_confirmed
+    assert holds(one, 1.0)
+    await successor.close()
 
 
 class SlowProber(Prober):
@@ -163,6 +194,30 @@ async def test_a_trainer_that_cannot_compute_the_probe_in_time_reports_that_it_i
     prober.may_end.set()
     await sender.close()
     assert "load" not in one.engine.calls
+
+
+async def test_the_time_of_the_probe_does_not_count_against_the_deadline_of_the_attempt(
+    redis: Redis, incarnation: int, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe that is slower than usual would otherwise leave too little time to send the weights."""
+    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=20.0), SlowProber()
+    deadlines: list[float] = []
+    prepare = Outgoing.prepare
+
+    async def note(*arguments: Any, deadline: float, **options: Any) -> Parcel:
+        deadlines.append(deadline)
+        return await prepare(*arguments, deadline=deadline, **options)
+
+    monkeypatch.setattr(Outgoing, "prepare", note)
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(120):
+        pushing = tasks.create_task(sender.push(weights(0.5), policy_version=0, prober=prober), name="push")
+        while not prober.is_computing:  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.01)
+        computed_at = time.monotonic()
+        prober.may_end.set()
+    assert pushing.result().is_confirmed
+    assert deadlines[0] >= computed_at + 20.0
+    await sender.close()
 
 
 async def test_a_trainer_that_finds_its_deadline_passed_and_itself_superseded_is_fenced_off_and_not_stuck(

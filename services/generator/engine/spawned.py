@@ -17,10 +17,10 @@ import signal
 import sys
 import threading
 import time
-from multiprocessing import forkserver
 
 from services.generator.engine import engine_failure
 from services.generator.engine.vllm_environment import PARENT
+from shared.service.forked import let_go_of_fork_server
 
 _EVERY_S = 0.5
 
@@ -54,15 +54,7 @@ def tell_failures() -> None:
     engine_failure.write_down_failures()
 
 
-def _let_go_of_fork_server() -> None:
-    """Close the pipe that keeps a fork server alive as long as its children: it ends with the process that began it."""
-    state = getattr(forkserver, "_forkserver")  # noqa: B009  private: getattr hides it from type checkers
-    if state._forkserver_alive_fd is not None:  # noqa: SLF001
-        os.close(state._forkserver_alive_fd)  # noqa: SLF001
-        state._forkserver_alive_fd = state._forkserver_address = None  # noqa: SLF001
-
-
 if __name__ == "__mp_main__":
-    _let_go_of_fork_server()
+    let_go_of_fork_server()
     end_with_parent()
     tell_failures()

@@ -5,7 +5,6 @@ that user code has started. No failure of user code is lost: every exception bec
 closes the socket.
 """
 
-import contextlib
 import ctypes
 import inspect
 import math
@@ -14,7 +13,6 @@ import resource
 import signal
 import socket
 import sys
-from multiprocessing import forkserver
 
 import msgspec
 
@@ -54,6 +52,7 @@ from services.rewarder.reward_call import (
 from services.rewarder.sandbox.chosen import SandboxChoice, choose
 from shared.errors import UserError
 from shared.service.child_secrets import give_up_tracing
+from shared.service.forked import let_go_of_fork_server
 
 _PR_SET_PDEATHSIG = 1
 _SPARE_CPU_S = 5
@@ -91,26 +90,13 @@ def _set_up(limits: Limits) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     give_up_tracing()
-    _let_go_of_the_fork_server()
+    let_go_of_fork_server()  # the kernel kills this process when the fork server ends, as set above
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_NOFILE, limits.open_files)
     _limit(resource.RLIMIT_CORE, 0)
     choose(limits.sandbox)
-
-
-def _let_go_of_the_fork_server() -> None:
-    """Close our copy of the pipe whose end of file tells the fork server that the service is gone.
-
-    Every child inherits it. A copy in a hung worker would keep the fork server alive after the service was killed. The
-    hung worker would stay too, because the kernel kills the workers only when the fork server ends (PR_SET_PDEATHSIG).
-    """
-    state = getattr(forkserver, "_forkserver")  # noqa: B009  private: getattr hides it from type checkers
-    if state._forkserver_alive_fd is not None:  # noqa: SLF001
-        with contextlib.suppress(OSError):
-            os.close(state._forkserver_alive_fd)  # noqa: SLF001
-        state._forkserver_alive_fd = None  # noqa: SLF001
 
 
 def _limit(kind: int, value: int) -> None:

@@ -97,7 +97,14 @@ async def assemble(
     in_hand = GroupsInHand(files.run_dir)
     intake = await _make_intake(run, inputs, state, in_hand=in_hand, run_log=run_log, traces=traces)
     outflow = _make_outflow(
-        run, inputs, sender, scored=intake.scored, torch_thread=torch_thread, run_log=run_log, traces=traces
+        run,
+        inputs,
+        sender,
+        scored=intake.scored,
+        torch_thread=torch_thread,
+        terminate=terminate,
+        run_log=run_log,
+        traces=traces,
     )
     return TrainingLoop(
         inputs.core,
@@ -109,7 +116,7 @@ async def assemble(
             run_dir=files.run_dir,
             in_hand=in_hand,
             torch_thread=torch_thread,
-            until_weights_may_change=outflow.finish_push,
+            until_weights_may_change=outflow.until_weights_may_change,
         ),
         intake=intake,
         outflow=outflow,
@@ -229,6 +236,7 @@ def _make_outflow(
     *,
     scored: ScoredGroups,
     torch_thread: ThreadPoolExecutor,
+    terminate: asyncio.Event,
     run_log: RunLog,
     traces: GroupTraces,
 ) -> Outflow:
@@ -254,7 +262,7 @@ def _make_outflow(
         room=run.room,
         traces=traces,
     )
-    return Outflow(inputs.core, config, pushes=pushes, saver=saver, torch_thread=torch_thread)
+    return Outflow(inputs.core, config, pushes=pushes, saver=saver, torch_thread=torch_thread, terminate=terminate)
 
 
 def _seat(run: RunContext) -> StreamConsumer:

@@ -80,7 +80,8 @@ class BatchTrainer:
         in_hand: Records which groups are computed on, and which to try by themselves first.
         torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
             ``close`` ends it.
-        until_weights_may_change: Awaited before each optimizer step. Until it returns, others read the weights.
+        until_weights_may_change: Awaited before each optimizer step. Until it returns, others read the weights. It
+            returns False if they still do, and the process is to end.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class BatchTrainer:
         run_dir: Path,
         in_hand: GroupsInHand,
         torch_thread: ThreadPoolExecutor,
-        until_weights_may_change: Callable[[], Awaitable[None]],
+        until_weights_may_change: Callable[[], Awaitable[bool]],
     ) -> None:
         self._core = core
         self._config = config
@@ -128,8 +129,8 @@ class BatchTrainer:
             for index in range(num_steps)
         ]
 
-    async def step(self, planned: PlannedStep) -> TrainedStep:
-        """Make one optimizer step.
+    async def step(self, planned: PlannedStep) -> TrainedStep | None:
+        """Make one optimizer step. Return None if the process is to end before the weights may change.
 
         Raises:
             NonFiniteError: The loss or its gradient is not finite. The message names the post-mortem.
@@ -144,7 +145,8 @@ class BatchTrainer:
                     lambda: self._core.accumulate(minibatch.rows, totals=planned.totals, per_token=sorted(wanted))
                 )
             waits_from = time.monotonic()
-            await self._until_weights_may_change()  # a death in the meantime is not the groups' fault
+            if not await self._until_weights_may_change():  # a death in the meantime is not the groups' fault
+                return None
             waited_s = time.monotonic() - waits_from
             async with self._in_hand.holding(_numbers(minibatch.groups)):
                 stats = await self._in_torch_thread(self._core.step)

@@ -8,9 +8,13 @@ until it ends, so the next optimizer step waits for it. A checkpoint is written 
 
 Training waits for the push if there are several ranks, which gather the weights together, and on a GPU, where reading
 the weights would queue behind the passes of the next batch.
+
+A push to a generator that hangs may take longer than a process has that was asked to end. So the last checkpoint does
+not wait for the push, except with several ranks, and the push is given up soon after. The next process pushes again.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +22,18 @@ from typing import Any
 
 import torch
 
+from services.trainer.first_of import first_of
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.push_schedule import PushSchedule
 from services.trainer.policy.training_core import TrainingCore
 from shared.redis.run_record import Waiting
 from shared.run_options.run_config import RunConfig
 
+log = logging.getLogger(__name__)
+
 _LONG_PUSH_S = 2.0
+_LAST_PUSH_S = 5.0
+"""How long a push may go on in a process that was asked to end and has written its last checkpoint."""
 
 State = Callable[[], dict[str, Any]]
 """Returns the state of the loop to keep in a checkpoint."""
@@ -39,6 +48,7 @@ class Outflow:
         pushes: Pushes when due.
         saver: Writes checkpoints in the background.
         torch_thread: The thread that touches tensors.
+        terminate: Set when this process is asked to end.
     """
 
     def __init__(
@@ -49,15 +59,18 @@ class Outflow:
         pushes: PushSchedule,
         saver: CheckpointSaver,
         torch_thread: ThreadPoolExecutor,
+        terminate: asyncio.Event,
     ) -> None:
         self.pushes = pushes
         self.saver = saver
         self._core = core
         self._config = config
         self._torch = torch_thread
+        self._terminate = terminate
         self._must_wait = core.num_ranks > 1 or torch.cuda.is_available()
         self._pushing: asyncio.Task[None] | None = None
         self._began_at = 0.0
+        self._is_awaited = False
 
     @property
     def is_pushing(self) -> bool:
@@ -66,9 +79,16 @@ class Outflow:
 
     def waiting(self) -> Waiting | None:
         """Return what the run waits for if it waits for a generator or a long push; None if for neither."""
+        return self._long_push() or self.pushes.waiting()
+
+    def awaited_push(self) -> Waiting | None:
+        """Return the push that training waits for, if it has taken long; None if training goes on."""
+        return self._long_push() if self._is_awaited else None
+
+    def _long_push(self) -> Waiting | None:
         if self.is_pushing and time.monotonic() - self._began_at > _LONG_PUSH_S:
             return Waiting("work", f"the push of version {self._core.policy_version}")
-        return self.pushes.waiting()
+        return None
 
     async def begin_push_if_needed(self, tasks: asyncio.TaskGroup, *, then: Callable[[], Awaitable[None]]) -> None:
         """Begin to push the newest weights if a generator does not have them. A failed push does not raise.
@@ -83,16 +103,28 @@ class Outflow:
             self._began_at = time.monotonic()
             self._pushing = tasks.create_task(self._push(then), name=f"push of version {self._core.policy_version}")
         if self._must_wait:
-            await self.finish_push()
+            await self.until_weights_may_change()
 
     async def _push(self, then: Callable[[], Awaitable[None]]) -> None:
         await self.pushes.push_if_needed(self._core.named_weights, policy_version=self._core.policy_version)
         await then()
 
     async def finish_push(self) -> None:
-        """Wait for the push under way, if there is one. Then the weights may change."""
+        """Wait for the push under way, if there is one."""
         if self._pushing is not None:
-            await asyncio.shield(self._pushing)
+            self._is_awaited = True
+            try:
+                await asyncio.shield(self._pushing)
+            finally:
+                self._is_awaited = False
+
+    async def until_weights_may_change(self) -> bool:
+        """Wait for the push under way. Return False if it still goes on because this process is to end first."""
+        if self._core.num_ranks > 1:
+            await self.finish_push()
+        else:
+            await first_of(self.finish_push(), self._terminate.wait())
+        return not self.is_pushing
 
     async def let_sleep(self) -> None:
         """Let the generators on the trainer's GPU release their memory until the next push, if the run wants that.
@@ -112,11 +144,30 @@ class Outflow:
         After the push, which fails if the weights have diverged.
         """
         every = self._config.save_steps
-        if self._core.policy_version // every != self.saver.saved_step // every:
-            await self.finish_push()
+        is_due = self._core.policy_version // every != self.saver.saved_step // every
+        if is_due and await self.until_weights_may_change():
+            await self.save(tasks, state)
+
+    async def save_before_end(self, tasks: asyncio.TaskGroup, state: State) -> None:
+        """Save for the next process, unless the newest checkpoint has these weights, without waiting for the push.
+
+        Raises:
+            PushError: The weights have diverged.
+        """
+        if self._core.policy_version != self.saver.saved_step:
+            await self.pushes.check_weights(policy_version=self._core.policy_version)
             await self.save(tasks, state)
 
     async def finish(self) -> None:
-        """Wait until the push under way has ended, and the checkpoint that was begun last is on disk."""
-        await self.finish_push()
+        """Wait until the checkpoint that was begun last is on disk, and the push under way has ended.
+
+        In a process that was asked to end, the push is given up if it goes on for much longer than the checkpoint.
+        """
         await self.saver.finish()
+        if self._terminate.is_set() and self._pushing is not None:
+            await asyncio.wait({self._pushing}, timeout=_LAST_PUSH_S)
+            if self._pushing.cancel():
+                log.warning("gave up the %s, because this process was asked to end", self._pushing.get_name())
+                await asyncio.wait({self._pushing})
+                return
+        await self.finish_push()

@@ -149,6 +149,11 @@ class PushSchedule:
             }
         )
 
+    async def check_weights(self, *, policy_version: int) -> None:
+        """Raise PushError if the probe, if there is one, shows that the weights have diverged."""
+        if self._prober is not None:
+            await self._prober.finite_logprobs(policy_version)
+
     async def let_sleep(self) -> None:
         """Let the generators on the trainer's GPU release their memory until the next push."""
         await self._sender.let_sleep()

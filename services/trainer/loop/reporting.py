@@ -103,13 +103,14 @@ class Reporting:
 
     async def write_progress(self) -> None:
         """Write the run's progress to its record and to its watchers."""
+        waiting = self._outflow.awaited_push() or self._waiting
         step, ledger, pushes = self._core.policy_version, self._intake.ledger, self._outflow.pushes
         progress = Progress(
             step=step,
             max_steps=self._total_steps,
             policy_version=step,
-            waiting_for=self._waiting.says,
-            waiting_kind=self._waiting.kind,
+            waiting_for=waiting.says,
+            waiting_kind=waiting.kind,
             groups_admitted=ledger.admitted,
             groups_trained=ledger.num_trained,
             groups_dropped=ledger.dropped_by_reason(),

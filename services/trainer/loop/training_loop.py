@@ -14,8 +14,11 @@ push_timeout_s each. Groups are admitted, and evaluations begun, after the push,
 Nothing waits for watchers. While the loop waits, admitted groups go on being sampled; in a pause none is admitted.
 
 Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning, and a request
-to end or pause the run waits for the end of the batch. A group is settled at the last step of its batch. Its entry is
-acked once a checkpoint with it is on disk; until then, a crash repeats the training.
+to end or pause the run waits for the end of the batch. Only SIGTERM does not wait for a push: a batch whose first step
+would wait for it is given up, and the last checkpoint is written beside it (outflow.py).
+
+A group is settled at the last step of its batch. Its entry is acked once a checkpoint with it is on disk; until then, a
+crash repeats the training.
 """
 
 import asyncio
@@ -102,9 +105,10 @@ class TrainingLoop:
             if self._num_steps_left() > 0:  # the last checkpoint is written when the ledger is finished
                 await self.outflow.save_if_due(tasks, self._state)
         self.reporting.waits_for("the last push and checkpoint")
-        await self.outflow.finish_push()
+        await self.outflow.until_weights_may_change()
         await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # again, if a generator failed
-        await self.outflow.finish_push()
+        if not await self.outflow.until_weights_may_change():
+            return await self._end_early(tasks)
         self.intake.drop_the_rest(RUN_ENDED)
         await self.outflow.save(tasks, self._state)
         return await self._finish_evaluation(tasks)
@@ -117,8 +121,9 @@ class TrainingLoop:
             await self._read_changes(tasks)
             if self._terminate.is_set() or self.intake.should_stop:
                 return None
-            if self.intake.is_evaluation_due(self.core.policy_version):
-                await self.outflow.finish_push()
+            is_evaluation_due = self.intake.is_evaluation_due(self.core.policy_version)
+            if is_evaluation_due and not await self.outflow.until_weights_may_change():
+                continue
             if not self.outflow.is_pushing:
                 await self.intake.make_up_losses()
                 await self._admit()
@@ -133,12 +138,17 @@ class TrainingLoop:
             self.reporting.waited(time.monotonic() - began_at)
 
     async def _train_on(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
-        """Make the steps of one batch. After the last step, settle its groups and begin the push of the weights."""
+        """Make the steps of one batch. After the last step, settle its groups and begin the push of the weights.
+
+        No step is made if this process is to end before the last push.
+        """
         self.reporting.waits_for("")
         await self.outflow.let_sleep()
         groups = with_advantages(batch, self._config)  # each reward relative to its group (advantages.py)
         for planned in await self._trainer.plan(groups, num_steps_left=self._num_steps_left()):
             trained = await self._trainer.step(planned)
+            if trained is None:
+                return
             if planned.is_last:
                 self.intake.settle(batch, step=self.core.policy_version)
                 await self._read_changes(tasks)
@@ -146,11 +156,10 @@ class TrainingLoop:
             await self.reporting.step(groups, trained)
 
     async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
-        await self.outflow.finish_push()
         if self._terminate.is_set():
-            if self.core.policy_version != self.outflow.saver.saved_step:
-                await self.outflow.save(tasks, self._state)
+            await self.outflow.save_before_end(tasks, self._state)
             return "terminated"
+        await self.outflow.finish_push()
         self.intake.drop_the_rest(RUN_STOPPED)
         await self.outflow.save(tasks, self._state)
         return "stopped"

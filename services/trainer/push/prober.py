@@ -76,21 +76,26 @@ class Prober:
             PushError: A logprob is not finite under the trainer's own weights.
             UnavailableError: The logprobs are not there after ``timeout_s``.
         """
-        self.begin(policy_version)
-        assert self._computing is not None
         try:
-            logprobs = await asyncio.wait_for(asyncio.shield(self._computing), timeout_s)
+            logprobs = await asyncio.wait_for(self.finite_logprobs(policy_version), timeout_s)
         except TimeoutError as error:
             raise UnavailableError(
                 f"the trainer did not compute the logprobs of the probe within {timeout_s:.0f} s (push_timeout_s): "
                 "it is stuck and must be restarted"
             ) from error
+        return Probe(token_ids=self._token_ids, logprobs=logprobs, tolerance=self._tolerance, timeout_s=timeout_s / 2)
+
+    async def finite_logprobs(self, policy_version: int) -> list[float]:
+        """Return the trainer's own logprobs. Raises PushError if one is not finite: the weights have diverged."""
+        self.begin(policy_version)
+        assert self._computing is not None
+        logprobs = await asyncio.shield(self._computing)
         if not all(map(math.isfinite, logprobs)):
             raise PushError(
                 "the trainer's own weights give a prompt logprobs that are not finite: they have diverged, and are not "
                 "pushed"
             )
-        return Probe(token_ids=self._token_ids, logprobs=logprobs, tolerance=self._tolerance, timeout_s=timeout_s / 2)
+        return logprobs
 
 
 def _mark_as_seen(computing: asyncio.Future[list[float]]) -> None:

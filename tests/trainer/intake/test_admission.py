@@ -1,17 +1,23 @@
-"""Admission: groups enter the stream together, and rows without a prompt do not."""
+"""Admission: together, without rows that have no prompt, and beside the loop, which reads dead letters meanwhile."""
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
 from services.trainer.groups.ledger import Ledger
-from services.trainer.intake.admission import Admission
+from services.trainer.intake import admission as admissions
+from services.trainer.intake.admission import Admission, send_off
+from services.trainer.intake.external_changes import ExternalChanges
+from services.trainer.run_context import RunContext
+from services.trainer.telemetry.run_log import RunLog
 from shared.errors import UserError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.shared.redis.prompts_stream import generator
-from tests.trainer.bookkeeping import FakeEncoder, FakeRows
+from tests.trainer.bookkeeping import FakeEncoder, FakeRows, Trainer
 
 pytestmark = pytest.mark.unit
 
@@ -56,3 +62,34 @@ async def test_groups_that_were_lost_come_first_and_a_large_admission_takes_seve
     assert admission.num_unadmitted == 0
     assert await redis.xlen(run_keys.prompts) == 600
     assert await redis.scard(run_keys.seen(run_keys.prompts)) == 600
+
+
+async def test_a_group_that_is_buried_before_admission_has_redis_answer_is_dropped(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place would be lost otherwise, because dead letters are read once."""
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    store = RunStore(redis)
+    record = await store.get(run_keys.run_id)
+    assert record is not None
+    run = RunContext(redis, store, record, incarnation=1)
+    no_evaluations = cast(Any, None)
+    changes = ExternalChanges(
+        run,
+        ledger=trainer.ledger,
+        scored=trainer.scored,
+        evaluations=no_evaluations,
+        log=RunLog(redis, keys=run_keys, run_dir=run.files.run_dir),
+    )
+
+    async def send_off_and_bury(*arguments: Any, **options: Any) -> None:
+        await send_off(*arguments, **options)
+        await redis.xadd(
+            run_keys.dead, {"stream": run_keys.prompts, "group_id": "00000000", "reason": "test", "payload": b""}
+        )
+        assert await changes.read()
+
+    monkeypatch.setattr(admissions, "send_off", send_off_and_bury)
+    assert await trainer.admission.admit(1) == [0]
+    assert trainer.ledger.dropped_by_reason() == {"dead_letter": 1}
+    assert (trainer.ledger.admitted, trainer.ledger.num_in_flight) == (1, 0)

@@ -1,0 +1,17 @@
+"""Runs in processes that multiprocessing's fork server has forked."""
+
+import contextlib
+import os
+from multiprocessing import forkserver
+
+
+def let_go_of_fork_server() -> None:
+    """Close this process's copy of the pipe whose end of file tells the fork server that its service is gone.
+
+    Every child inherits it. A copy in a hung child would keep the fork server alive after the service was killed.
+    """
+    state = getattr(forkserver, "_forkserver")  # noqa: B009  private: getattr hides it from type checkers
+    if state._forkserver_alive_fd is not None:  # noqa: SLF001
+        with contextlib.suppress(OSError):
+            os.close(state._forkserver_alive_fd)  # noqa: SLF001
+        state._forkserver_alive_fd = state._forkserver_address = None  # noqa: SLF001
