@@ -1,12 +1,13 @@
 """Imported only by the fork server (fork_server.py): everything that an engine core imports on a CPU."""
 
 import importlib
-import os
 
-from services.generator.engine.vllm_environment import PARENT
+from services.generator.engine.spawned import end_with_parent
 
 # It has to find the name of the process in memory, before anything changes the variables beside it.
 importlib.import_module("setproctitle").getproctitle()
+# multiprocessing looks for the end of the service only after these imports, which take many seconds.
+end_with_parent()
 for name in (
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
@@ -19,4 +20,3 @@ for name in (
     "services.generator.worker.worker_transfer",
 ):
     importlib.import_module(name)
-os.environ[PARENT] = str(os.getpid())
