@@ -62,7 +62,7 @@ def main() -> None:
         "--work",
         choices=["default", "cookbook"],
         default="default",
-        help="batch and trained weights; cookbook: the Hugging Face cookbook's GRPO recipe, made for a GPU (default)",
+        help="what throughput is measured on; cookbook: batch and adapters of the Hugging Face cookbook's GRPO recipe",
     )
     parser.add_argument("--only", choices=["throughput", "memory"], help="leave the other half out")
     arguments = parser.parse_args()
