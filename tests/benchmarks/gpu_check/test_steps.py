@@ -1,5 +1,6 @@
 """The steps themselves: their files are there, their tests are marked, and none is longer than ten minutes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ def test_a_step_names_what_exists(step: Step) -> None:
         assert step.numbers
 
 
-def test_names_are_unique() -> None:
-    assert len({step.name for step in STEPS}) == len(STEPS)
+def test_the_page_has_every_step_in_order_with_its_gpus() -> None:
+    page = (REPOSITORY / "docs" / "gpu-tests.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (\d) \|", page, re.MULTILINE)
+    assert rows == [(step.name, str(step.num_gpus)) for step in STEPS]
 
 
 def test_every_file_with_tests_for_a_gpu_is_in_a_step() -> None:
