@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from tests.weights.replica import ReplicaProcess
 @contextlib.contextmanager
 def gpu_replica(
     model_dir: Path, directory: Path, *, gpus: tuple[int, ...], more: dict[str, str] | None = None
-) -> Iterator[ReplicaProcess]:
+) -> Generator[ReplicaProcess]:
     """Start a replica in bfloat16 with a worker on each of these GPUs, counted as this process sees them."""
     args = {"tensor_parallel_size": len(gpus), "gpu_memory_utilization": 0.2, "enforce_eager": True}
     process = ReplicaProcess(

@@ -8,9 +8,9 @@ import contextlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen3ForCausalLM
 
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
@@ -53,8 +53,9 @@ async def push_many_under_load(
     totals: list[float] = []
     standstills: list[float] = []
 
-    def policy_of(version: int) -> Qwen3ForCausalLM:
-        return make_policy(model_dir, seed=version).to(dtype).float()
+    def policy_of(version: int) -> Any:
+        policy: Any = make_policy(model_dir, seed=version)
+        return policy.to(dtype).float()
 
     async def push(version: int) -> None:
         pushed = policy_of(version).to(device=device, dtype=dtype)
