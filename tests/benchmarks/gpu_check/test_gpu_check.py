@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -65,17 +66,17 @@ class Calls:
     def ran(self) -> list[str]:
         return self.noted.read_text().split() if self.noted.exists() else []
 
-    def all_gone(self) -> bool:
-        deadline = time.monotonic() + WITHIN_S
-        pids = [int(pid) for pid in self.noted.with_suffix(".pids").read_text().split()]
-        while any(mark(pid) is not None for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return all(mark(pid) is None for pid in pids)
+    def left(self) -> list[int]:
+        pids = self.noted.with_suffix(".pids")
+        return [pid for pid in map(int, pids.read_text().split()) if mark(pid) is not None] if pids.exists() else []
 
 
 @pytest.fixture
-def calls(tmp_path: Path) -> Calls:
-    return Calls(tmp_path)
+def calls(tmp_path: Path) -> Iterator[Calls]:
+    calls = Calls(tmp_path)
+    yield calls
+    for pid in calls.left():  # after a failure
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_steps_run_in_order_and_a_second_call_goes_on_with_those_that_have_not_passed(calls: Calls) -> None:
@@ -117,13 +118,15 @@ def test_a_step_is_ended_at_its_limit_with_all_its_processes_and_the_next_one_ru
     assert calls.row("endless")[3] == "ended at its limit of 0.05 minutes"
     assert "s  this is endless" in output, "progress shows the last line of the output"
     assert calls.ran() == ["endless", "next"]
-    assert calls.all_gone()
+    assert calls.noted.with_suffix(".pids").exists()
+    assert calls.left() == []
 
 
 def test_a_step_that_passes_leaves_no_process_either(calls: Calls) -> None:
     calls.step("parent", "leave a child")
     assert calls.run()[0] == 0
-    assert calls.all_gone()
+    assert calls.noted.with_suffix(".pids").exists()
+    assert calls.left() == []
 
 
 def test_a_call_that_is_interrupted_ends_its_step_which_runs_again_in_the_next_call(calls: Calls) -> None:
@@ -137,7 +140,8 @@ def test_a_call_that_is_interrupted_ends_its_step_which_runs_again_in_the_next_c
     output, _ = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 130
     assert "the next call goes on" in output
-    assert calls.all_gone()
+    assert calls.noted.with_suffix(".pids").exists()
+    assert calls.left() == []
     assert calls.row("endless")[1:4] == ["**not run**", "", "not yet"]
     calls.steps.pop()
     calls.step("endless")
