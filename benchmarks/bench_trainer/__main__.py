@@ -156,7 +156,11 @@ def _best_batch_size(
     seconds: dict[int, float] = {}
     for batch_size in TRIED_BATCH_SIZES:
         steps: list[float] = []
-        _trl(scratch, model, workload, rollouts, device, 2, batch_size, False, steps.append)
+        try:
+            _trl(scratch, model, workload, rollouts, device, 2, batch_size, False, steps.append)
+        except torch.OutOfMemoryError:
+            say(f"  TRL with per_device_train_batch_size={batch_size}: out of GPU memory")
+            continue
         seconds[batch_size] = steps[-1]
         say(f"  TRL with per_device_train_batch_size={batch_size}: {steps[-1]:.2f} s a step")
     return min(seconds, key=lambda size: seconds[size])
