@@ -22,6 +22,16 @@ from benchmarks.gpu_check.results import Result, Results
 from benchmarks.gpu_check.running import run
 from benchmarks.gpu_check.steps import STEPS, Step
 
+VARIABLES = {
+    "PYTHONPATH": str(REPOSITORY),
+    "PYTHONUNBUFFERED": "1",
+    "NO_COLOR": "1",
+    # Nothing is downloaded or reported, and an engine is not a fork of a process that has used CUDA.
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+
 
 def parse(argv: Sequence[str] | None, steps: Sequence[Step]) -> argparse.Namespace:
     """Return the arguments."""
@@ -99,7 +109,7 @@ def _run(step: Step, machine: Machine, results: Results) -> None:
         ended = run(
             command(step, results),
             directory=REPOSITORY,
-            environment={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"},
+            environment={**os.environ, **VARIABLES},
             log=results.log(step),
             limit_s=60 * step.minutes,
             say=lambda words: _say(f"    {words[:150]}"),
