@@ -4,7 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 
-# Two environments: .venv has everything (torch, vLLM), .venv-check is light, so that `make check` needs no torch.
+# .venv has everything for a machine without a GPU (torch, vLLM), .venv-gpu for one with NVIDIA GPUs, and .venv-check is
+# light, so that `make check` needs no torch.
 FULL := .venv/.installed-cpu .venv/.installed-self
 FULL_WITH_TOOLS := $(FULL) .venv/.installed-dev .venv/.installed-test
 PROMTOOL := .venv/bin/promtool
@@ -21,7 +22,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
+.PHONY: help demo test test-long test-gpu test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -35,6 +36,12 @@ test: $(FULL_WITH_TOOLS) .venv-policy/.installed | $(PROMTOOL) ## the suite: rea
 
 test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
 	@.venv/bin/python -m pytest -m "long and not gpu and not engine" $(ARGS)
+
+# The environment is large, so it is only made where there is a GPU.
+test-gpu: ## the first hour on GPUs: tests and benchmarks in steps; a second call goes on; ARGS="--list"
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu needs an NVIDIA GPU and its driver: nvidia-smi finds none" >&2; exit 2; }
+	@$(MAKE) --no-print-directory .venv-gpu/.installed-gpu
+	@.venv-gpu/bin/python -m benchmarks.gpu_check $(ARGS)
 
 test-api-schemas: $(FULL_WITH_TOOLS) ## schemathesis, every phase, against each service for SECONDS_EACH (300)
 	@SCHEMATHESIS_SECONDS=$${SECONDS_EACH:-300} .venv/bin/python -m pytest -s --timeout 1200 -m "not vllm" tests/rewarder/score_api/test_openapi.py \
@@ -118,7 +125,7 @@ lock: $(LIGHT) ## resolve pyproject.toml anew and write requirements/*.txt
 	@.venv-check/bin/python requirements/lock.py
 
 clean: ## remove environments, caches and what runs left behind
-	rm -rf .venv .venv-check .venv-policy .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-gpu .venv-check .venv-policy .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed-cpu: requirements/cpu.txt
@@ -126,6 +133,9 @@ clean: ## remove environments, caches and what runs left behind
 
 .venv/.installed-self: pyproject.toml .venv/.installed-cpu
 	@requirements/make_venv.sh self .venv
+
+.venv-gpu/.installed-gpu: pyproject.toml requirements/cpu.txt requirements/dev.txt requirements/test.txt
+	@requirements/make_venv.sh gpu .venv-gpu
 
 .venv/.installed-dev: requirements/dev.txt .venv/.installed-cpu
 	@requirements/make_venv.sh add .venv dev

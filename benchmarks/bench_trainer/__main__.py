@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.bench_trainer.mfu import mfu
 from benchmarks.bench_trainer.sides import our_core, our_rows, our_step, train_with_trl
 from benchmarks.bench_trainer.workload import (
+    COOKBOOK,
     HALF_BILLION,
     SMALL,
     WIDE,
@@ -37,8 +39,6 @@ from benchmarks.bench_trainer.workload import (
 from services.trainer.policy.policy_core import PolicyCore
 
 TRIED_BATCH_SIZES = (4, 8, 16)
-GPU_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "4090": 165e12}
-"""Dense bfloat16 FLOP/s from NVIDIA's data sheets, to compute MFU."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_trainer", description="Ours and TRL's trainer")
     parser.add_argument("--pairs", type=int, default=5, help="measured pairs of steps (5)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of both sides")
+    parser.add_argument(
+        "--work",
+        choices=["default", "cookbook"],
+        default="default",
+        help="what throughput is measured on; cookbook: batch and adapters of the Hugging Face cookbook's GRPO recipe",
+    )
     parser.add_argument("--only", choices=["throughput", "memory"], help="leave the other half out")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -68,15 +74,17 @@ def main() -> None:
     results: dict[str, Any] = {"device": where, "pairs": arguments.pairs}
     with tempfile.TemporaryDirectory(prefix="bench_trainer-") as scratch:
         if arguments.only != "memory":
-            results |= throughput(Path(scratch), device, num_pairs=arguments.pairs)
+            workload = HALF_BILLION if device.type == "cuda" else SMALL
+            if arguments.work == "cookbook":
+                workload = COOKBOOK
+            results |= throughput(Path(scratch), device, workload, num_pairs=arguments.pairs)
         if arguments.only != "throughput":
             results |= memory(Path(scratch), device, threads=arguments.threads)
     print(json.dumps(results))
 
 
-def throughput(scratch: Path, device: torch.device, *, num_pairs: int) -> dict[str, Any]:
+def throughput(scratch: Path, device: torch.device, workload: Workload, *, num_pairs: int) -> dict[str, Any]:
     """Measure pairs of steps, with and without TRL's old-logprob pass."""
-    workload = HALF_BILLION if device.type == "cuda" else SMALL
     model = save_model(workload, scratch / "model")
     rollouts = make_rollouts(workload)
     num_tokens = real_tokens(rollouts)
@@ -132,10 +140,13 @@ def throughput(scratch: Path, device: torch.device, *, num_pairs: int) -> dict[s
         "tokens_per_s": round(num_tokens / ours, 1),
         "trl_batch_size": best_size,
     }
-    if (peak := _peak_flops(device)) is not None:
-        # 6 products for each weight and token. Two more for recomputed activations, and attention, are not counted.
-        results["mfu"] = round(6 * workload.num_parameters() * num_tokens / ours / peak, 4)
-        print(f"MFU of ours, without recomputation and attention: {results['mfu']:.1%}")
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        results["mfu"] = mfu(workload, tokens_per_s=num_tokens / ours, gpu=name)
+        if results["mfu"] is None:
+            print(f"MFU is not computed: the peak of {name} is not in benchmarks/bench_trainer/mfu.py")
+        else:
+            print(f"MFU of ours, without recomputation and attention: {results['mfu']:.1%}")
     return results
 
 
@@ -145,7 +156,11 @@ def _best_batch_size(
     seconds: dict[int, float] = {}
     for batch_size in TRIED_BATCH_SIZES:
         steps: list[float] = []
-        _trl(scratch, model, workload, rollouts, device, 2, batch_size, False, steps.append)
+        try:
+            _trl(scratch, model, workload, rollouts, device, 2, batch_size, False, steps.append)
+        except torch.OutOfMemoryError:
+            say(f"  TRL with per_device_train_batch_size={batch_size}: out of GPU memory")
+            continue
         seconds[batch_size] = steps[-1]
         say(f"  TRL with per_device_train_batch_size={batch_size}: {steps[-1]:.2f} s a step")
     return min(seconds, key=lambda size: seconds[size])
@@ -222,13 +237,6 @@ def _measured(command: list[str], environment: dict[str, str]) -> dict[str, int]
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     measured: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
     return measured
-
-
-def _peak_flops(device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((flops for key, flops in GPU_FLOPS.items() if key in name), None)
 
 
 def say(what: str) -> None:

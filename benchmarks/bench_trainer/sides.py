@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from benchmarks.bench_trainer.workload import Rollout, Workload, make_tokenizer
+from benchmarks.bench_trainer.workload import COOKBOOK_LORA, Rollout, Workload, make_tokenizer
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
 from shared.run_options.run_config import RunConfig
@@ -47,10 +47,18 @@ def our_core(
             "max_tokens_per_microbatch": max_tokens,
             "gradient_checkpointing": True,
             "dtype": "bfloat16" if device.type == "cuda" else "float32",
+            **_our_adapters(workload),
             **options,
         }
     )
     return PolicyCore(config, model_dir_or_id=str(model), total_steps=1000, device=device)
+
+
+def _our_adapters(workload: Workload) -> dict[str, Any]:
+    if not workload.lora_r:
+        return {}
+    options = {name if name.startswith("lora_") else f"lora_{name}": value for name, value in COOKBOOK_LORA.items()}
+    return {"use_peft": True, "lora_r": workload.lora_r, **options}
 
 
 def our_rows(rollouts: list[Rollout], num_generations: int, vocab_size: int) -> list[TrainRow]:
@@ -111,6 +119,10 @@ def train_with_trl(
         grpo_trainer: Any = importlib.import_module("trl.trainer.grpo_trainer")
         base_trainer: Any = importlib.import_module("trl.trainer.base_trainer")
     transformers: Any = importlib.import_module("transformers")
+    peft: Any = importlib.import_module("peft")
+    adapters: Any = None
+    if workload.lora_r:
+        adapters = peft.LoraConfig(r=workload.lora_r, task_type="CAUSAL_LM", **COOKBOOK_LORA)
     prompts = [f"p{index}" for index in range(workload.num_prompts)]
 
     def rollout_func(asked: list[str], _: Any) -> dict[str, Any]:
@@ -188,6 +200,7 @@ def train_with_trl(
             processing_class=make_tokenizer(workload.vocab_size),
             rollout_func=rollout_func,
             callbacks=[Watch()],
+            peft_config=adapters,
         )
     trainer.remove_callback(transformers.PrinterCallback)
     if before_training is not None:

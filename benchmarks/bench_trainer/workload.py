@@ -5,7 +5,7 @@ most are short, a few reach the limit. Prompt lengths are uniform between a quar
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Workload:
     num_generations: int
     max_prompt_length: int
     max_completion_length: int
+    lora_r: int = 0
+    """Rank of the adapters that are trained, with the cookbook's other options; 0: all weights are trained."""
 
     @property
     def num_rollouts(self) -> int:
@@ -51,6 +53,12 @@ WIDE = Workload(256, 1024, 2, 4, 2, 151_936, 5, 8, 96, 640)
 """For memory: Qwen's vocabulary and a very small model otherwise."""
 HALF_BILLION = Workload(896, 4864, 24, 14, 2, 151_936, 16, 8, 512, 2048)
 """Qwen2.5-0.5B's shape, for a GPU."""
+COOKBOOK = replace(
+    HALF_BILLION, num_prompts=32, num_generations=4, max_prompt_length=128, max_completion_length=64, lora_r=8
+)
+"""The GRPO recipe of the Hugging Face cookbook (fine_tuning_llm_grpo_trl): Qwen2-0.5B, which has the same shape, with
+adapters. TRL's 8 rollouts a pass there are chosen by trying here, as for the other works."""
+COOKBOOK_LORA: dict[str, Any] = {"lora_alpha": 32, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj"]}
 
 
 @dataclass(frozen=True)

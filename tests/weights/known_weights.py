@@ -79,13 +79,13 @@ def interrupted(
     return weights
 
 
-def prober_of(policy: Qwen3ForCausalLM) -> Prober:
-    """Return the prober for that policy."""
+def prober_of(policy: Qwen3ForCausalLM, *, tolerance: float = 0.05) -> Prober:
+    """Return the prober for that policy, with a tolerance in nats."""
 
     def logprobs(token_ids: Sequence[int]) -> list[float]:
         return logprobs_of(policy, list(token_ids[:1]), list(token_ids[1:]))
 
-    return Prober(logprobs, token_ids=[*PROMPT_IDS, *PROMPT_IDS[::-1]], tolerance=0.05)
+    return Prober(logprobs, token_ids=[*PROMPT_IDS, *PROMPT_IDS[::-1]], tolerance=tolerance)
 
 
 def logprobs_of(policy: Any, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:

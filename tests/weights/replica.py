@@ -39,7 +39,15 @@ class Sample:
 class ReplicaProcess:
     """One replica with a real engine."""
 
-    def __init__(self, replica_id: str, model_dir: Path, log_path: Path, *, more: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        model_dir: Path,
+        log_path: Path,
+        *,
+        more: dict[str, str] | None = None,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         self.replica_id = replica_id
         self.url = f"http://127.0.0.1:{kept_port()}"
         self._log_path = log_path
@@ -54,6 +62,7 @@ class ReplicaProcess:
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(Path(__file__).parents[2]),
+            **(variables or {}),
         }
         arguments = {
             "--model": str(model_dir),

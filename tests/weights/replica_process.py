@@ -44,11 +44,13 @@ async def main() -> None:
     parser.add_argument("--key", required=True)
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--lora-alpha", type=int, default=0)
+    parser.add_argument("--base", choices=["whole", "4-bit"], default="whole", help="of adapters")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--engine-args", type=json.loads, default={})
     args = parser.parse_args()
 
     from vllm import SamplingParams
+    from vllm.platforms import current_platform
 
     from services.generator.engine.adapter import AdapterSpec, serving_request
     from services.generator.engine.engine import start_engine
@@ -65,10 +67,15 @@ async def main() -> None:
     from shared.serving.http_limits import KEEP_ALIVE_S
     from tests.weights.faulty_worker import FAULTY_WORKER
 
-    adapter = AdapterSpec(args.lora_rank, args.lora_alpha, None) if args.lora_rank else None
+    adapter = None
+    if args.lora_rank:
+        adapter = AdapterSpec(args.lora_rank, args.lora_alpha, None, is_base_4bit=args.base == "4-bit")
     spec = EngineSpec(args.model, None, args.dtype, 256, adapter)
     engine = await start_engine(
-        spec, extra_args={"worker_extension_cls": FAULTY_WORKER} | args.engine_args, has_cuda=False, timeout_s=220.0
+        spec,
+        extra_args={"worker_extension_cls": FAULTY_WORKER} | args.engine_args,
+        has_cuda=bool(current_platform.is_cuda()),
+        timeout_s=220.0,
     )
     receiver = WeightReceiver(replica_id=args.replica_id, grace_s=3.0)
     receiving = VllmReceivingEngine(engine.client, adapter)

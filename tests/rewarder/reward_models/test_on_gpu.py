@@ -13,6 +13,9 @@ PAIRS = [(f"{number}+{number}=", str(2 * number)) for number in range(40)]
 
 @pytest.mark.gpu
 async def test_a_gpu_gives_the_numbers_of_the_cpu(reward_model: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
     name = str(reward_model)
     found: dict[str, list[float | None]] = {}
     for device in ("cpu", "auto"):
