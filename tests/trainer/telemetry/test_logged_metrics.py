@@ -7,7 +7,6 @@ import mmap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
