@@ -231,7 +231,10 @@ class Reporting:
             "completions": self._run.keys.completions,
             "scored": self._run.keys.scored,
         }
-        return {name: int(await self._run.redis.xlen(stream)) for name, stream in streams.items()}
+        pipeline = self._run.redis.pipeline(transaction=False)
+        for stream in streams.values():
+            pipeline.xlen(stream)
+        return dict(zip(streams, await pipeline.execute(), strict=True))
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
