@@ -50,7 +50,7 @@ redis.register_function{function_name='headrace_take_over', flags={'allow-oom'},
 end}
 
 -- keys: epoch prompts seen:prompts   args: epoch (group_id payload)...          the number of new groups
-redis.register_function('headrace_admit', function(keys, args)
+redis.register_function('headrace_admit_groups', function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
   local admitted = 0
@@ -64,7 +64,7 @@ redis.register_function('headrace_admit', function(keys, args)
 end)
 
 -- keys: epoch prompts seen:prompts seen:completions seen:scored   args: epoch (group_id payload)...
-redis.register_function('headrace_readmit', function(keys, args)
+redis.register_function('headrace_readmit_groups', function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
   for i = 2, #args, 2 do

@@ -146,8 +146,8 @@ async def call(
 
     A wiped server is given the functions again, if this user may load them, and is then asked again.
 
-    A second answer may differ from the lost first one. A group that is readmitted twice is generated twice, and the
-    second result is dropped.
+    A second answer may differ from the lost first one. Groups that are readmitted twice are generated twice, and
+    the second results are dropped.
 
     Raises:
         FencedError: A newer trainer owns the run.

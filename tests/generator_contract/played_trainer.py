@@ -118,7 +118,7 @@ class PlayedTrainer:
         for group in groups:
             await call(
                 self.redis,
-                "headrace_admit",
+                "headrace_admit_groups",
                 keys=(keys.epoch, keys.prompts, keys.seen(keys.prompts)),
                 args=(self.incarnation, group.group_id, encode(group)),
             )

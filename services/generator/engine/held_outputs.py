@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
 _MAX_TOKENS = 32
@@ -93,6 +93,7 @@ class HeldOutputs:
             and params.output_kind == RequestOutputKind.FINAL_ONLY
             and not params.stop
             and all(getattr(output, name) is None for name in _NOT_HELD)
+            and not any(event.type == EngineCoreEventType.PREEMPTED for event in output.events or ())
         )
 
     def _send_all(self, by_client: dict[int, Any]) -> None:

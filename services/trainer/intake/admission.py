@@ -1,6 +1,6 @@
 """Admits prompt groups: turns dataset rows into entries of the prompts stream, each number once.
 
-    dataset row n --encode--> group n --headrace_admit--> prompts
+    dataset row n --encode--> group n --headrace_admit_groups--> prompts
          |
          +-- without a prompt, or too long: number n is settled as dropped, with the reason
 
@@ -217,7 +217,7 @@ async def send_off(
     streams = (keys.prompts, keys.completions, keys.scored) if is_again else (keys.prompts,)
     await call(
         redis,
-        "headrace_readmit" if is_again else "headrace_admit",
+        "headrace_readmit_groups" if is_again else "headrace_admit_groups",
         keys=(keys.epoch, keys.prompts, *map(keys.seen, streams)),
         args=(incarnation, *(part for group in groups.items() for part in group)),
     )

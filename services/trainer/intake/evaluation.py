@@ -12,6 +12,7 @@ policy of that time, and the run reports this: the weights of their steps are go
 result was not recorded starts from the beginning.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
@@ -190,8 +191,9 @@ class Evaluations:
         lost = {label: index for label, index in self._running.in_flight.items() if label not in known}
         if lost:
             log.warning("sending %d prompts of the evaluation again: Redis has lost them", len(lost))
-        groups = {label: self._payload(label, index) for label, index in lost.items()}
-        await send_off(self._redis, self._keys, self._incarnation, groups, is_again=True)
+        for label, index in lost.items():
+            groups = {label: self._payload(label, index)}
+            await send_off(self._redis, self._keys, self._incarnation, groups, is_again=True)
 
     async def _send_off(self, running: RunningEvaluation) -> None:
         """Keep as many groups in flight as training may have, so that streams stay short and training gets its turn."""
@@ -216,6 +218,7 @@ class Evaluations:
                 running.num_unusable += 1
             else:
                 indices[label] = index
+            await asyncio.sleep(0)  # encoding a long prompt takes a while
         if groups:
             await send_off(self._redis, self._keys, self._incarnation, groups)
             running.in_flight |= indices

@@ -156,10 +156,10 @@ class TrainingLoop:
             await self.reporting.step(groups, trained)
 
     async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
-        if self._terminate.is_set():
+        # Asked to stop, the run waits for the push, unless this process is asked to end meanwhile.
+        if self._terminate.is_set() or not await self.outflow.until_weights_may_change():
             await self.outflow.save_before_end(tasks, self._state)
             return "terminated"
-        await self.outflow.finish_push()
         self.intake.drop_the_rest(RUN_STOPPED)
         await self.outflow.save(tasks, self._state)
         return "stopped"
@@ -190,7 +190,7 @@ class TrainingLoop:
         is_time_to_look = await self.intake.read_changes()  # about twice a second
         if self._num_steps_left():
             await self.intake.pause_or_resume()
-        if is_time_to_look:
+        if is_time_to_look and not self._terminate.is_set():
             await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # a generator may have joined
 
     async def _admit(self) -> None:

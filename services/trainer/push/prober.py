@@ -77,7 +77,8 @@ class Prober:
             UnavailableError: The logprobs are not there after ``timeout_s``.
         """
         try:
-            logprobs = await asyncio.wait_for(self.finite_logprobs(policy_version), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                logprobs = await self.finite_logprobs(policy_version)
         except TimeoutError as error:
             raise UnavailableError(
                 f"the trainer did not compute the logprobs of the probe within {timeout_s:.0f} s (push_timeout_s): "

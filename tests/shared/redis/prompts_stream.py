@@ -11,7 +11,7 @@ async def admit(redis: Redis, keys: RunKeys, group_id: str, *, incarnation: int 
     """Admit a group as the trainer does; return whether it is new."""
     added = await call(
         redis,
-        "headrace_admit",
+        "headrace_admit_groups",
         keys=(keys.epoch, keys.prompts, keys.seen(keys.prompts)),
         args=(incarnation, group_id, encode(prompt_group(group_id))),
     )

@@ -45,7 +45,7 @@ async def memory(redis_url: str) -> AsyncIterator[Any]:
 async def test_a_write_waits_until_there_is_room_again(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
     await memory("1kb")
     keys = (run_keys.epoch, run_keys.prompts, run_keys.seen(run_keys.prompts))
-    admitting = asyncio.create_task(call(redis, "headrace_admit", keys=keys, args=(1, "00000000", b"x")))
+    admitting = asyncio.create_task(call(redis, "headrace_admit_groups", keys=keys, args=(1, "00000000", b"x")))
     await asyncio.wait({admitting}, timeout=0.3)
     assert not admitting.done()
     await memory("0")
@@ -80,7 +80,9 @@ async def test_time_does_not_run_out_while_a_server_is_full(redis: Redis, run_ke
     admit = (run_keys.epoch, run_keys.prompts, run_keys.seen(run_keys.prompts))
     publish = (run_keys.completions, run_keys.scored, run_keys.seen(run_keys.scored))
     waiting = [
-        asyncio.create_task(call(redis, "headrace_admit", keys=admit, args=(1, "0", b"x"), timeout_s=PATIENCE_S)),
+        asyncio.create_task(
+            call(redis, "headrace_admit_groups", keys=admit, args=(1, "0", b"x"), timeout_s=PATIENCE_S)
+        ),
         asyncio.create_task(
             rewarder.calls.call(
                 "headrace_hand_off",
@@ -183,7 +185,7 @@ async def test_a_full_disk_is_waited_for_as_full_memory_is(tmp_path: Path, run_c
         ending = asyncio.create_task(RunStore(client).set_status("run-disk", "stopped"))
         admit = (keys.epoch, keys.prompts, keys.seen(keys.prompts))
         admitting = asyncio.create_task(
-            call(client, "headrace_admit", keys=admit, args=(1, "2", b"x"), timeout_s=PATIENCE_S)
+            call(client, "headrace_admit_groups", keys=admit, args=(1, "2", b"x"), timeout_s=PATIENCE_S)
         )
         with pytest.raises(NoRoomError, match="Redis cannot write to its disk"):
             await RunStore(client).ask_to("run-disk", "pause")
