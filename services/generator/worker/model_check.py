@@ -25,6 +25,7 @@ from vllm.lora.utils import parse_fine_tuned_lora_name
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize, utils
+from vllm.transformers_utils import config as checkpoint_config
 
 from services.generator.worker.staged_weights import Spec
 
@@ -34,6 +35,7 @@ reloading: Any = layerwise  # partly untyped, as are the next
 metas: Any = meta
 references: Any = sanitize
 sizes: Any = utils
+checkpoints: Any = checkpoint_config
 
 
 class FullSet:
@@ -122,6 +124,18 @@ def lacks(missing: list[str]) -> str:
 def is_tied(model_config: Any) -> bool:
     """Return whether embeddings and head share one parameter."""
     return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
+
+
+def checkpoint_specs(model_config: Any) -> list[Spec]:
+    """Return the parameters of the model's checkpoint as a push has them: in the engine's dtype, tied ones once.
+
+    Only the headers of its safetensors files are read; empty if it has none.
+    """
+    headers: dict[str, Any] = checkpoints.get_safetensors_params_metadata(
+        model_config.model, revision=model_config.revision
+    )
+    left_out = {"__metadata__", *(["lm_head.weight"] if is_tied(model_config) else [])}
+    return [(name, model_config.dtype, header["shape"]) for name, header in headers.items() if name not in left_out]
 
 
 def check_adapters(model: Any, specs: Iterable[Spec], *, rank: int) -> None:
