@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 _LEFT_FREE_BYTES = 1 << 30
-"""GPU memory that is left free, for activations and for loading weights into the engine."""
+"""GPU memory that is left free beside the largest parameter: for chunks, activations, and loading weights. A chunk is
+received on the GPU, and ends with the parameter that takes it past its size of 256 MiB."""
 
 
 class StagingMemory:
@@ -19,14 +20,16 @@ class StagingMemory:
 
     Args:
         num_bytes: Size of the block.
+        largest: Size of the largest parameter, in bytes.
         device: Device on which the engine computes.
 
     Attributes:
         block: The block, a one-dimensional uint8 tensor.
     """
 
-    def __init__(self, num_bytes: int, *, device: torch.device) -> None:
-        self.block = torch.empty(num_bytes, dtype=torch.uint8, device=staging_device(num_bytes, device))
+    def __init__(self, num_bytes: int, *, largest: int, device: torch.device) -> None:
+        where = staging_device(num_bytes + largest, device)
+        self.block = torch.empty(num_bytes, dtype=torch.uint8, device=where)
         if device.type == "cuda" and self.block.device.type == "cpu":
             from vllm.v1.kv_offload.cpu import host_register
 
@@ -42,7 +45,7 @@ class StagingMemory:
 
 
 def staging_device(num_bytes: int, device: torch.device) -> torch.device:
-    """Return the device for staging: the engine's GPU if the weights fit there too, otherwise the CPU."""
+    """Return the engine's GPU if it has room for this memory and some to spare, otherwise the CPU."""
     if device.type != "cuda":
         return torch.device("cpu")
     free_bytes, _ = torch.cuda.mem_get_info(device)

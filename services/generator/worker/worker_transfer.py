@@ -196,7 +196,8 @@ class WorkerTransfer:
         num_bytes = staging_bytes(specs)
         if self._memory is None or not self._memory.suits(num_bytes):
             self._staged = self._memory = None  # free the old block before allocating another
-            self._memory = StagingMemory(num_bytes, device=self._device)
+            largest = max(map(staging_bytes, ([spec] for spec in specs)))
+            self._memory = StagingMemory(num_bytes, largest=largest, device=self._device)
         return self._memory.block
 
     def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, staged_checksum: str | None) -> None:

@@ -110,9 +110,9 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     blocks: list[weakref.ref[StagingMemory]] = []
 
-    def allocate(num_bytes: int, *, device: torch.device) -> StagingMemory:
+    def allocate(num_bytes: int, *, largest: int, device: torch.device) -> StagingMemory:
         assert all(block() is None for block in blocks), "the old block still takes memory"
-        memory = StagingMemory(num_bytes, device=device)
+        memory = StagingMemory(num_bytes, largest=largest, device=device)
         sizes.append(num_bytes)
         blocks.append(weakref.ref(memory))
         return memory

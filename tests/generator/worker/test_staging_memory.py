@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from services.generator.worker.staged_weights import Spec, StagedWeights, staging_bytes
-from services.generator.worker.staging_memory import StagingMemory
+from services.generator.worker.staging_memory import StagingMemory, staging_device
 
 GPU = torch.device("cuda", 0)
 LAYER: list[Spec] = [
@@ -58,7 +58,7 @@ def test_staged_weights_share_one_block_of_their_size() -> None:
 def test_main_memory_of_an_engine_on_a_gpu_is_page_locked_exactly_once(locked: dict[int, int]) -> None:
     num_bytes = 3 * (1 << 20) + 1
     assert num_bytes < 0.8 * 2 ** math.ceil(math.log2(num_bytes)), "torch's allocator would lock a quarter more"
-    memory = StagingMemory(num_bytes, device=GPU)
+    memory = StagingMemory(num_bytes, largest=0, device=GPU)
     assert memory.block.device.type == "cpu"
     assert locked == {memory.block.data_ptr(): num_bytes}
     del memory
@@ -67,12 +67,25 @@ def test_main_memory_of_an_engine_on_a_gpu_is_page_locked_exactly_once(locked: d
 
 
 def test_main_memory_of_an_engine_on_a_cpu_is_not_page_locked(locked: dict[int, int]) -> None:
-    assert StagingMemory(1000, device=torch.device("cpu")).block.numel() == 1000
+    assert StagingMemory(1000, largest=0, device=torch.device("cpu")).block.numel() == 1000
     assert locked == {}
 
 
+@pytest.mark.parametrize(("free_gib", "where"), [(17.0, "cuda"), (15.9, "cpu")])
+def test_a_gpu_keeps_room_for_a_chunk_with_the_largest_parameter(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, where: str
+) -> None:
+    """Of 16 GiB, 13 are weights, 2 are the embeddings in a chunk, and 1 is for the rest."""
+
+    def free(_: torch.device) -> tuple[int, int]:
+        return int(free_gib * 2**30), 80 << 30
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    assert staging_device((13 + 2) << 30, GPU).type == where
+
+
 def test_a_block_suits_weights_that_use_nearly_all_of_it() -> None:
-    memory = StagingMemory(1000, device=torch.device("cpu"))
+    memory = StagingMemory(1000, largest=0, device=torch.device("cpu"))
     assert memory.suits(1000)
     assert memory.suits(960)
     assert not memory.suits(1001)
