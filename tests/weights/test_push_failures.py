@@ -137,7 +137,7 @@ async def test_a_replica_that_answers_but_no_longer_receives_ends_the_push_at_it
 async def test_large_weights_have_more_time_and_a_chunk_has_not(
     redis: Redis, incarnation: int, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sender, "_SLOWEST_BYTES_PER_S", 32_000_000 / 600.0)
+    monkeypatch.setattr(weight_sender, "SLOWEST_BYTES_PER_S", 32_000_000 / 600.0)
     sender = make_quick_sender(redis, incarnation, push_timeout_s=1.0)
     one.engine.seconds = {"load": 2.0}
     result = await sender.push(many_weights(), policy_version=1)

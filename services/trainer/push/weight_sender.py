@@ -58,7 +58,7 @@ from shared.service.tls import PUBLIC_TLS, PeerTls
 
 log = logging.getLogger(__name__)
 
-_SLOWEST_BYTES_PER_S = 500_000_000
+SLOWEST_BYTES_PER_S = 500_000_000
 """A push at this rate is in time. The weights are read, sent, staged and loaded; a network of 25 Gbit/s carries 3e9."""
 
 
@@ -150,7 +150,7 @@ class WeightSender:
                     probe = await prober.probe(policy_version, timeout_s=timeout_s)
                 began_at = time.monotonic()
                 whole = await self._outgoing.announce(weights, policy_version=policy_version, timeout_s=timeout_s)
-                attempt_s = timeout_s + whole.num_bytes / _SLOWEST_BYTES_PER_S
+                attempt_s = timeout_s + whole.num_bytes / SLOWEST_BYTES_PER_S
                 await self._try_twice(result, whole, probe, deadline=began_at + attempt_s, attempt_s=attempt_s)
             except (PushError, UnavailableError):
                 # A trainer process that was stopped for a while finds its deadlines passed. Check first whether it was
