@@ -113,7 +113,7 @@ class WorkerTransfer:
         Without this, or if the push has other parameters, the next ``receive`` allocates it, within the push's
         deadline.
         """
-        if specs := checkpoint_specs(self._vllm_config.model_config):
+        if specs := checkpoint_specs(self._vllm_config):
             self._reserve(specs)
 
     def enter(self, where: dict[str, Any]) -> None:

@@ -121,14 +121,17 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def a_worker(device: str = "cpu", *, checkpoint: Path | None = None) -> "WorkerTransfer":
+def a_worker(
+    device: str = "cpu", *, checkpoint: Path | str = "nowhere/at-all", download_dir: Path | None = None
+) -> "WorkerTransfer":
     from services.generator.worker.worker_transfer import WorkerTransfer
 
     text_config = SimpleNamespace(tie_word_embeddings=True)
     model_config = SimpleNamespace(
         model=str(checkpoint), revision=None, dtype=torch.float32, hf_text_config=text_config, quantization=None
     )
-    config: Any = SimpleNamespace(model_config=model_config)
+    load_config = SimpleNamespace(download_dir=download_dir)
+    config: Any = SimpleNamespace(model_config=model_config, load_config=load_config)
     return WorkerTransfer(model=None, vllm_config=config, device=torch.device(device), rank=0)
 
 
@@ -186,8 +189,14 @@ def test_staging_memory_is_allocated_once_and_before_the_first_push(
     # Saved in another dtype, and with the tied head that a push leaves out.
     saved = {name: tensor.to(torch.bfloat16) for name, tensor in NAMED.items()}
     saved["lm_head.weight"] = torch.zeros(1000)
-    cast("Any", safetensors.torch).save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    worker = a_worker(checkpoint=tmp_path)
+    # Downloaded from the hub, with a second copy under other names.
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "main").write_text("abc")
+    cast("Any", safetensors.torch).save_file(saved, snapshot / "model.safetensors", metadata={"format": "pt"})
+    cast("Any", safetensors.torch).save_file({"tok_embeddings": torch.zeros(9)}, snapshot / "consolidated.safetensors")
+    worker = a_worker(checkpoint="org/model", download_dir=tmp_path)
     worker.reserve()
     wanted = [staging_bytes([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])]
     assert allocated == wanted
@@ -208,9 +217,10 @@ def test_weights_of_another_size_than_the_checkpoint_get_memory_of_their_size(
     wire: NamedWire, allocated: list[int], tmp_path: Path
 ) -> None:
     del wire
+    for has_no_files in (a_worker(checkpoint=tmp_path), a_worker(checkpoint="nobody/has-downloaded-this")):
+        has_no_files.reserve()
+    assert allocated == []
     worker = a_worker(checkpoint=tmp_path)
-    worker.reserve()
-    assert allocated == [], "a checkpoint without safetensors files"
     cast("Any", safetensors.torch).save_file({"embed": torch.zeros(500)}, tmp_path / "model.safetensors")
     worker.reserve()
     assert receive(worker, staging=True) is not None

@@ -66,6 +66,22 @@ def test_main_memory_of_an_engine_on_a_gpu_is_page_locked_exactly_once(locked: d
     assert locked == {}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_page_locked_memory_is_copied_to_a_gpu_and_unlocked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room: Callable[[torch.device], tuple[int, int]] = lambda _: (0, 80 << 30)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "mem_get_info", no_room)
+    for _ in range(2):  # the same address could not be locked again if it was still locked
+        memory = StagingMemory((1 << 20) + 3, largest=0, device=GPU)
+        assert memory.block.is_pinned()
+        memory.block.copy_(torch.arange(memory.block.numel()).to(torch.uint8))
+        assert torch.equal(memory.block.to(GPU, non_blocking=True).cpu(), memory.block)
+        block = memory.block
+        del memory
+        gc.collect()
+        assert not block.is_pinned()
+
+
 def test_main_memory_of_an_engine_on_a_cpu_is_not_page_locked(locked: dict[int, int]) -> None:
     assert StagingMemory(1000, largest=0, device=torch.device("cpu")).block.numel() == 1000
     assert locked == {}
