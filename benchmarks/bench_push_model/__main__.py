@@ -28,14 +28,16 @@ def main() -> None:
     parser.add_argument("--trainer-gpus", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=15, help="measured pushes on this machine (15); 0 for none")
     for field in dataclasses.fields(large.Bandwidths):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=float, default=field.default, help="GB/s")
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}", type=float, default=field.default, help="GB/s; of cores, the number"
+        )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     names = [field.name for field in dataclasses.fields(large.Bandwidths)]
     given = large.Bandwidths(**{name: getattr(arguments, name) for name in names})
-    results: dict[str, Any] = {"gigabytes_per_s": dataclasses.asdict(given), "pushes": {}}
-    print("bandwidths in GB/s: " + ", ".join(f"{name} {rate:g}" for name, rate in dataclasses.asdict(given).items()))
+    results: dict[str, Any] = {"given": dataclasses.asdict(given), "pushes": {}}
+    print("given, in GB/s: " + ", ".join(f"{name} {rate:g}" for name, rate in dataclasses.asdict(given).items()))
     _print_head()
     for model in arguments.models:
         sent = large.sent_by_ranks(model)
@@ -58,7 +60,9 @@ def _print_head() -> None:
 
 
 def _print_row(model: str, tensor_parallel: int, push: large.LargePush) -> None:
-    before = f"{push.page_lock_before_s:.0f} + {push.push_s:.0f} {'ends' if push.was_in_time else 'does not end'}"
+    before = (
+        f"{push.page_lock_before_s:.0f} + {push.push_before_s:.0f} {'ends' if push.was_in_time else 'does not end'}"
+    )
     locked = f"{push.locked_bytes_a_replica_before / _GIB:.0f} -> {push.locked_bytes_a_replica / _GIB:.0f}"
     print(
         f"{model:>4} TP {tensor_parallel} {push.num_bytes / 1e9:6.1f} {push.gather_s:7.2f} {push.pack_s:6.2f} "

@@ -9,13 +9,14 @@ replica stages and loads all of them, so the workers of a machine share its memo
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
 from benchmarks.bench_push_model.course import course_s
 from benchmarks.bench_push_model.models import LARGE, empty_model
 from benchmarks.bench_push_model.stand_ins import Sent, chunks_of
-from services.generator.worker.staged_weights import staging_bytes
+from services.generator.worker.staged_weights import digest_threads, staging_bytes
 from services.trainer.push.communicator import chunk_bytes
 from services.trainer.push.weight_sender import SLOWEST_BYTES_PER_S
 from services.trainer.ranks.lead_core import GatheredWeights
@@ -38,6 +39,7 @@ class Bandwidths:
         digest: At which one CPU thread computes digests.
         page_lock: At which one process page-locks memory.
         disk: Of the shared directory.
+        cores: Number of a generator machine's cores, from which the number of a worker's digest threads follows.
     """
 
     network: float = 3.1
@@ -48,6 +50,7 @@ class Bandwidths:
     digest: float = 8.0
     page_lock: float = 2.0
     disk: float = 2.0
+    cores: float = 96
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class LargePush:
     """One model on replicas of one size: seconds and bytes.
 
     ``*_before`` is the code without the changes that make large pushes possible: a page-locked block a parameter, whose
-    size is rounded up to a power of two, allocated within the push, and 60 s for everything.
+    size is rounded up to a power of two, allocated within the push, one digest thread, and 60 s for everything.
     """
 
     num_bytes: int
@@ -68,6 +71,7 @@ class LargePush:
     digest_s: float
     load_s: float
     push_s: float
+    push_before_s: float
     push_with_two_buffers_s: float
     page_lock_s: float
     page_lock_before_s: float
@@ -86,7 +90,7 @@ class LargePush:
     @property
     def was_in_time(self) -> bool:
         """Whether it did before."""
-        return self.page_lock_before_s + self.push_s <= PUSH_TIMEOUT_S
+        return self.page_lock_before_s + self.push_before_s <= PUSH_TIMEOUT_S
 
     def as_json(self) -> dict[str, object]:
         """Return all numbers."""
@@ -107,14 +111,17 @@ def large_push(sent: Sent, given: Bandwidths, *, trainer_gpus: int, tensor_paral
     # The rank itself holds one part of the weights.
     gather_rate = giga * given.nvlink * trainer_gpus / max(trainer_gpus - 1, 1) if trainer_gpus > 1 else math.inf
     host_rate = giga * min(given.pcie, given.main_memory / tensor_parallel)
-    chunks = chunks_of(
+    charged = partial(
+        chunks_of,
         sent,
         gather_rate=gather_rate,
         memory_rate=giga * given.gpu_memory,
         wire_rate=giga * given.network,
         stage_rate=2 * host_rate,
-        digest_rate=giga * given.digest,
     )
+    digest_rate = giga * min(digest_threads(int(given.cores)) * given.digest, given.main_memory / tensor_parallel)
+    chunks = charged(digest_rate=digest_rate)
+    chunks_before = charged(digest_rate=giga * min(given.digest, given.main_memory / tensor_parallel))
     load_s = size / host_rate
     locked = staging_bytes(specs)
     locked_before = sum(_power_of_two(math.prod(shape) * dtype.itemsize) for _, dtype, shape in specs)
@@ -130,6 +137,7 @@ def large_push(sent: Sent, given: Bandwidths, *, trainer_gpus: int, tensor_paral
         digest_s=sum(one.digest_s for one in chunks),
         load_s=load_s,
         push_s=course_s(chunks, num_buffers=1) + load_s,
+        push_before_s=course_s(chunks_before, num_buffers=1) + load_s,
         push_with_two_buffers_s=course_s(chunks, num_buffers=2) + load_s,
         page_lock_s=locked / (giga * given.page_lock),
         page_lock_before_s=locked_before / (giga * given.page_lock),
@@ -139,11 +147,7 @@ def large_push(sent: Sent, given: Bandwidths, *, trainer_gpus: int, tensor_paral
         locked_bytes_a_replica=locked * tensor_parallel,
         locked_bytes_a_replica_before=locked_before * tensor_parallel,
         # One after the other: copied to main memory, written, read by every worker, staged and digested, loaded.
-        disk_push_s=size / host_rate
-        + size / disk
-        + tensor_parallel * size / disk
-        + size / (giga * given.digest)
-        + load_s,
+        disk_push_s=size / host_rate + size / disk + tensor_parallel * size / disk + size / digest_rate + load_s,
     )
 
 

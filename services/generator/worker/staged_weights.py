@@ -4,14 +4,15 @@
                         ^
                         +--put_delta-- a later push changes some of it, and sends the checksum of the whole
 
-Uses only torch, and does not know which engine loads the weights. Only one thread writes at a time. On a CPU, a second
-thread computes the digests, so that a transfer waits only for copies.
+Uses only torch, and does not know which engine loads the weights. Only one thread writes at a time. On a CPU, other
+threads compute the digests, so that a transfer waits only for copies.
 
 Decodes the deltas that sent_weights.py of the trainer encodes; shared/weights/weight_delta.py defines the format. All
 of a delta is checked before the first element is written, so a refused delta changes nothing.
 """
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -39,12 +40,13 @@ class StagedWeights:
     Args:
         specs: Names, dtypes and shapes, in the order in which they are pushed.
         block: A uint8 tensor of at least ``staging_bytes(specs)``, which the parameters share; new memory if left out.
+        num_threads: Threads that compute digests; if left out, ``digest_threads`` of this machine's cores.
 
     Attributes:
         tensors: The parameters by name. Code that writes to a tensor itself must call ``changed``.
     """
 
-    def __init__(self, specs: Iterable[Spec], *, block: Tensor | None = None) -> None:
+    def __init__(self, specs: Iterable[Spec], *, block: Tensor | None = None, num_threads: int | None = None) -> None:
         self.specs: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...] = tuple(
             (name, dtype, tuple(shape)) for name, dtype, shape in specs
         )
@@ -57,7 +59,9 @@ class StagedWeights:
             self.tensors[name] = block[start:end].view(dtype).view(shape)
             start = _aligned(end)
         self._digests: dict[str, Future[bytes]] = {}
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest weights")
+        self._threads = ThreadPoolExecutor(
+            num_threads or digest_threads(os.cpu_count() or 1), thread_name_prefix="digest weights"
+        )
 
     def is_for(self, specs: Iterable[Spec]) -> bool:
         """Return whether these are its names, dtypes and shapes, in the same order."""
@@ -88,7 +92,7 @@ class StagedWeights:
         """Note that a parameter's bytes have changed. They must stay as they are until the next checksum."""
         place = self.tensors[name]
         if place.device.type == "cpu":
-            self._digests[name] = self._thread.submit(digest, place)
+            self._digests[name] = self._threads.submit(digest, place)
             return
         # On a GPU, the order of operations on this thread's stream is enough.
         self._digests[name] = Future()
@@ -126,6 +130,14 @@ def digest_on_device(data: Tensor) -> bytes:
 def staging_bytes(specs: Iterable[Spec]) -> int:
     """Return the size of the memory for these parameters, in bytes: theirs, and up to 63 bytes between two of them."""
     return sum(_aligned(math.prod(shape) * dtype.itemsize) for _, dtype, shape in specs)
+
+
+def digest_threads(num_cores: int) -> int:
+    """Return how many threads of one worker compute digests, on a machine that may have eight workers.
+
+    One thread reads about 10 GB/s, less than a network of 100 Gbit/s brings.
+    """
+    return max(1, min(4, num_cores // 8))
 
 
 def _aligned(num_bytes: int) -> int:

@@ -60,9 +60,10 @@ def test_a_large_push_in_seconds_and_bytes_is_as_worked_out_by_hand() -> None:
     assert push.send_s == pytest.approx(0.02)
     assert push.stage_s == pytest.approx(0.12)
     assert push.load_s == pytest.approx(0.12)
-    assert push.push_s == pytest.approx(0.02 + 0.12 + 0.12, rel=1e-3)
+    assert push.push_s == pytest.approx(0.02 + 0.12 + 0.12 + 0.12, rel=1e-3), "sent, staged, digested, loaded"
     assert push.allowed_s == pytest.approx(60.0 + 0.12)
     assert push.locked_bytes_a_worker == pytest.approx(60_000_000, rel=1e-5)
     assert push.locked_bytes_a_worker_before == (8 + 16 + 64) * 2**20
     assert push.locked_bytes_a_replica == 2 * push.locked_bytes_a_worker
-    assert push.disk_push_s == pytest.approx(0.12 + 1.0 + 2.0 + 0.12, rel=1e-3)
+    assert push.push_before_s == push.push_s, "main memory is slower than one digest thread"
+    assert push.disk_push_s == pytest.approx(0.12 + 1.0 + 2.0 + 0.12 + 0.12, rel=1e-3)
