@@ -251,8 +251,8 @@ class RunFollower:
             receiving.close()
             self._require_living_engine()
             raise UserError(
-                f"there is no room for a second copy of the weights ({error}); use a larger machine, or set "
-                "push_staging: none",
+                f"memory for a second copy of the weights could not be allocated ({error}); use a larger machine, or "
+                "set push_staging: none",
                 field="push_staging",
             ) from error
         return receiving
