@@ -22,7 +22,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-gpu test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
+.PHONY: help demo test test-long test-gpu test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-push bench-push-model bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -101,6 +101,9 @@ bench-generator: $(FULL_WITH_TOOLS) ## tokens/s from prompts stream to completio
 
 bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the same bytes, and what a delta saves; minutes
 	@.venv/bin/python -m benchmarks.bench_push $(ARGS)
+
+bench-push-model: $(FULL_WITH_TOOLS) ## pushes of 7B to 70B models by phase, at stated bandwidths, and a small push beside its model; minutes
+	@.venv/bin/python -m benchmarks.bench_push_model $(ARGS)
 
 bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostile answers, a slow reward in a whole run; fifteen minutes
 	@.venv/bin/python -m benchmarks.bench_rewarder $(ARGS)

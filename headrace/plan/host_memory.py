@@ -1,4 +1,5 @@
-"""Main memory of the machines: for writing checkpoints, and for staged weights that have no room on a GPU. Pure.
+"""Main memory of the machines: for writing checkpoints, for a copy of the weights that deltas are computed from, and
+for staged weights that have no room on a GPU. Pure.
 
 Not counted: data sets, and the few GiB that Python, torch and vLLM need in each process.
 """
@@ -23,7 +24,11 @@ def _of_trainer(work: Workload) -> list[Row]:
     on_a_node = -(-ranks // work.config.nnodes)
     over = f" / {ranks} ranks x {on_a_node} of a node" if ranks > 1 else ""
     how = f"12 bytes x trained parameters{over}, while a checkpoint is written"
-    return [_row("trainer node", 12 * saved / ranks * on_a_node, f"{how}; Python and torch come on top")]
+    num_bytes = 12 * saved / ranks * on_a_node
+    if work.config.weight_transport == "disk" or work.config.push_encoding == "delta":
+        num_bytes += work.dtype_bytes * saved
+        how += f"; {work.dtype_bytes} bytes x pushed parameters on the first rank's node: a copy of the last push"
+    return [_row("trainer node", num_bytes, f"{how}; Python and torch come on top")]
 
 
 def _of_replica(work: Workload) -> list[Row]:
@@ -34,7 +39,8 @@ def _of_replica(work: Workload) -> list[Row]:
     name = "generator replica"
     if fits:
         return [_row(name, 0.0, "staged weights are on its GPUs; Python and vLLM come on top")]
-    how = f"staged weights x {workers} {'workers' if workers > 1 else 'worker'}; Python and vLLM come on top"
+    how = f"staged weights x {workers} {'workers' if workers > 1 else 'worker'}, from before the first push on; "
+    how += "Python and vLLM come on top"
     return [_row(name, num_bytes * workers, how if fits is False else f"{how}; 0 if GPUs have room: give --gpu-gib")]
 
 

@@ -16,6 +16,7 @@ _NF4_BITS = 4.127
 _UTILIZATION = 0.92
 """vLLM 0.32's default of gpu_memory_utilization."""
 _LEFT_FREE_BYTES = 1 << 30
+"""staging_memory.py leaves this free, beside the largest parameter."""
 _FULL_SHARE, _AIM = 0.9, 0.8
 """inflight_window.py: HIGH and AIM."""
 _NO_SHAPE = "give --model: its config.json has the numbers of layers and heads"
@@ -155,14 +156,20 @@ def _kv_rows(work: Workload) -> list[Row]:
 
 
 def staged_bytes(work: Workload) -> tuple[float, bool | None] | None:
-    """Return the bytes a worker stages and whether they fit on its GPU (None: unknown); None if nothing is staged."""
-    pushed = work.adapter_parameters if work.config.use_peft else work.num_parameters
-    if work.config.push_staging != "memory" or pushed is None:
+    """Return the bytes a worker stages and whether they fit on its GPU (None: unknown); None if nothing is staged.
+
+    Adapters are always staged, and in main memory, because vLLM loads them from files.
+    """
+    if work.config.use_peft:
+        adapters = work.adapter_parameters
+        return None if adapters is None else (work.dtype_bytes * adapters, False)
+    if work.config.push_staging == "none":
         return None
-    num_bytes = work.dtype_bytes * pushed
+    num_bytes = work.dtype_bytes * work.num_parameters
     if work.gpu_bytes is None:
         return num_bytes, None
-    return num_bytes, num_bytes + _LEFT_FREE_BYTES <= (1.0 - _utilization(work)) * work.gpu_bytes
+    largest = 0 if work.shape is None else work.dtype_bytes * work.shape.vocab_size * work.shape.hidden_size
+    return num_bytes, num_bytes + largest + _LEFT_FREE_BYTES <= (1.0 - _utilization(work)) * work.gpu_bytes
 
 
 def _staging(work: Workload) -> list[Row]:
@@ -170,8 +177,10 @@ def _staging(work: Workload) -> list[Row]:
     if staged is None:
         return []
     num_bytes, fits = staged
-    how = f"{work.dtype_bytes} bytes x pushed parameters, all of them in every worker (push_staging: memory)"
-    if work.gpu_bytes is not None:
+    how = f"{work.dtype_bytes} bytes x pushed parameters, all of them in every worker"
+    if work.config.use_peft:
+        how += ", in main memory: vLLM loads adapters from files"
+    elif work.gpu_bytes is not None:
         beside = (1.0 - _utilization(work)) * work.gpu_bytes
         how += (
             f"; fits beside the engine's {_utilization(work):.0%}"

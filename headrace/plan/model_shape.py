@@ -26,6 +26,7 @@ class ModelShape:
         num_linear_inputs_and_outputs: Sum of in + out over the linear layers that get adapters. Times r, this is the
             number of LoRA parameters (arXiv 2106.09685, section 4.1). None if unknown.
         num_embedding_parameters: Weights of the embeddings and the last projection, counted once if they are tied.
+        vocab_size: Tokens in the vocabulary. The embeddings are the largest parameter: this times ``hidden_size``.
         num_layer_parameters: Weights of the largest layer; None if unknown.
     """
 
@@ -38,6 +39,7 @@ class ModelShape:
     head_dim: int
     num_embedding_parameters: int
     num_attention_layers: int
+    vocab_size: int
     num_layer_parameters: int | None = None
     num_linear_inputs_and_outputs: int | None = None
     max_position_embeddings: int | None = None
@@ -84,6 +86,7 @@ def model_shape(config: Mapping[str, Any], *, where: str) -> ModelShape:
         num_embedding_parameters=embeddings,
         # Linear attention keeps no KV cache and is not counted. A sliding window needs less, but counts in full.
         num_attention_layers=sum("attention" in str(one) and "linear" not in str(one) for one in kinds),
+        vocab_size=vocabulary,
         num_layer_parameters=None if counted is None else max(counted.layers),
         num_linear_inputs_and_outputs=None if counted is None else counted.linear,
         max_position_embeddings=longest if isinstance(longest, int) else None,

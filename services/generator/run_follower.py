@@ -169,12 +169,13 @@ class RunFollower:
                 roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
                 require_places(config, **roots, opens_data_sets=False)
                 engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
+                receiving = await self._receiving_with(engine, config)
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))
                 return
             freeze_long_lived_objects()
             self._receiver.attach(
-                VllmReceivingEngine(engine.client, engine.spec.adapter),
+                receiving,
                 run_id=record.run_id,
                 model=config.model,
                 dtype=config.dtype,
@@ -229,6 +230,32 @@ class RunFollower:
         self._engine.client = GatedClient(self._engine.client, self._receiver.outputs)
         await self._openai.open(self._engine)
         return self._engine
+
+    async def _receiving_with(self, engine: Engine, config: RunConfig) -> ReceivingEngine:
+        """Return the calls of a push, and allocate staging memory first: a push may have no time for it.
+
+        Raises:
+            EngineDiedError: The engine does not answer.
+            UserError: There is no room for the memory.
+        """
+        receiving = VllmReceivingEngine(engine.client, engine.spec.adapter)
+        if config.push_staging == "none" or engine.spec.adapter is not None:
+            return receiving
+        timeout_s = self._settings.engine_start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await receiving.call_workers("reserve")
+        except TimeoutError as error:
+            raise EngineDiedError(f"vLLM did not allocate staging memory within {timeout_s:.0f} s") from error
+        except Exception as error:  # vLLM raises a bare Exception for any failure in a worker
+            receiving.close()
+            self._require_living_engine()
+            raise UserError(
+                f"memory for a second copy of the weights could not be allocated ({error}); use a larger machine, or "
+                "set push_staging: none",
+                field="push_staging",
+            ) from error
+        return receiving
 
     async def _generate(self, run_id: str, keys: RunKeys, config: RunConfig, engine: Engine) -> None:
         loop = GenerationLoop(

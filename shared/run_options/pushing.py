@@ -33,7 +33,11 @@ class PushingOptions(Section):
         description="Send all weights (full), or only changes since the last push (delta); auto is delta for "
         "disk, and full otherwise",
     )
-    push_timeout_s: Positive = Field(default=60.0, description="Deadline of a whole weight push, in seconds")
+    push_timeout_s: Positive = Field(
+        default=60.0,
+        description="Deadline of an attempt to push weights, in seconds; each 500 MB of weights add a second. An "
+        "attempt also fails if the generators do not meet, or do not take a chunk, for this long",
+    )
     vllm_enable_sleep_mode: bool = Field(
         default=False,
         description="For ipc with max_staleness 0: vLLM gives its GPU memory to the optimizer between two batches",

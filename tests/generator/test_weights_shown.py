@@ -95,6 +95,10 @@ class NoReceiving:
     def __init__(self, *_: object) -> None:
         """Accept the arguments of a real one."""
 
+    async def call_workers(self, move: str) -> None:
+        """Nothing to allocate."""
+        assert move == "reserve"
+
 
 class NoRoutes:
     """OpenAI routes without requests."""

@@ -28,6 +28,7 @@ class FakeEngine:
         failing: Calls that raise a bare Exception, as vLLM's do; workers' moves have names of their own.
         failing_late: Moves that fail after they have begun.
         hanging: Calls that do not return until they are cancelled. A move that begins something never ends.
+        seconds: How long calls take, in seconds; others take no time.
         calls: Every call so far, in order, except queries of the workers' progress.
         spoilt: Whether loaded weights are wrong.
         damage_staged: Whether one received byte is changed.
@@ -57,6 +58,7 @@ class FakeEngine:
         self.failing: set[str] = set()
         self.failing_late: set[str] = set()
         self.hanging: set[str] = set()
+        self.seconds: dict[str, float] = {}
         self.spoilt = False
         self.probe_logprobs = list(PROBE_LOGPROBS)
         self.answers_probes = asyncio.Event()
@@ -71,6 +73,7 @@ class FakeEngine:
             raise Exception(f"Call to {name} method failed: out of memory")  # noqa: TRY002  vLLM's way
         if name in self.hanging:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.seconds.get(name, 0.0))
 
     async def pause(self, *, keep_cache: bool) -> None:
         await self._called("pause")

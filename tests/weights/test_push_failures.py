@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from services.trainer.push import weight_sender
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import PushError, StateLostError
 from shared.lineage import NO_WEIGHTS
@@ -131,6 +132,22 @@ async def test_a_replica_that_answers_but_no_longer_receives_ends_the_push_at_it
     assert result.total_s < 2 * 4.0 + 3 * 3.0 + 20.0
     assert "any more" in result.failed["generator-2"]
     assert not two.receiver.is_open(NO_WEIGHTS)
+
+
+async def test_large_weights_have_more_time_and_a_chunk_has_not(
+    redis: Redis, incarnation: int, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_sender, "SLOWEST_BYTES_PER_S", 32_000_000 / 600.0)
+    sender = make_quick_sender(redis, incarnation, push_timeout_s=1.0)
+    one.engine.seconds = {"load": 2.0}
+    result = await sender.push(many_weights(), policy_version=1)
+    assert result.is_confirmed, result.failed
+    assert result.load_s >= 2.0
+    one.engine.hanging = {"receive"}
+    result = await sender.push(many_weights(), policy_version=2)
+    await sender.close()
+    assert not result.is_confirmed
+    assert result.total_s < 2 * 1.0 + 3 * 3.0 + 20.0
 
 
 async def test_a_replica_whose_address_does_not_answer_is_reported_and_costs_little(

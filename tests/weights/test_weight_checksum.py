@@ -1,5 +1,6 @@
 """Which changes the checksum of weights detects, and that both ends of the wire compute the same one."""
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.worker.staged_weights import StagedWeights
+from services.generator.worker import staged_weights
+from services.generator.worker.staged_weights import StagedWeights, digest_threads
 from services.generator.worker.staged_weights import digest as digest_of_receiver
 from services.generator.worker.staged_weights import digest_on_device as digest_on_receivers_device
 from services.trainer.push.packing import SentDigests
@@ -82,6 +84,28 @@ def test_sender_and_receiver_say_the_same_of_the_same_weights(dtype: torch.dtype
     staged.tensors["matrix"][2, 5] += 1
     staged.changed("matrix")
     assert staged.checksum() != sent.checksum()
+
+
+def test_digests_of_several_parameters_are_computed_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    both_run = threading.Barrier(2)
+
+    def digest_beside_another(place: torch.Tensor) -> bytes:
+        both_run.wait(timeout=60)
+        return digest_of_receiver(place)
+
+    specs = [("a", torch.float32, (3,)), ("b", torch.float32, (4,))]
+    one_thread, two_threads = StagedWeights(specs, num_threads=1), StagedWeights(specs, num_threads=2)
+    for name, _, shape in specs:
+        one_thread.put(name, torch.ones(shape))
+    monkeypatch.setattr(staged_weights, "digest", digest_beside_another)
+    for name, _, shape in specs:
+        two_threads.put(name, torch.ones(shape))
+    assert two_threads.checksum() == one_thread.checksum()
+
+
+@pytest.mark.parametrize(("num_cores", "num_threads"), [(1, 1), (15, 1), (16, 2), (32, 4), (192, 4)])
+def test_a_small_machine_has_one_digest_thread_and_a_large_one_four(num_cores: int, num_threads: int) -> None:
+    assert digest_threads(num_cores) == num_threads
 
 
 def test_only_what_was_announced_is_staged() -> None:

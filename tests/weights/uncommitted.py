@@ -58,6 +58,7 @@ def epochs_of(incarnation: int, members: dict[str, Member], *, buffer_bytes: int
         own=own_abilities(),
         bind_address="127.0.0.1",
         buffer_bytes=buffer_bytes,
+        patience_s=60.0,
     )
     assert epochs.enter(Fleet(ready=members, refused={}, transport="gloo", why_transport="")) == members
     return epochs

@@ -16,9 +16,13 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+import safetensors
 import torch
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from torch import nn
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.lora.utils import parse_fine_tuned_lora_name
@@ -34,6 +38,8 @@ reloading: Any = layerwise  # partly untyped, as are the next
 metas: Any = meta
 references: Any = sanitize
 sizes: Any = utils
+hub: Any = huggingface_hub
+weight_files: Any = safetensors
 
 
 class FullSet:
@@ -122,6 +128,35 @@ def lacks(missing: list[str]) -> str:
 def is_tied(model_config: Any) -> bool:
     """Return whether embeddings and head share one parameter."""
     return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
+
+
+def checkpoint_specs(vllm_config: Any) -> list[Spec]:
+    """Return the parameters of the model's checkpoint as a push has them: in the engine's dtype, tied ones once.
+
+    Only the headers of its safetensors files are read, on this machine; empty if there are none.
+    """
+    model_config = vllm_config.model_config
+    directory = Path(model_config.model)
+    if not directory.is_dir():
+        cache = vllm_config.load_config.download_dir
+        try:
+            directory = Path(
+                hub.snapshot_download(
+                    model_config.model, revision=model_config.revision, cache_dir=cache, local_files_only=True
+                )
+            )
+        except (LocalEntryNotFoundError, HFValidationError):
+            return []
+    specs: dict[str, Spec] = {}
+    for file in directory.glob("*.safetensors"):
+        if file.name.startswith("consolidated"):  # Mistral's second copy of all weights, under other names
+            continue
+        with weight_files.safe_open(file, framework="pt") as header:
+            for name in header.keys():  # noqa: SIM118  it is not a dictionary
+                specs[name] = name, model_config.dtype, header.get_slice(name).get_shape()
+    if is_tied(model_config):
+        specs.pop("lm_head.weight", None)
+    return list(specs.values())
 
 
 def check_adapters(model: Any, specs: Iterable[Spec], *, rank: int) -> None:

@@ -26,15 +26,16 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.model_loader.reload import layerwise
 
 from services.generator.worker.disk_wire import DiskWire
-from services.generator.worker.model_check import FullSet, check_adapters
+from services.generator.worker.model_check import FullSet, check_adapters, checkpoint_specs
 from services.generator.worker.model_load import CheckedReload, write_adapters
-from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_device
+from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_bytes
+from services.generator.worker.staging_memory import StagingMemory
 from services.generator.worker.weight_wires import Wire, open_wire, receive_version
 from services.generator.worker.worker_reports import CHECKING, ENTERING, IDLE, RECEIVING, Progress, ReportTo
 from shared.weights import weight_checksum
 
 cuda: Any = torch.cuda  # partly untyped
-_MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load"})
+_MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load", "reserve"})
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
@@ -75,7 +76,8 @@ class WorkerExtension:
 
 
 class WorkerTransfer:
-    """One worker's part in the pushes of its engine's life. Every method except ``load`` returns at once.
+    """One worker's part in the pushes of its engine's life. Every method except ``reserve`` and ``load`` returns at
+    once.
 
     Args:
         model: The worker's shard of the model.
@@ -99,10 +101,20 @@ class WorkerTransfer:
         self._phase = IDLE
         self._failure: str | None = None
         self._full_set = FullSet(model, vllm_config.model_config)
+        self._memory: StagingMemory | None = None
         self._staged: StagedWeights | None = None
         self._checksum: str | None = None
         self._direct: CheckedReload | None = None
         self._stream: Any = None
+
+    def reserve(self) -> None:
+        """Allocate staging memory for the model's checkpoint. Page-locking that of a large model takes minutes.
+
+        Without this, or if the push has other parameters, the next ``receive`` allocates it, within the push's
+        deadline.
+        """
+        if specs := checkpoint_specs(self._vllm_config):
+            self._reserve(specs)
 
     def enter(self, where: dict[str, Any]) -> None:
         """Begin to enter a communicator, and leave the current one, if any."""
@@ -134,10 +146,10 @@ class WorkerTransfer:
                     self._receive_adapters(specs, what)
                     return
                 self._full_set.check(specs)
-                self._enter_phase(RECEIVING)
                 if what["staging"]:
                     self._receive_aside(specs, what, staged_checksum=staged_checksum)
                 else:
+                    self._enter_phase(RECEIVING)
                     self._receive_directly(specs, timeout_s=what["timeout_s"])
 
         staged_checksum, self._checksum = self._checksum, None
@@ -153,8 +165,8 @@ class WorkerTransfer:
         self._close_wire()
 
     def forget(self) -> None:
-        """Discard the received weights, which differ from what the trainer sent."""
-        self._staged = self._checksum = self._direct = None
+        """Discard the received weights, which differ from what the trainer sent. Their memory is kept."""
+        self._checksum = self._direct = None
 
     def load(self) -> None:
         """Load all received weights into the model. Decoding must be paused.
@@ -180,12 +192,20 @@ class WorkerTransfer:
         if self._device.type == "cuda":
             cuda.synchronize(self._device)
 
+    def _reserve(self, specs: Sequence[Spec]) -> torch.Tensor:
+        num_bytes = staging_bytes(specs)
+        if self._memory is None or not self._memory.suits(num_bytes):
+            self._staged = self._memory = None  # free the old block before allocating another
+            largest = max(map(staging_bytes, ([spec] for spec in specs)))
+            self._memory = StagingMemory(num_bytes, largest=largest, device=self._device)
+        return self._memory.block
+
     def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, staged_checksum: str | None) -> None:
+        if self._staged is None or not self._staged.is_for(specs):
+            self._staged = staged_checksum = None
+            self._staged = StagedWeights(specs, block=self._reserve(specs))
         staged = self._staged
-        if staged is None or not staged.is_for(specs):
-            self._staged = staged_checksum = None  # free the old copy before allocating another
-            staged = StagedWeights(specs, device=staging_device(specs, self._device))
-            self._staged = staged
+        self._enter_phase(RECEIVING)
         receive_version(
             staged, self._entered(), specs, what, staged_checksum=staged_checksum, buffer_bytes=self._buffer_bytes
         )
@@ -195,7 +215,7 @@ class WorkerTransfer:
         wire = self._entered()
         if isinstance(wire, DiskWire):
             raise RuntimeError("weights on disk are read into staging memory, but this run has none")  # noqa: TRY004
-        self._staged = None
+        self._staged = self._memory = None
         reload = CheckedReload(self._model, self._vllm_config.model_config)
         reload.start()
         # vLLM keeps these tensors until a layer is complete, and a chunk may end within a layer. So each is copied.

@@ -70,13 +70,21 @@ class CommunicatorEpochs:
         own: Versions of the trainer, sent in the join body.
         bind_address: Address of this machine that the generators can reach.
         buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
+        patience_s: Longest time for a rendezvous, and for one chunk, in seconds.
 
     Attributes:
         current: Number of the newest epoch; 0 before the first.
     """
 
     def __init__(
-        self, *, run_id: str, incarnation: int, own: Abilities, bind_address: str, buffer_bytes: int | None
+        self,
+        *,
+        run_id: str,
+        incarnation: int,
+        own: Abilities,
+        bind_address: str,
+        buffer_bytes: int | None,
+        patience_s: float,
     ) -> None:
         self.current = 0
         self._transport: Transport | None = None
@@ -86,6 +94,7 @@ class CommunicatorEpochs:
         self._bind_address = bind_address
         self._wanted_buffer_bytes = buffer_bytes
         self._buffer_bytes = 0
+        self._patience_s = patience_s
         self._num_epochs = 0
         self._communicator: Communicator | None = None
         self._members: set[str] = set()
@@ -134,6 +143,7 @@ class CommunicatorEpochs:
         ``weight_dir`` is the directory of the run's versions, for disk.
         """
         communicator = self._opened()
+        deadline = min(deadline, time.monotonic() + self._patience_s)
         offsets, world_size = rank_offsets({name: member.info.num_workers for name, member in newcomers.items()})
         timeout_s = _time_for_members(deadline)
 
@@ -202,8 +212,8 @@ class CommunicatorEpochs:
             weights = parcel.tensors()
             sent = weights if parcel.checksum is not None else digests.watching(weights)
             for chunk in pack(sent, parcel.travelling, buffer_bytes=self._buffer_bytes):
-                communicator.broadcast(chunk, timeout_s=_left(deadline))
-            communicator.finish(timeout_s=_left(deadline))
+                communicator.broadcast(chunk, timeout_s=min(self._patience_s, _left(deadline)))
+            communicator.finish(timeout_s=min(self._patience_s, _left(deadline)))
             return digests.checksum() if parcel.checksum is None else parcel.checksum
 
         async def ask() -> dict[str, str]:

@@ -19,8 +19,9 @@
 
     deadlines   info             info_timeout_s
                 probe            push_timeout_s here, half of it in a generator
-                attempt          push_timeout_s from reading the weights to the last commit; members get 1 s less, so
-                                 that their errors arrive
+                join, each chunk push_timeout_s, so that a member that no longer takes part is noticed early
+                attempt          push_timeout_s, and 1 s more for each 500 MB, from reading the weights to the last
+                                 commit; members get 1 s less, so that their errors arrive
                 failed step      3 s to leave the communicator, 5 s for the abort
 
 The trainer computes its own logprobs of the probe before the weights are read: with several training ranks both use
@@ -57,6 +58,9 @@ from shared.service.tls import PUBLIC_TLS, PeerTls
 
 log = logging.getLogger(__name__)
 
+SLOWEST_BYTES_PER_S = 500_000_000
+"""A push at this rate is in time. The weights are read, sent, staged and loaded; a network of 25 Gbit/s carries 3e9."""
+
 
 class WeightSender:
     """Sends the weights of one run, for one incarnation of its trainer.
@@ -68,7 +72,7 @@ class WeightSender:
         encoding: The run's ``push_encoding``: all weights, only changes, or auto.
         weight_dir: For disk: the parent of the run's directory of versions.
         bind_address: Address of this machine that the generators can reach.
-        push_timeout_s: Deadline of one attempt, in seconds; a push has at most two attempts.
+        push_timeout_s: The run's ``push_timeout_s``, in seconds. A push has at most two attempts.
         incarnation: This trainer's value of the run's incarnation counter.
         dtype: Dtype in which the generators' engines must hold the weights; None is not compared.
         info_timeout_s: Longest wait for a replica's state, in seconds. A replica that does not answer is left out.
@@ -108,7 +112,12 @@ class WeightSender:
             info_timeout_s=info_timeout_s,
         )
         self._epochs = CommunicatorEpochs(
-            run_id=run_id, incarnation=incarnation, own=own, bind_address=bind_address, buffer_bytes=buffer_bytes
+            run_id=run_id,
+            incarnation=incarnation,
+            own=own,
+            bind_address=bind_address,
+            buffer_bytes=buffer_bytes,
+            patience_s=push_timeout_s,
         )
         self._outgoing = Outgoing(run_id=run_id, incarnation=incarnation, encoding=encoding, weight_dir=weight_dir)
         self._retries = Retries()
@@ -139,9 +148,10 @@ class WeightSender:
                 probe = None
                 if prober is not None and result.transport != "simulated":
                     probe = await prober.probe(policy_version, timeout_s=timeout_s)
-                deadline = time.monotonic() + timeout_s
+                began_at = time.monotonic()
                 whole = await self._outgoing.announce(weights, policy_version=policy_version, timeout_s=timeout_s)
-                await self._try_twice(result, whole, probe, deadline=deadline)
+                attempt_s = timeout_s + whole.num_bytes / SLOWEST_BYTES_PER_S
+                await self._try_twice(result, whole, probe, deadline=began_at + attempt_s, attempt_s=attempt_s)
             except (PushError, UnavailableError):
                 # A trainer process that was stopped for a while finds its deadlines passed. Check first whether it was
                 # superseded.
@@ -162,11 +172,13 @@ class WeightSender:
         )
         return result
 
-    async def _try_twice(self, result: PushResult, whole: Parcel, probe: Probe | None, *, deadline: float) -> None:
+    async def _try_twice(
+        self, result: PushResult, whole: Parcel, probe: Probe | None, *, deadline: float, attempt_s: float
+    ) -> None:
         """Make one attempt and, if it fails before its commits, another one without the replicas to blame.
 
-        ``deadline`` (monotonic) is that of the first attempt; the second one has ``push_timeout_s``. The outcome is
-        written to ``result``. Raises what ``push`` raises.
+        ``deadline`` (monotonic) is that of the first attempt; the second one has ``attempt_s``. The outcome is written
+        to ``result``. Raises what ``push`` raises.
         """
         for is_last in (False, True):
             try:
@@ -188,7 +200,7 @@ class WeightSender:
             result.go_on_with(await self._replicas.reconcile(without=result.failed))
             if not result.fleet.ready:
                 return
-            deadline = time.monotonic() + self._push_timeout_s
+            deadline = time.monotonic() + attempt_s
 
     async def _attempt(self, result: PushResult, whole: Parcel, probe: Probe | None, *, deadline: float) -> None:
         """Prepare the weights, join, begin, broadcast and commit. ``result`` records the commits that fail.

@@ -1,16 +1,20 @@
 """A worker's part in a push, on a machine without a GPU and without a model."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
-from services.generator.worker.staged_weights import Spec, StagedWeights
+from services.generator.worker.staged_weights import Spec, StagedWeights, staging_bytes
+from services.generator.worker.staging_memory import StagingMemory
 
 if TYPE_CHECKING:
     from services.generator.worker.worker_transfer import WorkerTransfer
@@ -98,10 +102,36 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> NamedWire:
     return wire
 
 
-def a_worker(device: str = "cpu") -> "WorkerTransfer":
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of all blocks that workers allocate, of which only one may exist at a time."""
+    from services.generator.worker import worker_transfer
+
+    sizes: list[int] = []
+    blocks: list[weakref.ref[StagingMemory]] = []
+
+    def allocate(num_bytes: int, *, largest: int, device: torch.device) -> StagingMemory:
+        assert all(block() is None for block in blocks), "the old block still takes memory"
+        memory = StagingMemory(num_bytes, largest=largest, device=device)
+        sizes.append(num_bytes)
+        blocks.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(worker_transfer, "StagingMemory", allocate)
+    return sizes
+
+
+def a_worker(
+    device: str = "cpu", *, checkpoint: Path | str = "nowhere/at-all", download_dir: Path | None = None
+) -> "WorkerTransfer":
     from services.generator.worker.worker_transfer import WorkerTransfer
 
-    config: Any = SimpleNamespace(model_config=None)
+    text_config = SimpleNamespace(tie_word_embeddings=True)
+    model_config = SimpleNamespace(
+        model=str(checkpoint), revision=None, dtype=torch.float32, hf_text_config=text_config, quantization=None
+    )
+    load_config = SimpleNamespace(download_dir=download_dir)
+    config: Any = SimpleNamespace(model_config=model_config, load_config=load_config)
     return WorkerTransfer(model=None, vllm_config=config, device=torch.device(device), rank=0)
 
 
@@ -113,7 +143,7 @@ def until_idle(worker: "WorkerTransfer") -> None:
     assert worker.progress().failure is None
 
 
-def receive_directly(worker: "WorkerTransfer") -> str | None:
+def receive(worker: "WorkerTransfer", *, staging: bool = False) -> str | None:
     worker.enter({"buffer_bytes": 1000})
     until_idle(worker)
     worker.receive(
@@ -122,7 +152,7 @@ def receive_directly(worker: "WorkerTransfer") -> str | None:
             "dtype_names": ["float32", "float32"],
             "shapes": [list(tensor.shape) for tensor in NAMED.values()],
             "adapter": None,
-            "staging": False,
+            "staging": staging,
             "timeout_s": 5.0,
         }
     )
@@ -135,13 +165,76 @@ def test_bytes_received_directly_into_the_model_have_the_right_checksum(wire: Na
     for name, tensor in NAMED.items():
         staged.put(name, tensor)
     worker = a_worker()
-    assert receive_directly(worker) == staged.checksum()
+    assert receive(worker) == staged.checksum()
     worker.load()
     wire.is_damaged = True
-    assert receive_directly(worker) not in (None, staged.checksum())
+    assert receive(worker) not in (None, staged.checksum())
     worker.forget()
     with pytest.raises(RuntimeError, match="no complete weights"):
         worker.load()
+
+
+def test_staging_memory_is_allocated_once_and_before_the_first_push(
+    wire: NamedWire, allocated: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from services.generator.worker import worker_transfer
+
+    loaded: list[Reload] = []
+
+    def reload(*_: Any) -> Reload:
+        loaded.append(Reload())
+        return loaded[-1]
+
+    monkeypatch.setattr(worker_transfer, "CheckedReload", reload)
+    # Saved in another dtype, and with the tied head that a push leaves out.
+    saved = {name: tensor.to(torch.bfloat16) for name, tensor in NAMED.items()}
+    saved["lm_head.weight"] = torch.zeros(1000)
+    # Downloaded from the hub, with a second copy under other names.
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "main").write_text("abc")
+    cast("Any", safetensors.torch).save_file(saved, snapshot / "model.safetensors", metadata={"format": "pt"})
+    cast("Any", safetensors.torch).save_file({"tok_embeddings": torch.zeros(9)}, snapshot / "consolidated.safetensors")
+    worker = a_worker(checkpoint="org/model", download_dir=tmp_path)
+    worker.reserve()
+    wanted = [staging_bytes([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])]
+    assert allocated == wanted
+    for is_damaged in (False, True, False):
+        wire.is_damaged = is_damaged
+        assert receive(worker, staging=True) is not None
+        if is_damaged:
+            worker.forget()
+            continue
+        worker.load()
+        assert loaded[-1].loaded.keys() == NAMED.keys()
+        assert all(torch.equal(loaded[-1].loaded[name], tensor) for name, tensor in NAMED.items())
+    worker.reserve()
+    assert allocated == wanted
+
+
+def test_weights_of_another_size_than_the_checkpoint_get_memory_of_their_size(
+    wire: NamedWire, allocated: list[int], tmp_path: Path
+) -> None:
+    del wire
+    for has_no_files in (a_worker(checkpoint=tmp_path), a_worker(checkpoint="nobody/has-downloaded-this")):
+        has_no_files.reserve()
+    assert allocated == []
+    worker = a_worker(checkpoint=tmp_path)
+    cast("Any", safetensors.torch).save_file({"embed": torch.zeros(500)}, tmp_path / "model.safetensors")
+    worker.reserve()
+    assert receive(worker, staging=True) is not None
+    wanted = staging_bytes([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])
+    assert allocated == [staging_bytes([("embed", torch.float32, (500,))]), wanted]
+
+
+def test_a_run_that_stages_nothing_frees_the_memory_of_an_earlier_run(wire: NamedWire, allocated: list[int]) -> None:
+    del wire
+    worker = a_worker()
+    assert receive(worker, staging=True) is not None
+    assert receive(worker) is not None
+    assert receive(worker, staging=True) is not None
+    assert len(allocated) == 2
 
 
 def test_every_job_of_a_worker_runs_on_one_stream(wire: NamedWire, monkeypatch: pytest.MonkeyPatch) -> None:

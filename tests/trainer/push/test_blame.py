@@ -114,7 +114,12 @@ async def blamed_by_begin(answers: Mapping[str, Answer], *, within_s: float = 30
     async with httpx.AsyncClient() as client:
         members = {name: Member(ScriptedReplica(name, client, answer), INFO) for name, answer in answers.items()}
         epochs = CommunicatorEpochs(
-            run_id="run", incarnation=1, own=Abilities("2.13.0", None), bind_address="127.0.0.1", buffer_bytes=32
+            run_id="run",
+            incarnation=1,
+            own=Abilities("2.13.0", None),
+            bind_address="127.0.0.1",
+            buffer_bytes=32,
+            patience_s=60.0,
         )
         epochs.enter(Fleet(ready=members, refused={}, transport="disk", why_transport=""))
         parcel = Parcel(1, announced, "full", lambda: named, announced.num_bytes)
