@@ -25,7 +25,7 @@ def main() -> int:
     """Run the rank."""
     step, step_s = BatchTrainer.step, float(os.environ["BENCH_STEP_S"])
 
-    async def paced_step(self: BatchTrainer, planned: PlannedStep) -> TrainedStep:
+    async def paced_step(self: BatchTrainer, planned: PlannedStep) -> TrainedStep | None:
         began_at = time.monotonic()
         trained = await step(self, planned)
         await asyncio.sleep(max(0.0, began_at + step_s - time.monotonic()))

@@ -122,5 +122,8 @@ def joined(outputs: Sequence[Any]) -> Any:
 def _joined_logprobs(pieces: Sequence[LogprobsLists]) -> LogprobsLists | None:
     if not pieces:
         return None
-    columns: Any = zip(*(piece[:3] for piece in pieces), strict=True)
-    return LogprobsLists(*(np.concatenate(column) for column in columns), None)
+    return LogprobsLists(
+        logprob_token_ids=np.concatenate([piece.logprob_token_ids for piece in pieces]),
+        logprobs=np.concatenate([piece.logprobs for piece in pieces]),
+        sampled_token_ranks=np.concatenate([piece.sampled_token_ranks for piece in pieces]),
+    )
