@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from services.trainer.checkpoints.checkpoint import newest_valid
+from services.trainer.intake.intake import Intake
 from services.trainer.loop import outflow
 from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.training_loop import Ending, TrainingLoop
@@ -161,6 +162,21 @@ async def test_a_trainer_that_is_terminated_during_a_push_that_hangs_writes_a_ch
     assert (await train(redis, played=PlayedServices(redis), sender=sender))[0] == "finished"
     assert sender.versions == list(range(version, 7))
     assert newest_ledger(tmp_path / "run") == {"admitted": 12, "trained": [[0, 11]], "dropped": {}}
+
+
+async def test_a_trainer_that_is_terminated_while_a_stopped_run_waits_for_a_push_writes_a_checkpoint_and_ends(
+    held: Held, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outflow, "_LAST_PUSH_S", 0.1)
+    monkeypatch.setattr(Intake, "should_stop", property(lambda _: held.begun.is_set()))
+    run = held.begin()
+    async with asyncio.timeout(120):
+        await held.begun.wait()
+        await asyncio.sleep(0.2)
+        assert not run.done(), "it waits for the push"
+        held.terminate.set()
+        assert (await run)[0] == "terminated"
+    assert newest_step(tmp_path) == 3
 
 
 async def test_the_last_checkpoint_of_a_terminated_trainer_has_no_diverged_weights(
