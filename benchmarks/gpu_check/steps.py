@@ -50,6 +50,12 @@ STEPS = (
         packages=("vllm",),
     ),
     Step(
+        "staging",
+        "main memory is page-locked for staged weights, and copied to the GPU",
+        (*_PYTEST, "tests/generator/worker/test_staging_memory.py"),
+        packages=("vllm",),
+    ),
+    Step(
         "pushes-ipc",
         "200 pushes under load within one GPU: every token is of the version that it names",
         (*_PYTEST, f"{_MANY_PUSHES}::test_over_ipc"),

@@ -71,13 +71,14 @@ class WeightGate(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Claimed:
-    """A group that this replica has claimed, and when (Unix seconds)."""
+    """A group that this replica has claimed, when (Unix seconds), and the version that was noted for it."""
 
     delivery: Delivery
     prompt: PromptGroup
     at_s: float
+    version: LineageVersion = NO_WEIGHTS
 
 
 class GenerationLoop:
@@ -143,8 +144,7 @@ class GenerationLoop:
                     self._num_inflight += 1
                     groups.create_task(self._generate(claimed), name=f"group {claimed.delivery.group_id}")
 
-    async def _until_open(self, *, at_any_version: bool = False) -> Demand:
-        """Return the demand once this replica holds the required version, or any."""
+    async def _until_open(self) -> Demand:
         while True:
             # Before the gate: a replica must count while it waits, or the first replica through the gate claims
             # everything.
@@ -153,7 +153,7 @@ class GenerationLoop:
             # The required version may rise while we wait for an older one, so look at it again regularly.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READ_BLOCK_S):
-                    await self._gate.wait_open(NO_WEIGHTS if at_any_version else self.required_version)
+                    await self._gate.wait_open(self.required_version)
                     return demand
 
     async def _claim(self, demand: Demand) -> list[Delivery]:
@@ -183,7 +183,7 @@ class GenerationLoop:
         self._metrics.show_load(load, window=self._window.size)
 
     async def _begin(self, deliveries: Sequence[Delivery]) -> list[_Claimed]:
-        """Decode the groups, bury malformed ones, and note the version at which the others begin."""
+        """Decode the groups, bury malformed ones, and note that the others begin."""
         claimed: list[_Claimed] = []
         for delivery in deliveries:
             with about(group_id=delivery.group_id):
@@ -191,17 +191,22 @@ class GenerationLoop:
                     prompt = decode_prompt_group(delivery.payload)
                     require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
                     claimed.append(_Claimed(delivery, prompt, at_s=time.time()))
-        if claimed:
-            await self._until_open(at_any_version=True)  # the weights may have been taken out of service meanwhile
-            started: dict[Any, Any] = dict.fromkeys(
-                (it.prompt.group_id for it in claimed), str(self._gate.held_version)
-            )
-            await patiently(
-                lambda: self._redis.hset(self._keys.started, mapping=started),
-                what="noting the start of groups",
-                timeout_s=self._patience_s,
-            )
+        await self._note_begun(claimed)
         return claimed
+
+    async def _note_begun(self, groups: Sequence[_Claimed]) -> None:
+        """Note the version at which these groups begin, unless the weights were taken out of service."""
+        version = self._gate.held_version
+        if not groups or version == NO_WEIGHTS:
+            return
+        started: dict[Any, Any] = {group.prompt.group_id: str(version) for group in groups}
+        await patiently(
+            lambda: self._redis.hset(self._keys.started, mapping=started),
+            what="noting the start of groups",
+            timeout_s=self._patience_s,
+        )
+        for group in groups:
+            group.version = version
 
     async def _generate(self, claimed: _Claimed) -> None:
         self._metrics.inflight.inc()
@@ -218,6 +223,9 @@ class GenerationLoop:
 
     async def _generate_one(self, claimed: _Claimed) -> None:
         prompt = claimed.prompt
+        await self._gate.wait_open(NO_WEIGHTS)  # the weights may have been taken out of service since the claim
+        if claimed.version != self._gate.held_version:
+            await self._note_begun([claimed])
         completions = await self._complete(prompt)
         group = completed_group(
             prompt, completions, claimed_at_s=claimed.at_s, generated_at_s=time.time(), by=self._replica_id

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from services.generator import generation_loop
 from services.generator.generation_loop import GenerationLoop
 from services.generator.metrics import GeneratorMetrics
 from shared.lineage import NO_WEIGHTS, LineageVersion
@@ -37,17 +38,26 @@ class Gate:
         assert self.held_version.satisfies(required)
 
 
-async def test_no_group_is_noted_as_begun_without_weights(
-    redis: Redis, run_keys: RunKeys, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("taken", "noted"), [("while it is read", {}), ("when it begins", {b"00000000": b"1:3"})])
+async def test_no_group_begins_without_weights(
+    taken: str,
+    noted: dict[bytes, bytes],
+    redis: Redis,
+    run_keys: RunKeys,
+    run_config: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate, engine, metrics = Gate(), CommandedEngine(), GeneratorMetrics()
     claimed = asyncio.Event()
 
-    def close_when_claimed() -> None:
+    def close_when_claimed(*_: object, **__: object) -> None:
         gate.close()
         claimed.set()
 
-    monkeypatch.setattr(metrics.inflight, "inc", close_when_claimed)
+    if taken == "when it begins":
+        monkeypatch.setattr(metrics.inflight, "inc", close_when_claimed)
+    else:
+        monkeypatch.setattr(generation_loop, "require_place", close_when_claimed)
     await admit(redis, run_keys, "00000000")
     loop = GenerationLoop(
         redis, keys=run_keys, config=run_config, engine=engine, gate=gate, replica_id="generator-0", metrics=metrics
@@ -56,8 +66,8 @@ async def test_no_group_is_noted_as_begun_without_weights(
     try:
         await asyncio.wait_for(claimed.wait(), timeout=120)
         for _ in range(20):
-            await asyncio.sleep(0.01)  # in which it would be recorded
-        assert await redis.hgetall(run_keys.started) == {}
+            await asyncio.sleep(0.01)  # in which it would be recorded, or begin
+        assert await redis.hgetall(run_keys.started) == noted
         assert engine.started == []
         gate.open(LineageVersion(1, 4))
         await eventually(lambda: engine.started)
