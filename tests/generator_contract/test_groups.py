@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.generator.fair_share import READ_BLOCK_S
 from shared.arrays import unpack_ids, unpack_mask
 from shared.messages import CompletedGroup, VersionSpan, encode
 from shared.redis.keys import GENERATORS
@@ -96,10 +97,10 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
         return await trainer.share("another") == 2
 
     await eventually(both_share)
+    await asyncio.sleep(2 * READ_BLOCK_S)  # until it no longer waits for groups as the only one
     await trainer.admit_at_once(*(trainer.prompt(f"{number:08d}") for number in range(40)))
 
     async def has_claimed() -> bool:
-        # The other replica may have got a group by a read that was already waiting.
         return await trainer.num_pending() > 1
 
     await eventually(has_claimed)
