@@ -150,14 +150,17 @@ async def test_prompts_the_model_cannot_take_are_buried_with_the_reason_and_the_
     assert "negative prompt id" in reasons["00000002"]
 
 
-async def test_weights_relabelled_in_flight_give_spans_that_tile_the_completion(
+async def test_weights_relabelled_in_a_pause_give_spans_that_tile_the_completion(
     engine: Engine, session_redis: Redis, tiny_model: Path
 ) -> None:
     config = a_config(tiny_model, max_completion_length=100, num_generations=8)
     async with generating(session_redis, engine, config):
         await admit(session_redis, *(a_prompt(f"{n:08d}", n=8) for n in range(16)))
         await eventually(lambda: engine.client.get_num_unfinished_requests() > 0)
+        # As in a push. What the engine core holds of the old version must be sent before.
+        await engine.client.pause_generation(mode="keep", clear_cache=False)
         await engine.client.update_weight_version("1")
+        await engine.client.resume_generation()
         groups = await completed(session_redis, 16)
     await engine.client.update_weight_version("0")
     spans = [[span.policy_version for span in rollout.version_spans] for group in groups for rollout in group.rollouts]
