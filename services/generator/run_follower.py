@@ -236,7 +236,7 @@ class RunFollower:
 
         Raises:
             EngineDiedError: The engine does not answer.
-            UserError: There is no room for the memory.
+            UserError: The memory could not be allocated.
         """
         receiving = VllmReceivingEngine(engine.client, engine.spec.adapter)
         if config.push_staging == "none" or engine.spec.adapter is not None:

@@ -32,7 +32,7 @@ _NOT_HELD = (
     "kv_transfer_params",
     "ec_transfer_params",
 )
-"""Fields of EngineCoreOutput: an output that has one of them is sent at once."""
+"""Fields of EngineCoreOutput. An output with any of them is sent at once."""
 
 
 class HeldOutputs:
@@ -51,7 +51,7 @@ class HeldOutputs:
         return bool(inherited.has_requests()) or self._is_due()
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
-        """Finish requests from outside. Nobody reads what they have sampled."""
+        """Finish requests from outside, and forget what they have sampled."""
         inherited: Any = super()
         finished: list[Any] = inherited.finish_requests(*args, **kwargs)
         for request in finished:

@@ -60,6 +60,16 @@ def start(
     )
 
 
+def run_ranks(directory: Path, *, num_ranks: int) -> None:
+    """Run the ranks of one node to their end."""
+    node = start(directory, num_ranks=num_ranks)
+    try:
+        output, _ = node.communicate(timeout=WITHIN_S)
+    finally:
+        node.terminate()
+    assert node.returncode == 0, output
+
+
 def make_steps(core: TrainingCore, directory: Path) -> None:
     """Make the steps, and write their results."""
     results: list[dict[str, Any]] = []

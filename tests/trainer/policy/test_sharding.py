@@ -20,7 +20,7 @@ from tests.eventually import eventually
 from tests.kept_ports import kept_port
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_moe, make_tiny_tokenizer
 from tests.trainer.cores import CPU, make_config
-from tests.trainer.policy.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
+from tests.trainer.policy.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, run_ranks, start
 from tests.trainer.tensor_files import load_file
 
 LOSSES_AGREE, WEIGHTS_AGREE = 1e-4, 1e-6
@@ -144,12 +144,7 @@ def test_two_ranks_on_two_nodes_make_the_steps_of_one_and_survive_troubles(
 @pytest.mark.timeout(WITHIN_S + 20)
 def test_four_ranks_make_the_steps_of_one(configs: dict[str, RunConfig], alone: Path, tmp_path: Path) -> None:
     write_configs(tmp_path, {"tied": configs["tied"]})
-    node = start(tmp_path, num_ranks=4)
-    try:
-        output, _ = node.communicate(timeout=WITHIN_S)
-    finally:
-        node.terminate()
-    assert node.returncode == 0, output
+    run_ranks(tmp_path, num_ranks=4)
     assert_same_steps(tmp_path / "tied", alone / "tied")
 
 
@@ -166,12 +161,7 @@ def test_two_ranks_balance_experts_as_one_does(tmp_path: Path) -> None:
     by_two = tmp_path / "by_two"
     by_two.mkdir()
     write_configs(by_two, {"experts": config})
-    node = start(by_two, num_ranks=2)
-    try:
-        output, _ = node.communicate(timeout=WITHIN_S)
-    finally:
-        node.terminate()
-    assert node.returncode == 0, output
+    run_ranks(by_two, num_ranks=2)
     assert_same_steps(by_two / "experts", by_one)
     assert all("aux_loss" in step["metrics"] for step in json.loads((by_one / "result.json").read_text()))
 
