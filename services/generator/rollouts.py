@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask, unpack_ids
 from shared.errors import MessageError
 from shared.lineage import LineageVersion
-from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp, Turn, VersionSpan
+from shared.messages import CompletedGroup, PromptGroup, Rollout, Row, Stamp, Turn, VersionSpan
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,7 @@ def _rollout(
         raise MessageError(
             f"rollout {rollout_id} has an infinite logprob, or only NaN logprobs: the weights have diverged"
         )
-    return Rollout(
-        rollout_id=rollout_id,
-        group_id=group_id,
-        branch=branch,
+    row = Row(
         token_ids=pack_ids([*prompt_ids.tolist(), *completion.token_ids]),
         loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
         logprobs=pack_logprobs(completion.logprobs),
@@ -82,8 +79,8 @@ def _rollout(
         turns=(
             Turn("assistant", num_prompt, num_prompt + num_sampled, completion.finish_reason, started_at_s, ended_at_s),
         ),
-        completion=completion.text,
     )
+    return Rollout(rollout_id, group_id, branch, (row,), completion.text)
 
 
 def _version_spans(rollout_id: str, completion: SampledCompletion) -> tuple[VersionSpan, ...]:
