@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import gc
 import logging
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from services.generator.engine.engine import Engine, EngineDiedError, start_engine
 from services.generator.engine.engine_failure import EngineWatch
@@ -26,6 +26,8 @@ from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.registration import Seat, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from services.generator.turns.chat_format import ModelChatFormat, load_tokenizer
+from services.generator.turns.turn_sampler import TurnDesk, TurnSampler
 from shared import refusals
 from shared.errors import StateLostError, UserError
 from shared.health_check import NO_RUN
@@ -81,6 +83,7 @@ class RunFollower:
         receiver: Receives weights.
         state: Updated with what the replica is waiting for.
         openai: Gets the engine that answers its requests.
+        turns: Gets the sampler of the run's turns.
         metrics: Metrics of this process.
         url: URL at which the trainer reaches this replica.
     """
@@ -93,6 +96,7 @@ class RunFollower:
         receiver: Receiver,
         state: ServiceState,
         openai: OpenAiRoutes,
+        turns: TurnDesk,
         metrics: GeneratorMetrics,
         url: str,
     ) -> None:
@@ -102,6 +106,7 @@ class RunFollower:
         self._receiver = receiver
         self._state = state
         self._openai = openai
+        self._turns = turns
         self._metrics = metrics
         self._url = url
         self.run_id: str | None = None
@@ -185,7 +190,8 @@ class RunFollower:
             self._state.serve()
             await seat.serve()
             try:
-                await self._generate(record.run_id, keys, config, engine)
+                with self._turns.serving(self._turn_sampler(record.run_id, config, engine)):
+                    await self._generate(record.run_id, keys, config, engine)
             finally:
                 try:
                     await seat.leave()  # first, so that the trainer can tell leaving from failing
@@ -281,6 +287,26 @@ class RunFollower:
             generating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await generating
+
+    def _turn_sampler(self, run_id: str, config: RunConfig, engine: Engine) -> TurnSampler:
+        def load_format() -> ModelChatFormat:
+            model: Any = engine.client.vllm_config.model_config
+            return ModelChatFormat(
+                load_tokenizer(model.tokenizer, model.tokenizer_revision),
+                chat_template_kwargs=config.chat_template_kwargs,
+                tool_call_parser=config.parser_of_tool_calls(),
+                reasoning_parser=engine.client.vllm_config.structured_outputs_config.reasoning_parser or None,
+            )
+
+        return TurnSampler(
+            engine,
+            run_id=run_id,
+            config=config,
+            gate=self._receiver,
+            required_version=lambda: self._state.required_version,
+            load_format=load_format,
+            metrics=self._metrics,
+        )
 
     def _require_living_engine(self) -> None:
         if self._engine is not None and self._engine.is_dead:

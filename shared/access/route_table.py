@@ -160,4 +160,5 @@ GENERATOR: Final = RouteTable(
         for step in ("join", "begin", "commit", "abort", "sleep")
     ),
     Route("check_engine", "POST", "/internal/v1/engine/check", INTERNAL),
+    Route("sample_turn", "POST", "/internal/v1/turns", INTERNAL),
 )

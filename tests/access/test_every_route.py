@@ -23,6 +23,8 @@ from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.receive.weight_routes import make_router
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from services.generator.turns.turn_route import make_turn_router
+from services.generator.turns.turn_sampler import TurnDesk
 from services.rewarder.service import RewarderService
 from services.rewarder.settings import RewarderSettings
 from services.trainer.run_api.api import create_app, guarded
@@ -71,6 +73,7 @@ async def apps(keys_file: Path, redis: Redis, redis_url: str, tmp_path: Path) ->
         state=state,
         openai=OpenAiRoutes(state.why_policy_closed, policy_version=lambda: 0),
         weight_routes=make_router(receiver),
+        turn_routes=make_turn_router(TurnDesk(state)),
         engine_check=make_check_router(
             EngineChecker({}, timeout_s=1, data=settings.places_of_data(), weights=settings.places_of_weights())
         ),
@@ -318,6 +321,6 @@ async def test_a_failure_of_ours_is_a_problem_too(service: str, apps: dict[str, 
 
 
 async def test_a_malformed_body_of_an_internal_route_is_a_problem(apps: dict[str, App]) -> None:
-    for path in ("/internal/v1/weights/join", "/internal/v1/engine/check"):
+    for path in ("/internal/v1/weights/join", "/internal/v1/engine/check", "/internal/v1/turns"):
         refused = await ask(apps["generator"], "POST", path, INTERNAL_KEY)
         assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json"), path

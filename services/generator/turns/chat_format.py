@@ -1,0 +1,140 @@
+"""Conversations as a model reads and writes them: its chat template, and vLLM's parsers of tool calls and reasoning.
+
+    messages --TurnRenderer--> ids --engine--> sampled ids --decoded, parsed--> assistant message
+
+vLLM is imported only when it is used.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from services.generator.engine.engine_config import check_tool_call_parser, what_it_says
+from services.generator.rollouts import SampledCompletion
+from services.generator.turns.rendering import TurnRenderer, special_tokens
+from shared.errors import UserError
+from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
+
+
+class ChatFormat(Protocol):
+    """The format of a run's model. Its methods block, and are not called at the same time."""
+
+    def appended_ids(self, request: TurnRequest) -> list[int]:
+        """Return the token ids that follow the recorded ids, up to the beginning of the turn to be sampled.
+
+        Raises:
+            TurnRefusedError: The conversation cannot be rendered.
+        """
+        ...
+
+    def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
+        """Return what was sampled as an assistant message."""
+        ...
+
+
+class ModelChatFormat:
+    """The format that the model's tokenizer and vLLM's parsers define.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        chat_template_kwargs: Passed to the chat template with the messages.
+        tool_call_parser: Name of vLLM's parser of tool calls.
+        reasoning_parser: Name of vLLM's parser of reasoning; None leaves reasoning in the content.
+
+    Raises:
+        UserError: vLLM has no such parser, or the parser does not fit the tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str,
+        reasoning_parser: str | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(special_tokens(tokenizer))
+        self._renderer = TurnRenderer(tokenizer, chat_template_kwargs=chat_template_kwargs)
+        self._parser = _parser(tool_call_parser, reasoning_parser, tokenizer)
+
+    def appended_ids(self, request: TurnRequest) -> list[int]:
+        """See ChatFormat."""
+        _parsed_request(request)  # refuses malformed tools before anything is sampled
+        return self._renderer.appended_ids(request)
+
+    def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
+        """See ChatFormat. The content has no end-of-turn token."""
+        ids = list(completion.token_ids)
+        if completion.finish_reason == "stop" and ids[-1] in self._special_ids:
+            ids.pop()
+        # The marks of tool calls are special tokens of some models.
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        parsed_request = _parsed_request(request)
+        try:
+            parser = self._parser(self._tokenizer, parsed_request.tools)
+            reasoning, content, calls = parser.parse(
+                text, parsed_request, enable_auto_tools=True, model_output_token_ids=ids
+            )
+        except Exception:  # noqa: BLE001  a parser can fail in any way with what a policy writes
+            reasoning, content, calls = None, text, None
+        if not calls and not reasoning:
+            content = text  # some parsers drop a call that was cut
+        message: ChatMessage = {"role": "assistant", "content": content or ""}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_tool_call(call) for call in calls]
+        return message
+
+
+def load_tokenizer(model: str, revision: str | None) -> Any:
+    """Return the tokenizer of a model directory or hub id.
+
+    Raises:
+        UserError: The tokenizer cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    loader: Any = AutoTokenizer  # partly untyped
+    try:
+        return loader.from_pretrained(model, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"no tokenizer could be loaded from {model}: {error}", field="model") from error
+
+
+def _parser(tool_call_parser: str, reasoning_parser: str | None, tokenizer: Any) -> Any:
+    """Return the class of a parser for one message."""
+    from vllm.parser import ParserManager
+
+    check_tool_call_parser(tool_call_parser)
+    # To vLLM a malformed call is an error. To a run it is a sample, of which there may be thousands.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+    try:
+        return ParserManager.get_parser(
+            tool_parser_name=tool_call_parser,
+            reasoning_parser_name=reasoning_parser,
+            enable_auto_tools=True,
+            tokenizer=tokenizer,
+        )
+    except TypeError as error:
+        raise UserError(f"vLLM refuses the run's parsers: {error}", field="tool_call_parser") from error
+
+
+def _parsed_request(request: TurnRequest) -> Any:
+    """Return the request as vLLM's parsers take it; they read only its tools."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    try:
+        return ChatCompletionRequest(messages=[], tools=request.tools or None)
+    except ValueError as error:
+        raise TurnRefusedError(
+            f"the tools are not in OpenAI's format: {what_it_says(error)}", kind="malformed"
+        ) from error
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    from vllm.renderers.chat_utils import make_tool_call_id
+
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id or make_tool_call_id(), "type": "function", "function": function}
