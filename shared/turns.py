@@ -60,6 +60,8 @@ class TurnRequest(msgspec.Struct, frozen=True):
             was sampled; empty for a new row.
         num_recorded_messages: Number of these messages.
         max_tokens: Most tokens to sample; 0 for as many as the run and the context allow.
+        max_row_tokens: Most tokens of the row, with the recorded and the rendered ones; 0 for as many as the context
+            allows. A conversation that leaves no room below it is refused like one that fills the context.
     """
 
     run_id: Name
@@ -69,6 +71,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
     recorded_ids: bytes = b""
     num_recorded_messages: Count = 0
     max_tokens: Count = 0
+    max_row_tokens: Count = 0
 
 
 class SampledTurn(msgspec.Struct, frozen=True):
