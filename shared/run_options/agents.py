@@ -37,6 +37,11 @@ class AgentOptions(Section):
             raise ValueError(f"{', '.join(doubles)} is listed twice; list each tool once")
         return tools
 
+    @property
+    def is_agentic(self) -> bool:
+        """Whether the sessions service plays the rollouts. Generators read the prompts of all other runs themselves."""
+        return bool(self.tools)
+
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""
         return self.tool_call_parser or _DEFAULT_PARSER
