@@ -23,10 +23,9 @@ from services.rewarder.function_parameters import may_see, parameters_of, requir
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.message_invariants import Finite
-from shared.messages import Outcome, Prompt
+from shared.messages import CallOutcome, Completion, Prompt
 from shared.run_options.reward_kwargs import also_columns
 
-Completion = str | list[dict[str, str]]
 RewardFunction = Callable[..., Any]
 MAX_DETAIL_CHARS = 300
 
@@ -38,8 +37,11 @@ _GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state",
 
 
 def text_of(completion: Completion) -> str:
-    """Return the text of a completion in either of TRL's formats."""
-    return completion if isinstance(completion, str) else completion[0]["content"]
+    """Return the text of a completion in either of TRL's formats. Of several messages, the assistant's last counts."""
+    if isinstance(completion, str):
+        return completion
+    said = [message for message in completion if message.get("role") == "assistant"] or completion
+    return said[-1].get("content") or ""
 
 
 class TrainerState(msgspec.Struct, frozen=True):
@@ -94,15 +96,19 @@ def own_copy(call: RewardCall) -> RewardCall:
     )
 
 
-def own_text(text: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+def own_text(text: Completion) -> Completion:
     """Return a copy of a prompt or completion."""
-    return text if isinstance(text, str) else [dict(message) for message in text]
+    return text if isinstance(text, str) else [_own_message(message) for message in text]
+
+
+def _own_message(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if type(value) is str else copy.deepcopy(value) for name, value in message.items()}
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The outcome of one function for one completion. Only ``scored`` has a value."""
 
-    outcome: Outcome
+    outcome: CallOutcome
     value: Finite | None = None
     detail: str = ""
     components: dict[str, Finite] = {}
@@ -228,7 +234,7 @@ def judge(returned: object, num_completions: int, *, is_built_in: bool = False) 
     return [value if is_built_in and isinstance(value, Verdict) else _judge_one(value) for value in values]
 
 
-def everyone(num_completions: int, outcome: Outcome, detail: str) -> list[Verdict]:
+def everyone(num_completions: int, outcome: CallOutcome, detail: str) -> list[Verdict]:
     """Return the same verdict for every completion."""
     return [Verdict(outcome, None, printable(detail))] * num_completions
 

@@ -8,7 +8,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from shared.access.keyring import Keyring, keys_file_gauge
-from shared.messages import Outcome
+from shared.messages import CallOutcome
 
 HTTP_LANE, SELF_TEST_LANE = "http", "self-test"
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -117,7 +117,7 @@ class RewarderMetrics:
             _remove(metric, name)
         for reason in RETRY_REASONS:
             _remove(self.endpoint_retries, name, reason)
-        for outcome in get_args(Outcome):
+        for outcome in get_args(CallOutcome):
             _remove(self.outcomes, name, outcome)
             _remove(self.seconds, name, outcome)
 

@@ -18,7 +18,7 @@ from services.trainer.telemetry.metric_catalogue import METRICS
 from services.trainer.telemetry.step_metrics import TrainedGroup, num_seen_tokens, rollout_metrics
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.messages import PromptGroup as SentGroup
-from shared.messages import Rollout, ScoredGroup, Turn, VersionSpan
+from shared.messages import Rollout, Row, ScoredGroup, Turn, VersionSpan
 from shared.run_options.run_config import RunConfig
 from tests.conformance.batches import REWARD_NAMES, PromptGroup, outcomes, random_groups
 from tests.conformance.conftest import Models
@@ -59,11 +59,19 @@ def _scored(number: int, group: PromptGroup) -> ScoredGroup:
             rollout_id=f"{group_id}-{branch}",
             group_id=group_id,
             branch=branch,
-            token_ids=pack_ids([*group.prompt_ids, *completion.token_ids]),
-            loss_mask=pack_mask([0] * num_prompt + list(completion.is_sampled)),
-            logprobs=pack_logprobs(list(itertools.compress(completion.generator_logprobs, completion.is_sampled))),
-            version_spans=(VersionSpan(0, 0, sum(completion.is_sampled)),),
-            turns=(Turn("assistant", num_prompt, 0, "length" if completion.is_truncated else "stop", 0.0, 1.0),),
+            rows=(
+                Row(
+                    token_ids=pack_ids([*group.prompt_ids, *completion.token_ids]),
+                    loss_mask=pack_mask([0] * num_prompt + list(completion.is_sampled)),
+                    logprobs=pack_logprobs(
+                        list(itertools.compress(completion.generator_logprobs, completion.is_sampled))
+                    ),
+                    version_spans=(VersionSpan(0, 0, sum(completion.is_sampled)),),
+                    turns=(
+                        Turn("assistant", num_prompt, 0, "length" if completion.is_truncated else "stop", 0.0, 1.0),
+                    ),
+                ),
+            ),
             completion="",
             rewards=tuple(said),
         )

@@ -17,6 +17,7 @@ from shared.messages import (
     PromptGroup,
     RewardOutcome,
     Rollout,
+    Row,
     ScoredGroup,
     Turn,
     VersionSpan,
@@ -197,11 +198,15 @@ def rollout_of(
         rollout_id=f"{prompt.group_id}-{branch}",
         group_id=prompt.group_id,
         branch=branch,
-        token_ids=prompt.prompt_ids + pack_ids(completion_ids),
-        loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
-        logprobs=pack_logprobs(list(logprobs)),
-        version_spans=(VersionSpan(policy_version, 0, num_sampled, incarnation),),
-        turns=(Turn("assistant", num_prompt, num_prompt + num_sampled, finish_reason, 0.0, 1.0),),
+        rows=(
+            Row(
+                token_ids=prompt.prompt_ids + pack_ids(completion_ids),
+                loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
+                logprobs=pack_logprobs(list(logprobs)),
+                version_spans=(VersionSpan(policy_version, 0, num_sampled, incarnation),),
+                turns=(Turn("assistant", num_prompt, num_prompt + num_sampled, finish_reason, 0.0, 1.0),),
+            ),
+        ),
         completion="b",
     )
 

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from services.rewarder.python_functions.worker_frames import decode_frame
-from services.rewarder.reward_call import Completion, Verdict
+from services.rewarder.reward_call import Verdict
 from shared.message_invariants import Count, Seconds
-from shared.messages import Prompt
+from shared.messages import Completion, Prompt
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):

@@ -20,9 +20,9 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     parse_json,
 )
 from services.rewarder.reward_call import RewardCall, Verdict, judge, printable
-from shared.messages import Outcome
+from shared.messages import CallOutcome
 
-_STATUSES: tuple[Outcome, ...] = ("scored", "not_applicable", "timeout", "invalid", "overload", "error")
+_STATUSES: tuple[CallOutcome, ...] = ("scored", "not_applicable", "timeout", "invalid", "overload", "error")
 
 
 class HeadraceFormat:
