@@ -17,13 +17,13 @@ from pathlib import Path
 from benchmarks.bench_rewarder.groups import Problem
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import RewarderSettings
+from shared.user_code.places import Places
+from shared.user_code.worker import Limits
+from shared.user_code.worker_pool import WorkerPool
 
 FUNCTION = "accuracy_reward"
 TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ async def scorer(num_workers: int) -> AsyncGenerator[Scorer]:
     """Start reward workers as the rewarder does."""
     settings = RewarderSettings.model_construct()
     metrics = RewarderMetrics()
-    loop_functions = LoopFunctions(places=RewardPlaces(), import_timeout_s=settings.import_timeout_s)
+    loop_functions = LoopFunctions(places=Places(), import_timeout_s=settings.import_timeout_s)
     async with WorkerPool(
         num_workers=num_workers,
         limits=Limits(settings.worker_memory_mib << 20, settings.worker_open_files),

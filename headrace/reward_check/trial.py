@@ -19,10 +19,6 @@ from headrace.local.service_specs import importable_environment
 from headrace.reward_check.row_groups import RowGroup
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.sandbox.chosen import SandboxChoice
@@ -32,6 +28,10 @@ from shared.arrays import pack_ids
 from shared.errors import UserError
 from shared.messages import RewardOutcome
 from shared.settings import from_environment
+from shared.user_code.places import Places
+from shared.user_code.worker import Limits
+from shared.user_code.worker_frames import Inspected, Refused
+from shared.user_code.worker_pool import WorkerPool
 
 LANE = "check"
 MAX_COMPLETION_LENGTH = 512
@@ -61,7 +61,7 @@ async def try_function(
     name: str,
     groups: Sequence[RowGroup],
     *,
-    places: RewardPlaces,
+    places: Places,
     timeout_s: float,
     kwargs: Mapping[str, Any] | None = None,
     say: Callable[[str], None],

@@ -17,8 +17,6 @@ from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.module_watch import ModuleWatch
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.python_functions.rate_limits import FunctionLimits
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
@@ -43,6 +41,8 @@ from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
 from shared.serving.metrics_server import serving_metrics
 from shared.serving.shared_answer import SharedAnswer
+from shared.user_code.worker import Limits
+from shared.user_code.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pydantic
 
-from services.rewarder.python_functions import worker_frames
 from services.rewarder.reward_models import model_frames
 from services.trainer.checkpoints.checkpoint import parse_state
 from services.trainer.groups.ledger import Ledger
@@ -19,6 +18,7 @@ from shared.lineage import LineageVersion
 from shared.messages import decode_completed_group, decode_prompt_group, decode_scored_group, encode
 from shared.refusals import decode_refusals
 from shared.registration import decode_registration
+from shared.user_code import worker_frames
 from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 from shared.weights.weight_manifest import Manifest, describe_file, file_name
 from tests.fuzz import invariants, msgpack_reader, mutations

@@ -18,19 +18,19 @@ import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
 from shared.arrays import pack_ids
+from shared.user_code.places import Places
+from shared.user_code.worker import Limits
+from shared.user_code.worker_pool import WorkerPool
 from tests.rewarder.bwrap_binary import find_or_fetch
 from tests.shared_process import SharedProcess, lent
 
 USER_CODE = Path(__file__).parent / "user_code"
 ROOT = Path(__file__).parent.parent.parent
-LIMITS = Limits(4 << 30, 256, RewardPlaces((str(USER_CODE),)))
+LIMITS = Limits(4 << 30, 256, Places((str(USER_CODE),)))
 MODULE = "rewards_under_test"
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
+from shared.user_code.places import Places
+from shared.user_code.worker import Limits
+from shared.user_code.worker_pool import WorkerPool
 from tests.rewarder.conftest import (
     LIMITS,
     call_with,
@@ -178,7 +178,7 @@ async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: Re
     file = tmp_path / "changing_rewards.py"
     sync, on_loop = "changing_rewards:sync", "changing_rewards:on_loop"
     source = "def sync(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, Places((str(tmp_path),)))
     async with pool_and_scorer(metrics, limits) as (_, scorer):
         file.write_text(source.format("1.0"))
         assert all(what.__class__.__name__ == "Inspected" for what in (await scorer.check([sync, on_loop])).values())
@@ -199,7 +199,7 @@ async def test_no_worker_imports_an_edited_file_before_a_check_and_all_do_afterw
         "import os\ndef sync(**_): return [{0}]\ndef crashes(**_): os._exit(7)\n"
         "def late(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
     )
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, Places((str(tmp_path),)))
     versions = [hashlib.sha256(source.format(value).encode()).hexdigest()[:12] for value in ("1.0", "3.0625")]
 
     async with pool_and_scorer(metrics, limits) as (_, scorer):

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from services.rewarder.python_functions.worker_frames import Answer
+from shared.user_code.worker_frames import Answer
 
 log = logging.getLogger(__name__)
 

@@ -21,15 +21,15 @@ from typing import Any
 import msgspec
 
 from services.rewarder.built_ins.built_in_rewards import built_in
-from services.rewarder.python_functions.function_loading import check_name
 from services.rewarder.python_functions.loop_functions import LoopFunctions
-from services.rewarder.python_functions.module_sources import Sources, is_on_disk
 from services.rewarder.python_functions.rate_limits import FunctionLimits
-from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import HeadraceError
+from shared.user_code.function_loading import check_name
+from shared.user_code.module_sources import Sources, is_on_disk
+from shared.user_code.worker_frames import Answer, Inspected, Refused
+from shared.user_code.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
 

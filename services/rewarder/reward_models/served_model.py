@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from services.rewarder.python_functions.fork_server import describe_exit
-from services.rewarder.python_functions.worker_frames import Answer
 from services.rewarder.reward_call import RewardCall, describe
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_frames import (
@@ -40,6 +38,8 @@ from services.rewarder.reward_models.model_process import Activity, ModelDiedErr
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.waiting_call import WaitingCall
+from shared.user_code.fork_server import describe_exit
+from shared.user_code.worker_frames import Answer
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from services.rewarder.built_ins.code_execution import code_execution_reward
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.sandbox.chosen import SandboxChoice, choose, num_at_once
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import RewarderSettings
 from shared.messages import RewardOutcome
+from shared.user_code.worker import Limits
+from shared.user_code.worker_frames import Inspected, Refused
+from shared.user_code.worker_pool import WorkerPool
 from tests.rewarder.conftest import LIMITS, pool_and_scorer, until
 
 NAME = "code_execution_reward"

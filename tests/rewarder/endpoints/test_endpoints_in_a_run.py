@@ -12,7 +12,6 @@ from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.registry import Registry
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.run_follower import RunFollower
@@ -21,6 +20,7 @@ from shared.errors import UnavailableError
 from shared.messages import RewardOutcome, ScoredGroup
 from shared.redis.redis_connection import Redis, connect
 from shared.run_options.run_config import RunConfig
+from shared.user_code.worker_pool import WorkerPool
 from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.groups import completed_group

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction
+from shared.user_code.places import Places
+from shared.user_code.worker import Limits
 from tests.rewarder.conftest import LIMITS, call_with, pool_and_scorer
 
 HOG = """
@@ -18,7 +18,7 @@ async def test_the_error_of_a_function_that_runs_out_of_memory_names_the_limit_a
     metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     (tmp_path / "hogging_rewards.py").write_text(HOG)
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, Places((str(tmp_path),)))
     async with pool_and_scorer(metrics, limits) as (_, scorer):
         functions = [WeightedFunction("hogging_rewards:hog")]
         ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")

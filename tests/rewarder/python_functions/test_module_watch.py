@@ -11,12 +11,12 @@ import pytest
 
 from services.rewarder.python_functions.module_watch import ModuleWatch
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.messages import RewardOutcome
+from shared.user_code.places import Places
+from shared.user_code.worker import Limits
+from shared.user_code.worker_pool import WorkerPool
 from tests.rewarder.conftest import LIMITS, call_with, pool_and_scorer, until
 
 SYNC, ON_LOOP, WAITS, LAZY = (f"edited_rewards:{name}" for name in ("sync", "on_loop", "waits", "lazy"))
@@ -44,7 +44,7 @@ class Edited:
         self.pool = pool
         self.scorer = scorer
         self.functions: PythonFunctions = scorer._functions  # pyright: ignore[reportPrivateUsage]
-        self.watch = ModuleWatch(self.functions, places=RewardPlaces((str(directory),)), every_s=1.0)
+        self.watch = ModuleWatch(self.functions, places=Places((str(directory),)), every_s=1.0)
 
     def write(self, name: str, text: str) -> None:
         """Write a file as editors do: under another name, then renamed."""
@@ -77,7 +77,7 @@ class Edited:
 
 @pytest.fixture
 async def edited(metrics: RewarderMetrics, tmp_path: Path) -> AsyncIterator[Edited]:
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, Places((str(tmp_path),)))
     async with pool_and_scorer(metrics, limits) as (pool, scorer):
         files = Edited(tmp_path, pool, scorer)
         files.write("edited_parts/__init__.py", "")

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
 from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction, weighted_sum
 from shared.arrays import pack_ids
 from shared.messages import RewardOutcome
+from shared.user_code.places import Places
+from shared.user_code.worker import Limits
 from tests.rewarder.conftest import LIMITS, USER_CODE, pool_and_scorer
 
 Score = Callable[..., Any]
@@ -82,7 +82,7 @@ def from_recipe(directory: Path, function: str) -> str:
 
 async def score(directory: Path, *names: str, completions: list[Any], **more: Any) -> list[tuple[RewardOutcome, ...]]:
     """Score with real workers and a real event loop."""
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(USER_CODE), str(directory)), ("trl",)))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, Places((str(USER_CODE), str(directory)), ("trl",)))
     prompts = more.pop("prompts", ["The sky is", "The sun is"])
     ids = [pack_ids(found) for found in more.pop("completion_ids")] if "completion_ids" in more else None
     call = RewardCall(prompts, completions, more, completion_ids=ids, trainer_state=TrainerState(1, 2))

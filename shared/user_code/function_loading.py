@@ -1,6 +1,6 @@
 """Loads the function named ``package.module:function``, or raises an error that says why not.
 
-    name --valid?--> module --reward_places.py--> imported --function_home.py--> function
+    name --valid?--> module --places.py--> imported --function_home.py--> function
 
 Importing runs the user's code, which may hang, crash or exit. Therefore a worker process imports it first. The service
 imports only async functions, after a worker has imported them.
@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 
 from services.rewarder.built_ins.built_in_rewards import built_in, unknown_name
-from services.rewarder.python_functions.function_home import foreign_home
-from services.rewarder.python_functions.module_sources import Sources, complete, finder
-from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.reward_call import RewardFunction, describe
 from shared.errors import UserError
 from shared.near_name import nearest
+from shared.user_code.function_home import foreign_home
+from shared.user_code.module_sources import Sources, complete, finder
+from shared.user_code.places import Places
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -35,7 +35,7 @@ def check_name(name: str) -> None:
         raise UserError(f"'{name}' is not of the form 'package.module:function'")
 
 
-def load_function(name: str, *, places: RewardPlaces, sources: Sources | None = None) -> RewardFunction:
+def load_function(name: str, *, places: Places, sources: Sources | None = None) -> RewardFunction:
     """Return the function called ``name``.
 
     Args:
@@ -59,7 +59,7 @@ def load_function(name: str, *, places: RewardPlaces, sources: Sources | None = 
     return _function(_import(module_name), attribute, places)
 
 
-def read_function(name: str, *, places: RewardPlaces) -> tuple[RewardFunction, Sources | None]:
+def read_function(name: str, *, places: Places) -> tuple[RewardFunction, Sources | None]:
     """Return the function from the current files, and their version. The process must not have imported them yet.
 
     Raises:
@@ -76,12 +76,12 @@ def read_function(name: str, *, places: RewardPlaces) -> tuple[RewardFunction, S
     return function, complete(module_name, recorded, places) if module_name in recorded else None
 
 
-def _extend_path(places: RewardPlaces) -> None:
+def _extend_path(places: Places) -> None:
     # At the end of sys.path, so that a user's file never shadows a library or headrace.
     sys.path.extend(directory for directory in places.directories if directory not in sys.path)
 
 
-def _function(module: ModuleType, attribute: str, places: RewardPlaces) -> RewardFunction:
+def _function(module: ModuleType, attribute: str, places: Places) -> RewardFunction:
     function = None if attribute.startswith("__") else getattr(module, attribute, None)
     if function is None:
         raise UserError(_no_such_function(module, attribute))

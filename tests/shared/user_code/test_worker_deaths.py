@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.rewarder.python_functions import fork_server
-from services.rewarder.python_functions.fork_server import describe_exit
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_frames import Inspected
-from services.rewarder.python_functions.worker_pool import WorkerPool
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.errors import UnavailableError
+from shared.user_code import fork_server
+from shared.user_code.fork_server import describe_exit
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import Inspected
+from shared.user_code.worker_pool import WorkerPool
 from tests.eventually import eventually
 from tests.rewarder.conftest import LIMITS, RewarderProcess, call_with, descendants, is_running, user, wait_for
 
@@ -164,7 +164,7 @@ async def test_an_import_whose_process_was_killed_is_made_again(
         "while not (place / 'go').exists(): time.sleep(0.005)\n"
         "def reward(completions, **_): return [1.0] * len(completions)\n"
     )
-    limits = msgspec.structs.replace(LIMITS, places=RewardPlaces((str(tmp_path),)))
+    limits = msgspec.structs.replace(LIMITS, places=Places((str(tmp_path),)))
     monkeypatch.setattr(pool.inspections, "_limits", limits)
     inspecting = asyncio.create_task(pool.inspections.inspect("slow_to_import:reward", timeout_s=120))
     await eventually(lambda: list(started_in(tmp_path)))
@@ -176,8 +176,8 @@ async def test_an_import_whose_process_was_killed_is_made_again(
 async def test_a_pool_without_a_worker_for_a_minute_reports_it(
     pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.rewarder.python_functions.worker_pool._GIVE_UP_AFTER_S", 0.0)
-    monkeypatch.setattr("services.rewarder.python_functions.worker_pool._RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr("shared.user_code.worker_pool._GIVE_UP_AFTER_S", 0.0)
+    monkeypatch.setattr("shared.user_code.worker_pool._RESTART_PAUSE_S", 0.0)
     watching = asyncio.create_task(pool.watch())
     waiting = Waiting(pool, tmp_path)
     worker = await waiting.next_worker()
@@ -251,7 +251,7 @@ def test_a_rewarder_that_can_start_no_worker_any_more_ends_and_says_why(
     directory, is_ready = Path(tempfile.mkdtemp(prefix="headrace-")), tmp_path / "is-ready"
     impatient = (
         "import pathlib, sys, threading, time\n"
-        "from services.rewarder import __main__\nfrom services.rewarder.python_functions import worker_pool\n"
+        "from services.rewarder import __main__\nfrom shared.user_code import worker_pool\n"
         "def hurry():\n"
         f"    while not pathlib.Path({str(is_ready)!r}).exists(): time.sleep(0.02)\n"
         "    worker_pool._GIVE_UP_AFTER_S = 2.0\n"

@@ -13,11 +13,12 @@ from typing import Self
 
 import msgspec
 
-from services.rewarder.python_functions import fork_server
-from services.rewarder.python_functions.fork_server import StartedWorker, WorkerStartError
-from services.rewarder.python_functions.module_sources import SourceFile, Sources
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import (
+from services.rewarder.reward_failure import RewardFailure
+from shared.user_code import fork_server
+from shared.user_code.fork_server import StartedWorker, WorkerStartError
+from shared.user_code.module_sources import SourceFile, Sources
+from shared.user_code.worker import Limits
+from shared.user_code.worker_frames import (
     HEADER,
     MAX_FRAME_BYTES,
     Answer,
@@ -29,7 +30,6 @@ from services.rewarder.python_functions.worker_frames import (
     decode_reply,
     encode_frame_body,
 )
-from services.rewarder.reward_failure import RewardFailure
 
 _SET_UP_TIMEOUT_S = 60.0
 _LINGER_S = 1.0

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, WrapperDescriptorType
 from typing import Any, cast
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
+from shared.user_code.places import Places
 
 _MAX_WRAPPERS = 16
 _C_FUNCTIONS = frozenset({"_ctypes", "_cffi_backend"})
 """Modules whose types wrap functions of C libraries, such as ``ctypes.CDLL(None).system``."""
 
 
-def foreign_home(name: str, module: ModuleType, places: RewardPlaces) -> str | None:
+def foreign_home(name: str, module: ModuleType, places: Places) -> str | None:
     """Return where ``name`` was imported from, such as a module, or None if it may be called as a reward function."""
     exported: Any = getattr(module, "__all__", None)
     if isinstance(exported, (list, tuple)) and name in cast("list[object]", exported):
@@ -30,7 +30,7 @@ def foreign_home(name: str, module: ModuleType, places: RewardPlaces) -> str | N
     return _foreign(getattr(module, name), places, depth=0)
 
 
-def _foreign(function: Any, places: RewardPlaces, depth: int) -> str | None:
+def _foreign(function: Any, places: Places, depth: int) -> str | None:
     if depth > _MAX_WRAPPERS:
         return "a wrapper in too many wrappers"
     if isinstance(function, functools.partial):
@@ -50,7 +50,7 @@ def _foreign(function: Any, places: RewardPlaces, depth: int) -> str | None:
     return _foreign(wrapped, places, depth + 1) if callable(wrapped) else _library_with(function, places)
 
 
-def _foreign_function(function: FunctionType, places: RewardPlaces, depth: int) -> str | None:
+def _foreign_function(function: FunctionType, places: Places, depth: int) -> str | None:
     home: Any = function.__globals__.get("__name__")
     if _may_come_from(home, places):
         return None
@@ -64,7 +64,7 @@ def _foreign_function(function: FunctionType, places: RewardPlaces, depth: int) 
     return _library_with(function, places)
 
 
-def _may_come_from(module: object, places: RewardPlaces) -> bool:
+def _may_come_from(module: object, places: Places) -> bool:
     if not isinstance(module, str):
         return False
     if places.names(module):
@@ -73,7 +73,7 @@ def _may_come_from(module: object, places: RewardPlaces) -> bool:
     return isinstance(origin, str) and places.holds(module, origin)
 
 
-def _library_with(value: object, places: RewardPlaces) -> str | None:
+def _library_with(value: object, places: Places) -> str | None:
     """Return a module outside the reward places that has this very object under some name, or None."""
     for name, module in list(sys.modules.items()):
         contents = getattr(module, "__dict__", {})

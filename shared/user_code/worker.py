@@ -17,23 +17,6 @@ import sys
 import msgspec
 
 from services.rewarder.built_ins.built_in_rewards import built_in
-from services.rewarder.python_functions.function_loading import load_function, read_function
-from services.rewarder.python_functions.module_sources import Sources
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_frames import (
-    Answer,
-    Inspect,
-    Inspected,
-    Ready,
-    Refused,
-    Reply,
-    Started,
-    Task,
-    decode_request,
-    encode_frame_body,
-    receive_frame,
-    send_frame,
-)
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
@@ -53,6 +36,23 @@ from services.rewarder.sandbox.chosen import SandboxChoice, choose
 from shared.errors import UserError
 from shared.service.child_secrets import give_up_tracing
 from shared.service.forked import let_go_of_fork_server
+from shared.user_code.function_loading import load_function, read_function
+from shared.user_code.module_sources import Sources
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import (
+    Answer,
+    Inspect,
+    Inspected,
+    Ready,
+    Refused,
+    Reply,
+    Started,
+    Task,
+    decode_request,
+    encode_frame_body,
+    receive_frame,
+    send_frame,
+)
 
 _PR_SET_PDEATHSIG = 1
 _SPARE_CPU_S = 5
@@ -63,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     memory_bytes: int
     open_files: int
-    places: RewardPlaces = RewardPlaces()
+    places: Places = Places()
     sandbox: SandboxChoice = SandboxChoice()
 
 

@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from services.rewarder.python_functions.module_sources import Sources
 from services.rewarder.reward_call import Verdict
 from shared.message_invariants import Seconds
+from shared.user_code.module_sources import Sources
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 128 * 1024 * 1024

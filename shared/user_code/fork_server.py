@@ -19,11 +19,11 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from services.rewarder.python_functions import reward_worker
-from services.rewarder.python_functions.reward_worker import Limits
 from shared.service.signal_names import signal_name
+from shared.user_code import worker
+from shared.user_code.worker import Limits
 
-PRELOAD = ["services.rewarder.python_functions.reward_worker", "services.rewarder.built_ins.accuracy"]
+PRELOAD = ["shared.user_code.worker", "services.rewarder.built_ins.accuracy"]
 _START_TIMEOUT_S = 60.0
 _JOIN_TIMEOUT_S = 5.0
 _UNKNOWN = 255
@@ -123,7 +123,7 @@ def describe_exit(exit_code: int) -> str:
 
 
 def _start(channel: socket.socket, limits: Limits) -> StartedWorker:
-    process = _context().Process(target=reward_worker.main, args=(channel, limits), name="reward worker")
+    process = _context().Process(target=worker.main, args=(channel, limits), name="reward worker")
     has_stood_still = threading.Event()
 
     def give_up() -> None:

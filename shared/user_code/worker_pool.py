@@ -18,15 +18,15 @@ from typing import Any, NoReturn, Self
 
 import msgspec
 
-from services.rewarder.python_functions.fork_server import WorkerStartError, end_fork_server
-from services.rewarder.python_functions.inspections import Inspections
-from services.rewarder.python_functions.module_sources import Sources
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Answer, Task
-from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
 from shared.errors import UnavailableError
+from shared.user_code.fork_server import WorkerStartError, end_fork_server
+from shared.user_code.inspections import Inspections
+from shared.user_code.module_sources import Sources
+from shared.user_code.worker import Limits
+from shared.user_code.worker_frames import Answer, Task
+from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
 
 log = logging.getLogger(__name__)
 

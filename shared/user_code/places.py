@@ -37,7 +37,7 @@ _LOADERS = (
 )
 
 
-class RewardPlaces(msgspec.Struct, frozen=True):
+class Places(msgspec.Struct, frozen=True):
     """The places that reward functions may come from.
 
     Args:

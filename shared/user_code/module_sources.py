@@ -26,8 +26,8 @@ from types import CodeType, ModuleType
 
 import msgspec
 
-from services.rewarder.python_functions.reward_places import RewardPlaces, is_reserved, places_of
 from shared.errors import UserError
+from shared.user_code.places import Places, is_reserved, places_of
 
 VERSION_CHARACTERS = 12
 MAX_SOURCE_BYTES = 16 * 1024 * 1024
@@ -106,7 +106,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         self._files: dict[str, SourceFile] = {}
         self._used: dict[str, str] = {}  # by module: the key of the version that was used last
         self._chosen: dict[str, ModuleSpec] = {}
-        self._recording: tuple[str, RewardPlaces, dict[str, SourceFile]] | None = None
+        self._recording: tuple[str, Places, dict[str, SourceFile]] | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -123,7 +123,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         self._chosen |= specs
 
     @contextlib.contextmanager
-    def recording(self, module: str, places: RewardPlaces) -> Generator[dict[str, SourceFile]]:
+    def recording(self, module: str, places: Places) -> Generator[dict[str, SourceFile]]:
         """Yield a dict that collects ``module`` and the modules of the reward path as they are imported."""
         recorded: dict[str, SourceFile] = {}
         self._recording = (module, places, recorded)
@@ -150,7 +150,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         name: str,
         path: Sequence[str] | None,
         module: str,
-        places: RewardPlaces,
+        places: Places,
         into: dict[str, SourceFile],
     ) -> SourceFile | None:
         if name in sys.builtin_module_names:
@@ -199,7 +199,7 @@ def is_on_disk(files: Iterable[SourceFile]) -> bool:
         return False
 
 
-def complete(module: str, recorded: Mapping[str, SourceFile], places: RewardPlaces) -> Sources:
+def complete(module: str, recorded: Mapping[str, SourceFile], places: Places) -> Sources:
     """Return the recorded version of ``module``, plus the modules that it imports only when its functions are called.
 
     Raises:
@@ -220,7 +220,7 @@ def complete(module: str, recorded: Mapping[str, SourceFile], places: RewardPlac
     return Sources(module, version_of(ordered), tuple(ordered))
 
 
-def _find(module: str, places: RewardPlaces) -> Path | None:
+def _find(module: str, places: Places) -> Path | None:
     """Return the file of a module on the reward path, without importing anything."""
     top = module.partition(".")[0]
     if is_reserved(top):

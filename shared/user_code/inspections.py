@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from services.rewarder.python_functions.fork_server import WorkerStartError
-from services.rewarder.python_functions.module_sources import Sources
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Inspect, Inspected, Refused, Reply
-from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
+from shared.user_code.fork_server import WorkerStartError
+from shared.user_code.module_sources import Sources
+from shared.user_code.worker import Limits
+from shared.user_code.worker_frames import Inspect, Inspected, Refused, Reply
+from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
 
 
 class Inspections:

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.rewarder.python_functions.worker_frames import Inspect, Inspected, Refused, Started, Task
-from services.rewarder.python_functions.worker_pool import WorkerPool
-from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from shared.user_code.worker_frames import Inspect, Inspected, Refused, Started, Task
+from shared.user_code.worker_pool import WorkerPool
+from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
 from tests.eventually import eventually
 from tests.rewarder.conftest import LIMITS, call_with, descendants, is_running, is_worker, until, user, wait_for
 
