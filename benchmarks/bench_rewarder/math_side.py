@@ -17,13 +17,13 @@ from pathlib import Path
 from benchmarks.bench_rewarder.groups import Problem
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import RewarderSettings
+from shared.user_code.limits import Limits
 from shared.user_code.places import Places
-from shared.user_code.worker import Limits
-from shared.user_code.worker_pool import WorkerPool
 
 FUNCTION = "accuracy_reward"
 TIMEOUT_S = 60.0
@@ -36,7 +36,8 @@ async def scorer(num_workers: int) -> AsyncGenerator[Scorer]:
     settings = RewarderSettings.model_construct()
     metrics = RewarderMetrics()
     loop_functions = LoopFunctions(places=Places(), import_timeout_s=settings.import_timeout_s)
-    async with WorkerPool(
+    async with RewardPool(
+        RewardTasks(),
         num_workers=num_workers,
         limits=Limits(settings.worker_memory_mib << 20, settings.worker_open_files),
         queue_timeout_s=settings.queue_timeout_s,

@@ -1,12 +1,12 @@
-"""Decides whether a function in a reward module belongs to this module or was only imported there.
+"""Decides whether a function in a user's module belongs to this module or was only imported there.
 
     from os import system               belongs to os: refused, a key would be a shell
-    from .formats import think_format   from another module that reward functions may come from: allowed
+    from .formats import think_format   from another module that functions may come from: allowed
     brevity = make_brevity(0.5)         made here, even if make_brevity is a library's: allowed
     quick = functools.partial(system)   belongs to os, in a wrapper: refused
 
-A key must not allow its owner to call everything that a reward module imports. To allow an imported function as a
-reward function, the module's author adds its name to ``__all__``.
+A key must not allow its owner to call everything that a user's module imports. To allow an imported function, the
+module's author adds its name to ``__all__``.
 """
 
 import functools
@@ -23,7 +23,7 @@ _C_FUNCTIONS = frozenset({"_ctypes", "_cffi_backend"})
 
 
 def foreign_home(name: str, module: ModuleType, places: Places) -> str | None:
-    """Return where ``name`` was imported from, such as a module, or None if it may be called as a reward function."""
+    """Return where ``name`` was imported from, such as a module, or None if it may be called."""
     exported: Any = getattr(module, "__all__", None)
     if isinstance(exported, (list, tuple)) and name in cast("list[object]", exported):
         return None
@@ -74,7 +74,7 @@ def _may_come_from(module: object, places: Places) -> bool:
 
 
 def _library_with(value: object, places: Places) -> str | None:
-    """Return a module outside the reward places that has this very object under some name, or None."""
+    """Return a module outside the places that has this very object under some name, or None."""
     for name, module in list(sys.modules.items()):
         contents = getattr(module, "__dict__", {})
         if any(found is value for found in list(contents.values())) and not _may_come_from(name, places):

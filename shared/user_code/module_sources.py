@@ -1,14 +1,14 @@
-"""Keeps the Python files of a reward function in memory as a snapshot, and imports modules from the snapshot.
+"""Keeps the Python files of a user's function in memory as a snapshot, and imports modules from the snapshot.
 
     files on disk --recorded by a separate process--> Sources --used by any process, at any time--> the same modules
 
-A version is a snapshot of the function's own module and of all modules of HEADRACE_REWARD_PATH that are imported with
-it or named in an ``import`` in one of its files. Later changes on disk, such as half-written or deleted files, do not
-affect imports from a snapshot, so no worker mixes two versions of a file.
+A version is a snapshot of the function's own module and of all modules of the operator's directories that are imported
+with it or named in an ``import`` of its files. Later changes on disk, such as half-written or deleted files, do
+not affect imports from a snapshot, so no worker mixes two versions of a file.
 
-In the service itself, where async functions run, imports at call time use the version that was used last. Two kinds of
-modules are in no version and always come from the disk: libraries, and modules whose name is computed at call time
-(``importlib.import_module(name)``).
+In the service itself, where the rewarder runs async functions, imports at call time use the version that was used last.
+Two kinds of modules are in no version and always come from the disk: libraries, and modules whose name is computed at
+call time (``importlib.import_module(name)``).
 """
 
 import ast
@@ -47,7 +47,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """One version of ``module``: its own file first, then the files that it imports from the reward path.
+    """One version of ``module``: its own file first, then the files that it imports from the places of functions.
 
     ``version`` is the first digits of the SHA-256 of its file. With several files, it is that of the list of hashes.
     """
@@ -100,7 +100,7 @@ class _MemoryLoader(importlib.abc.InspectLoader):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder):
-    """Finds modules in memory. While recording, it first reads modules of the reward path into memory."""
+    """Finds modules in memory. While recording, it first reads modules of the places into memory."""
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
@@ -124,7 +124,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
     @contextlib.contextmanager
     def recording(self, module: str, places: Places) -> Generator[dict[str, SourceFile]]:
-        """Yield a dict that collects ``module`` and the modules of the reward path as they are imported."""
+        """Yield a dict that collects ``module`` and the modules of the places as they are imported."""
         recorded: dict[str, SourceFile] = {}
         self._recording = (module, places, recorded)
         try:
@@ -221,13 +221,13 @@ def complete(module: str, recorded: Mapping[str, SourceFile], places: Places) ->
 
 
 def _find(module: str, places: Places) -> Path | None:
-    """Return the file of a module on the reward path, without importing anything."""
+    """Return the file of a module in the directories, without importing anything."""
     top = module.partition(".")[0]
     if is_reserved(top):
         return None
     spec = PathFinder.find_spec(top)
     if spec is None or (spec.origin is not None and not places.holds(top, spec.origin)):
-        return None  # a library, which Python finds before the reward path
+        return None  # a library, which Python finds before them
     candidates = (path for directory in places.directories for path in reversed(places_of(module, directory)))
     return next((path for path in candidates if path.is_file()), None)
 

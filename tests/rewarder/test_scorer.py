@@ -8,13 +8,13 @@ import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall, Verdict
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from shared.messages import Outcome, RewardOutcome
 from shared.user_code.places import Places
-from shared.user_code.worker_frames import Answer, Inspected
 
 pytestmark = pytest.mark.unit
 

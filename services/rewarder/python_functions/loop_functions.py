@@ -14,22 +14,14 @@ from concurrent.futures import Future
 
 from services.rewarder.python_functions.module_loop import NoAnswer
 from services.rewarder.python_functions.module_loops import ModuleLoops
-from services.rewarder.reward_call import (
-    CallError,
-    RewardCall,
-    RewardFunction,
-    arguments_for,
-    describe,
-    everyone,
-    judge,
-    users_trace,
-)
+from services.rewarder.reward_answer import Answer
+from services.rewarder.reward_call import CallError, RewardCall, RewardFunction, arguments_for, everyone, judge
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import UserError
+from shared.user_code.error_text import describe, users_trace
 from shared.user_code.function_loading import load_function
 from shared.user_code.module_sources import Sources, forget_imported
 from shared.user_code.places import Places
-from shared.user_code.worker_frames import Answer
 
 
 class LoopFunctions:

@@ -11,13 +11,13 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.rewarder.built_ins.built_in_rewards import check_name
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
 from services.rewarder.token_estimate import num_tokens
 from services.rewarder.turnstile import TurnedAwayError, Turnstile
 from shared.errors import UserError
-from shared.user_code.function_loading import check_name
 
 
 class CallLimits(BaseModel):

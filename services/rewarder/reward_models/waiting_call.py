@@ -4,10 +4,10 @@ import asyncio
 import time
 from typing import Any
 
+from services.rewarder.reward_answer import Answer
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_frames import Score
 from shared.messages import Outcome
-from shared.user_code.worker_frames import Answer
 
 
 class WaitingCall:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from services.rewarder.reward_answer import Kind
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.strict_body import Body, refuse_deep_nesting
 from shared.arrays import ID_DTYPE, pack_ids
@@ -14,7 +15,6 @@ from shared.messages import Outcome
 from shared.near_name import nearest
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 from shared.serving.page_cursor import NEXT_MEANING
-from shared.user_code.worker_frames import Kind
 
 MAX_COMPLETIONS = 4096
 MAX_COLUMNS = 1000

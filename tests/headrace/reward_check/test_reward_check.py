@@ -13,10 +13,10 @@ from headrace.reward_check.function_name import NamedFunction, named_function
 from headrace.reward_check.report import training_view
 from headrace.reward_check.row_groups import RowGroup, read_row_groups
 from headrace.terminal import console
+from services.rewarder.reward_answer import Inspected
 from shared.errors import UserError
 from shared.messages import Outcome, RewardOutcome
 from shared.user_code.places import Places
-from shared.user_code.worker_frames import Inspected
 
 pytestmark = pytest.mark.unit
 

@@ -10,9 +10,10 @@ import pytest
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.module_watch import ModuleWatch
 from services.rewarder.python_functions.python_functions import PythonFunctions
+from services.rewarder.reward_answer import Inspected
 from shared.user_code.module_sources import SourceFile, Sources, version_of
 from shared.user_code.places import Places
-from shared.user_code.worker_frames import Inspected, Refused
+from shared.user_code.worker_frames import Refused
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit

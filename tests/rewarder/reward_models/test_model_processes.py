@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from services.rewarder.reward_answer import Answer
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models import model_process
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from shared.user_code.worker_frames import Answer
 from tests.eventually import eventually
 from tests.rewarder.conftest import ROOT, descendants, is_running, wait_for
 from tests.rewarder.reward_models.conftest import call_for, count, serving

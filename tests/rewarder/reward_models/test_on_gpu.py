@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_models.model_settings import ModelSettings
-from shared.user_code.worker_frames import Inspected
 from tests.rewarder.reward_models.conftest import call_for, serving
 
 PAIRS = [(f"{number}+{number}=", str(2 * number)) for number in range(40)]

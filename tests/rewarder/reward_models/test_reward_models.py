@@ -14,11 +14,11 @@ import pytest_asyncio
 import safetensors.torch
 import torch
 
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from shared.user_code.worker_frames import Inspected
 from tests.rewarder.reward_models.conftest import call_for, count, serving
 from tests.tiny_reward_model import make_tiny_reward_model
 
