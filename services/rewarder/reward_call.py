@@ -12,7 +12,6 @@ import inspect
 import itertools
 import math
 import numbers
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, cast
@@ -25,9 +24,9 @@ from shared.errors import UserError
 from shared.message_invariants import Finite
 from shared.messages import CallOutcome, Completion, Prompt
 from shared.run_options.reward_kwargs import also_columns
+from shared.user_code.error_text import at_most, printable
 
 RewardFunction = Callable[..., Any]
-MAX_DETAIL_CHARS = 300
 
 NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on, because the call has arguments with these or similar names."""
@@ -182,7 +181,7 @@ def arguments_for(
         if not is_built_in:
             ways.append("give the parameter a default")
         raise CallError(
-            f"needs {_quoted(missing)}, and there is no such column; the columns are: {_at_most(120, columns)}. "
+            f"needs {_quoted(missing)}, and there is no such column; the columns are: {at_most(120, columns)}. "
             f"{', or '.join(ways).capitalize()}"
         )
     if takes_any(parameters):
@@ -209,11 +208,6 @@ def required_columns(function: RewardFunction) -> list[str]:
     return [] if parameters is None else [name for name in required(parameters) if name not in _GIVEN]
 
 
-def is_async(function: RewardFunction) -> bool:
-    """Return whether calling ``function`` returns an awaitable."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
 def judge(returned: object, num_completions: int, *, is_built_in: bool = False) -> list[Verdict]:
     """Return one verdict per completion for any value that a function returned.
 
@@ -237,31 +231,6 @@ def judge(returned: object, num_completions: int, *, is_built_in: bool = False) 
 def everyone(num_completions: int, outcome: CallOutcome, detail: str) -> list[Verdict]:
     """Return the same verdict for every completion."""
     return [Verdict(outcome, None, printable(detail))] * num_completions
-
-
-def describe(error: BaseException) -> str:
-    """Return the type and message of an exception in user code."""
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001  user code: __str__ may do anything
-        message = "(its message cannot be shown)"
-    return printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
-
-
-def users_trace(error: BaseException) -> str:
-    """Return the stack trace without our own frame, for the log."""
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    text = "".join(traceback.format_exception(type(error), error, frames, limit=-8))
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def printable(text: str) -> str:
-    """Return at most ``MAX_DETAIL_CHARS`` characters of ``text``. Escapes characters that UTF-8 cannot encode."""
-    return _at_most(MAX_DETAIL_CHARS, text).encode("utf-8", "backslashreplace").decode()
-
-
-def _at_most(num_characters: int, text: str) -> str:
-    return text if len(text) <= num_characters else f"{text[: num_characters - 3]}..."
 
 
 def _judge_one(value: object) -> Verdict:

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -92,6 +93,14 @@ class RewarderMetrics:
             ["endpoint", "reason"],
             registry=self.registry,
         )
+
+    def worker_replaced(self, reason: str) -> None:
+        """See PoolMetrics."""
+        self.worker_kills.labels(reason).inc()
+
+    def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
+        """See PoolMetrics."""
+        return self.queued.labels("workers", lane_kind(lane)).track_inprogress()
 
     def observe_values(self, function: str, values: Iterable[float]) -> None:
         """Add values that a function scored to its mean and standard deviation."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pydantic
 
-from services.rewarder.python_functions import worker_frames
+from services.rewarder.python_functions.reward_tasks import RewardTasks
 from services.rewarder.reward_models import model_frames
 from services.trainer.checkpoints.checkpoint import parse_state
 from services.trainer.groups.ledger import Ledger
@@ -207,7 +207,7 @@ def _frames() -> list[Decoder]:
     models = [{"type": "Scored", "id": 3, "verdicts": verdicts}, {"type": "Working", "ids": [1, 2], "is_scoring": True},
               {"type": "Passed", "num_texts": 2, "num_tokens": 9, "num_padded_tokens": 12, "seconds": 0.5}]  # fmt: skip
     return [
-        Decoder("worker reply", [msgspec.msgpack.encode(reply) for reply in ours], worker_frames.decode_reply,
+        Decoder("worker reply", [msgspec.msgpack.encode(reply) for reply in ours], RewardTasks().decode_reply,
                 msgspec.DecodeError, msgpack_reader.read, invariants.worker_reply, _from_msgpack, 2),
         Decoder("model reply", [msgspec.msgpack.encode(reply) for reply in models], model_frames.decode_reply,
                 msgspec.DecodeError, msgpack_reader.read, invariants.model_reply, _from_msgpack),

@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from services.rewarder.python_functions.worker_frames import Answer
+from services.rewarder.reward_answer import Answer
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_frames import Score
 from shared.messages import CallOutcome

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from services.rewarder.python_functions.worker_frames import Kind
+from services.rewarder.reward_answer import Kind
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.strict_body import Body, refuse_deep_nesting
 from shared.arrays import ID_DTYPE, pack_ids

@@ -19,8 +19,9 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     finite_components,
     parse_json,
 )
-from services.rewarder.reward_call import RewardCall, Verdict, judge, printable
+from services.rewarder.reward_call import RewardCall, Verdict, judge
 from shared.messages import CallOutcome
+from shared.user_code.error_text import printable
 
 _STATUSES: tuple[CallOutcome, ...] = ("scored", "not_applicable", "timeout", "invalid", "overload", "error")
 

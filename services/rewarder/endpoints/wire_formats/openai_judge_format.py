@@ -25,9 +25,10 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     finite,
     parse_json,
 )
-from services.rewarder.reward_call import MAX_DETAIL_CHARS, CallError, RewardCall, Verdict, printable
+from services.rewarder.reward_call import CallError, RewardCall, Verdict
 from shared.chat_text import chat_text
 from shared.messages import Completion
+from shared.user_code.error_text import MAX_DETAIL_CHARS, printable
 
 PATH = "/chat/completions"
 _SCORE_LINE = re.compile(r"^[^\w\n]{0,8}score[*_]{0,3}\s{0,3}[:=]([^\n]*)$", re.IGNORECASE | re.MULTILINE)
