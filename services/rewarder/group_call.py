@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from services.rewarder.reward_call import RewardCall, TrainerState, own_text, printable
+from services.rewarder.reward_call import RewardCall, TrainerState, own_text
 from services.rewarder.scoring import WeightedFunction
 from shared.messages import (
     CompletedGroup,
@@ -23,6 +23,7 @@ from shared.messages import (
 )
 from shared.run_options.reward_kwargs import RewardKwargs
 from shared.run_options.run_config import RunConfig
+from shared.user_code.error_text import printable
 
 
 def call_without_rows(config: RunConfig) -> RewardCall:
