@@ -32,13 +32,12 @@ def tool_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     # It would import torch, which takes seconds, only to recognise torch.Tensor. No JSON is a tensor.
     chat_template_utils.is_torch_available = _no  # pyright: ignore[reportPrivateImportUsage]
     try:
-        schema: Any = chat_template_utils.get_json_schema(function)
+        return cast("dict[str, Any]", chat_template_utils.get_json_schema(function))
     except Exception as error:  # two exceptions of transformers, and any of type hints, which are user code
         raise UserError(
             f"{name} cannot be a tool: {describe(error)}. Define it with `def` or `async def`, give each argument a "
             "type hint, and write a docstring in Google's format: a description, then `Args:` with a line for each one"
         ) from error
-    return cast("dict[str, Any]", schema)
 
 
 def _no() -> bool:
