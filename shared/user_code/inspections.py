@@ -78,7 +78,7 @@ class Inspections(Generic[AnswerT, DescriptionT]):
         refused = Refused("")
         for _ in range(2):
             try:
-                worker = await WorkerProcess.start(self._limits, self._kind)
+                worker = await WorkerProcess[AnswerT, DescriptionT].start(self._limits, self._kind)
             except WorkerStartError as error:
                 refused = Refused(f"no process could be started to import {module}: {error}; try again")
                 continue

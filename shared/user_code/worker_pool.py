@@ -275,7 +275,7 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
 
     async def _start_one(self) -> None:
         generation = self._generation
-        worker = await WorkerProcess.start(self._limits, self._kind)
+        worker = await WorkerProcess[AnswerT, DescriptionT].start(self._limits, self._kind)
         self._first_failure_at = None
         if self._is_closing:
             await worker.kill()

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -36,9 +36,21 @@ class RewardTasks(msgspec.Struct, frozen=True):
 
     places: Places = Places()
     sandbox: SandboxChoice = SandboxChoice()
-    preload: ClassVar = (__name__, "services.rewarder.built_ins.accuracy")
-    answer_type: ClassVar = Answer
-    description_type: ClassVar = Inspected
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """See TaskKind."""
+        return __name__, "services.rewarder.built_ins.accuracy"
+
+    @property
+    def answer_type(self) -> type[Answer]:
+        """See TaskKind."""
+        return Answer
+
+    @property
+    def description_type(self) -> type[Inspected]:
+        """See TaskKind."""
+        return Inspected
 
     def decode_reply(self, data: bytes) -> Reply | Answer | Inspected:
         """See TaskKind."""

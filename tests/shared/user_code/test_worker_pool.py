@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from services.rewarder.python_functions.reward_tasks import RewardPool
-from services.rewarder.reward_answer import Inspected
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.user_code.call_failure import CallFailure
 from shared.user_code.worker_frames import Inspect, Refused, Started, Task
@@ -119,7 +119,7 @@ async def test_a_worker_that_died_while_idle_is_replaced_before_its_next_call(me
 
 async def test_children_of_a_worker_that_ended_by_itself_end_too(tmp_path: Path) -> None:
     call = msgspec.msgpack.encode(call_with("a", pid_file=str(tmp_path / "pid")))
-    worker = await WorkerProcess.start(LIMITS, TASKS)
+    worker = await WorkerProcess[Answer, Inspected].start(LIMITS, TASKS)
     await worker.send(Task(user("starts_a_child_and_exits"), msgspec.Raw(call), 60, 60))
     assert isinstance(await worker.receive(), Started)
     with pytest.raises(WorkerDiedError):
