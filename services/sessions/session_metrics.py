@@ -1,5 +1,7 @@
 """Prometheus metrics of the sessions service. One process has one registry."""
 
+from contextlib import AbstractContextManager
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.sessions.recording.recording import Recording
@@ -28,6 +30,12 @@ class SessionMetrics:
             "headrace_session_tool_calls", "Tool calls of ended rollouts, by how they ended", ["end"],
             registry=self.registry,
         )  # fmt: skip
+        self._worker_kills = Counter(
+            "headrace_session_worker_kills", "Tool workers replaced, by reason", ["reason"], registry=self.registry
+        )
+        self._waiting_for_worker = Gauge(
+            "headrace_session_calls_waiting", "Tool calls that wait for a worker", registry=self.registry
+        )
         self._forks = Counter(
             "headrace_session_forks",
             "Rows after the first of a rollout, begun because its history was rewritten",
@@ -38,6 +46,14 @@ class SessionMetrics:
             "Tokens that were rendered again because a client had rewritten what was sampled",
             registry=self.registry,
         )
+
+    def worker_replaced(self, reason: str) -> None:
+        """See PoolMetrics."""
+        self._worker_kills.labels(reason).inc()
+
+    def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
+        """See PoolMetrics. Runs are not told apart: their ids as labels would not be bounded."""
+        return self._waiting_for_worker.track_inprogress()
 
     def name_replica(self, replica_id: str) -> None:
         """Publish the replica's name, which people recognise better than an address."""

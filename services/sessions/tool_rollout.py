@@ -17,19 +17,13 @@ from typing import Any, Protocol, cast
 from services.sessions.recording.recorded import ToolResults
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
+from services.sessions.tools.user_tools import ToolError, ToolLostError
 from shared.arrays import ID_DTYPE
 from shared.turns import ChatMessage, TurnRefusedError
 
-MAX_RESULT_CHARS = 1 << 20
-"""Longest result of a tool. A longer one leaves no room for another turn in any model's context."""
-
-
-class ToolLostError(Exception):
-    """A tool call that has no result: the tool did not end, or ended its worker."""
-
 
 class Tools(Protocol):
-    """The tools of a run; user_tools.py implements it with workers."""
+    """The tools of a run; tools/user_tools.py implements it with workers."""
 
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
@@ -44,10 +38,6 @@ class Tools(Protocol):
             ToolLostError: The call has no result.
         """
         ...
-
-
-class ToolError(Exception):
-    """The text of an exception of a tool, or of a call that no tool takes."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +99,6 @@ async def _play(
         results = recorded or await _run(calls, turn=num_turns - 1, tools=tools)
         rollout.num_calls += len(calls)
         rollout.num_failed += results.num_failed
-        if sum(len(message["content"]) for message in results.messages) > MAX_RESULT_CHARS:
-            return
         if recorded is None:
             await session.record_tool_results(results)
         try:

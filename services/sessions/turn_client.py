@@ -16,7 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -166,7 +166,7 @@ def _answer(response: httpx.Response, what: str) -> SampledTurn:
 
 def _problem(response: httpx.Response) -> dict[str, Any]:
     try:
-        problem: Any = response.json()
+        problem = response.json()
     except ValueError:
         return {}
-    return problem if isinstance(problem, dict) else {}
+    return cast("dict[str, Any]", problem) if isinstance(problem, dict) else {}

@@ -20,8 +20,8 @@ from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
 from shared.turns import TURN_PATH, SampledTurn, TurnRequest, decode_turn_request, encode_turn
 from tests.eventually import eventually
+from tests.http.service_process import INTERNAL_KEY
 
-KEY = "internal-key"
 Reply = SampledTurn | tuple[int, str]
 """A turn, or a problem: its status and its kind."""
 Script = Callable[[TurnRequest], Reply | Awaitable[Reply]]
@@ -57,7 +57,7 @@ async def generator(
         fake = FakeGenerator(name, f"http://127.0.0.1:{listener.getsockname()[1]}", script)
         app = FastAPI()
         app.add_api_route(TURN_PATH, fake.answer, methods=["POST"], response_model=None)
-        guarded = Door(HttpGuard(app), routes=GENERATOR, keyring=Keyring(internal=KEY))
+        guarded = Door(HttpGuard(app), routes=GENERATOR, keyring=Keyring(internal=INTERNAL_KEY))
         server = HttpServer(guarded, HttpLimits(), drain_s=1)
         serving = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve {name}")
         await eventually(lambda: server.started)

@@ -10,7 +10,8 @@ import pytest
 from services.sessions.group_player import GroupPlayer
 from services.sessions.session_loop import SessionLoop
 from services.sessions.session_metrics import SessionMetrics
-from services.sessions.tool_rollout import Limits, ToolLostError, Tools
+from services.sessions.tool_rollout import Limits, Tools
+from services.sessions.tools.user_tools import ToolLostError
 from shared.errors import StateLostError
 from shared.messages import CompletedGroup, PromptGroup, VersionSpan, decode_completed_group, encode
 from shared.redis.keys import GENERATORS, RunKeys
@@ -46,8 +47,8 @@ async def completed(redis: Redis, keys: RunKeys, *, count: int = 1) -> list[Comp
     return [decode_completed_group(fields["payload"]) for _, fields in await entries(redis, keys.completions)]
 
 
-def adding() -> InProcessTools:
-    return InProcessTools(add=lambda a, b: a + b)
+def add_numbers(a: int, b: int) -> int:
+    return a + b
 
 
 @contextlib.asynccontextmanager
@@ -64,7 +65,7 @@ async def playing(
     metrics = SessionMetrics()
     player = GroupPlayer(
         generators=generators,
-        tools=tools or adding(),
+        tools=tools or InProcessTools(add=add_numbers),
         limits=Limits(max_iterations=None, max_completion_length=100),
         metrics=metrics,
         by=replica_id,
@@ -131,9 +132,8 @@ async def test_a_group_counts_as_begun_from_its_claim(redis: Redis, run_keys: Ru
             await may_sample.wait()
             return answer(request, assistant("4"), spans=(VersionSpan(4, 0, 2, 1),))
 
-    async def started() -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = await redis.hgetall(run_keys.started)
-        return found
+    async def started() -> object:
+        return await redis.hgetall(run_keys.started)
 
     async with playing(redis, run_keys, Waiting(FOUR)):
 

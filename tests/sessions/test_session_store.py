@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.sessions.recording.recorded import RecordedTurn, ToolResults
+from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults
 from services.sessions.session_store import GroupStore, GroupTakenError, SessionFullError
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.reconcile import withdraw_unsampled
@@ -50,7 +50,7 @@ def claim(redis: Redis, run_keys: RunKeys) -> Claim:
 async def test_another_replica_loads_the_recordings_in_order(claim: Claim, run_keys: RunKeys) -> None:
     first = GroupStore(await claim("a"), run_keys, num_rollouts=2)
     results = ToolResults(0, [tool("4")], 0)
-    entries = [turn(0), results, *(turn(number) for number in range(2, 12))]
+    entries: list[Entry] = [turn(0), results, *(turn(number) for number in range(2, 12))]
     for number, entry in enumerate(entries):
         await first.record(1, number, entry)
     await first.record(0, 0, turn(0))
@@ -113,9 +113,8 @@ async def test_the_recordings_are_gone_with_their_run(claim: Claim, redis: Redis
 
 
 async def test_the_start_of_a_group_is_its_oldest_first_turn(claim: Claim, redis: Redis, run_keys: RunKeys) -> None:
-    async def start() -> bytes | None:
-        found: bytes | None = await redis.hget(run_keys.started, "00000000")
-        return found
+    async def start() -> object:
+        return await redis.hget(run_keys.started, "00000000")
 
     store = GroupStore(await claim("a"), run_keys, num_rollouts=2)
     await store.record(0, 0, turn(0, version=5))

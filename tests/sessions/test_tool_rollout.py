@@ -9,7 +9,8 @@ import pytest
 from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
-from services.sessions.tool_rollout import MAX_RESULT_CHARS, Limits, ToolError, ToolLostError, ToolRollout, play
+from services.sessions.tool_rollout import Limits, ToolRollout, play
+from services.sessions.tools.user_tools import ToolError, ToolLostError
 from shared.arrays import pack_ids, unpack_ids
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
 from tests.sessions.scripted import (
@@ -130,12 +131,6 @@ async def test_results_without_room_for_another_turn_are_dropped() -> None:
     playing = Play(policy)
     assert await playing() == ToolRollout([CALL], num_calls=1)
     assert len(playing.session.recording.rows()) == 1
-
-
-async def test_a_result_that_fits_no_context_is_not_even_recorded() -> None:
-    playing = Play(turns_of(CALL), add=lambda a, b: "x" * (MAX_RESULT_CHARS + 1))
-    assert await playing() == ToolRollout([CALL], num_calls=1)
-    assert len(playing.entries) == 1
 
 
 async def test_the_calls_of_a_turn_that_was_cut_are_not_run() -> None:

@@ -12,7 +12,8 @@ from shared.redis.redis_connection import Redis
 from shared.service.tls import PeerTls
 from shared.turns import SampledTurn, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
-from tests.sessions.fake_generators import KEY, Reply, generator
+from tests.http.service_process import INTERNAL_KEY
+from tests.sessions.fake_generators import Reply, generator
 from tests.sessions.scripted import answer, assistant, user
 
 REQUEST = TurnRequest("run-test", "00000000-0", [user("2+2?")], max_tokens=7, max_row_tokens=9)
@@ -24,7 +25,7 @@ def four(request: TurnRequest) -> SampledTurn:
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with turn_http_client(internal_key=KEY, peers=PeerTls()) as client:
+    async with turn_http_client(internal_key=INTERNAL_KEY, peers=PeerTls()) as client:
         yield client
 
 
