@@ -112,11 +112,11 @@ def test_the_metrics_of_rollouts_are_trls(options: dict[str, Any], models: Model
 
 
 def test_every_metric_of_trls_grpo_trainer_is_one_of_ours() -> None:
-    """All except the metrics of tools, which a run cannot have. Trainer itself adds a few more."""
+    """Trainer itself adds a few more."""
     source = inspect.getsource(importlib.import_module("trl.trainer.grpo_trainer"))
     theirs = set(re.findall(r'_metrics\[(?:mode|"train")\]\[f?"([^"]+)"\]', source))
     assert len(theirs) > 25, "the names are found in the source"
     theirs = {name.replace("{reward_func_name}", "{reward}") for name in theirs}
     ours = {metric.name for metric in METRICS if metric.in_trl}
-    assert theirs - ours == {"tools/call_frequency", "tools/failure_frequency"}
+    assert theirs - ours == set()
     assert ours - theirs == {"loss", "grad_norm", "learning_rate", "eval_runtime"}

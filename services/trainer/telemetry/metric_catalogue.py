@@ -111,7 +111,10 @@ METRICS = (
     # Rewards
     _trl("rewards/{reward}/mean", "", "Mean of one reward function over the completions it applies to"),
     _trl("rewards/{reward}/std", "", "Standard deviation of one reward function over these completions"),
-    Metric("rewards/{reward}/failed_ratio", "share", "Completions for which the function failed or timed out"),
+    Metric(
+        "rewards/{reward}/failed_ratio", "share",
+        "Completions for which the function failed or timed out, or that were lost before it could be called",
+    ),
     _trl("reward", "", "Mean of the weighted sum of the reward functions over all scored completions of the batch"),
     _trl("reward_std", "", "Standard deviation of these weighted sums over the batch"),
     _trl(

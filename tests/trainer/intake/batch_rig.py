@@ -65,6 +65,15 @@ def failed(group: ScoredGroup, branch: int) -> ScoredGroup:
     return msgspec.structs.replace(group, rollouts=tuple(rollouts))
 
 
+def lost(group: ScoredGroup, *branches: int) -> ScoredGroup:
+    """Return the group with some rollouts lost before their first token."""
+    rollouts = list(group.rollouts)
+    for branch in branches:
+        outcome = RewardOutcome("exact", "lost", None, 1.0, "a tool hung")
+        rollouts[branch] = msgspec.structs.replace(rollouts[branch], rows=(), lost="a tool hung", rewards=(outcome,))
+    return msgspec.structs.replace(group, rollouts=tuple(rollouts))
+
+
 def truncated(group: ScoredGroup, *branches: int) -> ScoredGroup:
     """Return the group with some completions truncated."""
     rollouts = list(group.rollouts)
