@@ -139,8 +139,8 @@ class TurnSampler:
             return most
         if num_prompt_tokens >= longest:
             raise TurnRefusedError(
-                f"the conversation has {num_prompt_tokens} tokens, and the context of the model {longest}, so there is "
-                "no room for another turn; end it here, or raise the run's max_prompt_length",
+                f"the conversation has {num_prompt_tokens} tokens, and the context of the model {longest}, which "
+                "leaves no room for another turn; end it here, or raise the run's max_prompt_length",
                 kind="context_length",
             )
         return min(most, longest - num_prompt_tokens)
