@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from services.generator.engine.engine_config import check_tool_call_parser, what_it_says
 from services.generator.rollouts import SampledCompletion
-from services.generator.turns.rendering import TurnRenderer, special_tokens
+from services.generator.turns.rendering import TurnRenderer, special_ids
 from shared.errors import UserError
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 
@@ -55,7 +55,7 @@ class ModelChatFormat:
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
-        self._special_ids = frozenset(special_tokens(tokenizer))
+        self._special_ids = special_ids(tokenizer)
         self._renderer = TurnRenderer(tokenizer, chat_template_kwargs=chat_template_kwargs)
         self._parser = _parser(tool_call_parser, reasoning_parser, tokenizer)
 

@@ -136,7 +136,7 @@ class TurnSampler:
         most = min(request.max_tokens or self._config.max_completion_length, self._config.max_completion_length)
         limits = {
             "the context of the model": self._engine.max_model_len,
-            "the row": request.max_row_tokens or None,
+            "the rollout": request.max_row_tokens or None,
         }
         known = [(limit, where) for where, limit in limits.items() if limit is not None]
         if not known:
@@ -144,8 +144,8 @@ class TurnSampler:
         longest, where = min(known)
         if num_prompt_tokens >= longest:
             raise TurnRefusedError(
-                f"the conversation has {num_prompt_tokens} tokens, and {where} at most {longest}, so there is no room "
-                "for another turn; end it here, or raise the run's max_prompt_length or max_completion_length",
+                f"the conversation has {num_prompt_tokens} tokens, and {where} {longest}, which leaves no room for "
+                "another turn; end it here, or raise the run's max_prompt_length or max_completion_length",
                 kind="context_length",
             )
         return min(most, longest - num_prompt_tokens)
