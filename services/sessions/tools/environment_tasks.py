@@ -48,7 +48,7 @@ _decoder: msgspec.msgpack.Decoder[Reply | ToolAnswer | DescribedEnvironment] = m
 
 @dataclass
 class EnvironmentTasks:
-    """See TaskKind. ``places`` are those that modules of environments may come from."""
+    """See TaskKind. Modules of environments may come from ``places``."""
 
     places: Places
     _environment: Any = None

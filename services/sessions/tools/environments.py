@@ -77,8 +77,8 @@ class Environment:
         """Call a tool; return the text of its result. Calls are made one after the other.
 
         Raises:
-            ToolError: There is no such tool, or it raised an exception.
-            ToolLostError: There is no result, and the environment cannot be used any more.
+            ToolError: The environment does not have this tool, or the tool raised an exception.
+            ToolLostError: The call has no result, and the environment cannot be used any more.
         """
         if name not in self._tools:
             raise ToolError(f"Tool {name} not found.")

@@ -81,8 +81,8 @@ class UserTools:
         """Call the tool that the model calls ``name``; return the text of its result.
 
         Raises:
-            ToolError: There is no such tool, or it raised an exception.
-            ToolLostError: There is no result.
+            ToolError: The run does not have this tool, or the tool raised an exception.
+            ToolLostError: The call has no result.
         """
         if name not in self._tools:
             raise ToolError(f"Tool {name} not found.")
