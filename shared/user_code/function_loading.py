@@ -31,13 +31,14 @@ def check_name(name: str) -> None:
         raise UserError(f"'{name}' is not of the form 'package.module:function'")
 
 
-def load_function(name: str, *, places: Places, sources: Sources | None = None) -> Function:
+def load_function(name: str, *, places: Places, sources: Sources | None = None, may_be_class: bool = False) -> Function:
     """Return the function called ``name``.
 
     Args:
         name: ``package.module:function``.
         places: The places that functions may come from.
         sources: The version of the function's module; the current files if left out.
+        may_be_class: Whether a class, which is called like a function, is allowed, too.
 
     Raises:
         UserError: The function cannot be loaded. The message says what to do.
@@ -49,10 +50,10 @@ def load_function(name: str, *, places: Places, sources: Sources | None = None) 
     else:
         finder().use(sources)
     _extend_path(places)
-    return _function(_import(module_name, places), attribute, places)
+    return _function(_import(module_name, places), attribute, places, may_be_class=may_be_class)
 
 
-def read_function(name: str, *, places: Places) -> tuple[Function, Sources | None]:
+def read_function(name: str, *, places: Places, may_be_class: bool = False) -> tuple[Function, Sources | None]:
     """Return the function from the current files, and their version. The process must not have imported them yet.
 
     Raises:
@@ -63,7 +64,7 @@ def read_function(name: str, *, places: Places) -> tuple[Function, Sources | Non
     finder().choose(places.specs(module_name))
     _extend_path(places)
     with finder().recording(module_name, places) as recorded:
-        function = _function(_import(module_name, places), attribute, places)
+        function = _function(_import(module_name, places), attribute, places, may_be_class=may_be_class)
     return function, complete(module_name, recorded, places) if module_name in recorded else None
 
 
@@ -72,11 +73,11 @@ def _extend_path(places: Places) -> None:
     sys.path.extend(directory for directory in places.directories if directory not in sys.path)
 
 
-def _function(module: ModuleType, attribute: str, places: Places) -> Function:
+def _function(module: ModuleType, attribute: str, places: Places, *, may_be_class: bool) -> Function:
     function = None if attribute.startswith("__") else getattr(module, attribute, None)
     if function is None:
         raise UserError(_no_such_function(module, attribute))
-    if not callable(function) or inspect.isclass(function):
+    if not callable(function) or (inspect.isclass(function) and not may_be_class):
         raise UserError(
             f"'{attribute}' in module {module.__name__} is not a function; its type is {type(function).__name__}"
         )

@@ -8,7 +8,7 @@ too long    the beginning, and a sentence that says so
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -19,6 +19,9 @@ from shared.user_code.limits import Limits
 MAX_RESULT_CHARS = 1 << 18
 """Longest text of a result, about 64,000 tokens."""
 
+_runner = asyncio.Runner()
+"""One event loop for all calls in this process, so that tools can keep clients and locks in global variables."""
+
 
 class ToolAnswer(msgspec.Struct, frozen=True, tag=True):
     """The text of a result or of an exception. ``trace`` is the stack trace of an exception, for the log."""
@@ -28,26 +31,31 @@ class ToolAnswer(msgspec.Struct, frozen=True, tag=True):
     trace: str = ""
 
 
-def answer(function: Callable[..., Any], arguments: str, limits: Limits) -> ToolAnswer:
+def answer(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any] | str,
+    limits: Limits,
+    *,
+    show: Callable[[Any], str] = str,
+) -> ToolAnswer:
     """Call ``function``, and wait for its result if it is async.
 
     Args:
         function: The tool.
-        arguments: Its keyword arguments, as a JSON object.
+        arguments: Its keyword arguments, or a JSON object with them.
         limits: The limits of this process, for messages.
+        show: Makes text of the result.
     """
     try:
-        returned = function(**json.loads(arguments))
+        returned = function(**(json.loads(arguments) if isinstance(arguments, str) else arguments))
         if inspect.isawaitable(returned):
-            returned = asyncio.run(_result(returned))
-        return ToolAnswer("returned", shown(returned))
+            returned = _runner.run(_result(returned))
+        return ToolAnswer("returned", _for_model(show(returned)))
     except BaseException as error:  # noqa: BLE001  user code: a tool may call sys.exit
-        return ToolAnswer("raised", shown(message_of(error) or limits.describe(error)), users_trace(error))
+        return ToolAnswer("raised", _for_model(message_of(error) or limits.describe(error)), users_trace(error))
 
 
-def shown(value: object) -> str:
-    """Return the text of a value for the model, which is cut if it is too long."""
-    text = str(value)
+def _for_model(text: str) -> str:
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}\n[The first {MAX_RESULT_CHARS} of {len(text)} characters. The rest was cut.]"
     return encodable(text)

@@ -31,7 +31,7 @@ _decoder: msgspec.msgpack.Decoder[Reply | ToolAnswer | DescribedTool] = msgspec.
 
 
 class ToolTasks(msgspec.Struct, frozen=True):
-    """See TaskKind. ``places`` are those that modules of tools may come from."""
+    """See TaskKind. Modules of tools may come from ``places``."""
 
     places: Places
 

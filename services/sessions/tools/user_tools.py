@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import msgspec
 
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from services.sessions.tools.tool_tasks import DescribedTool, ToolPool
 from shared.errors import UserError
 from shared.user_code.call_failure import CallFailure
@@ -27,14 +28,6 @@ log = logging.getLogger(__name__)
 
 _MAX_TRACES = 1000
 """Each failure of a tool is logged once, with its trace. The set of logged failures is cleared at this size."""
-
-
-class ToolError(Exception):
-    """The text of an exception of a tool, or of a call that no tool takes. The model is answered with it."""
-
-
-class ToolLostError(Exception):
-    """A call without a result: the tool did not end, or ended its worker, or no worker was free."""
 
 
 class UserTools:
@@ -88,8 +81,8 @@ class UserTools:
         """Call the tool that the model calls ``name``; return the text of its result.
 
         Raises:
-            ToolError: There is no such tool, or it raised an exception.
-            ToolLostError: There is no result.
+            ToolError: The run does not have this tool, or the tool raised an exception.
+            ToolLostError: The call has no result.
         """
         if name not in self._tools:
             raise ToolError(f"Tool {name} not found.")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from services.sessions.tools.tool_tasks import ToolPool, ToolTasks
 from shared.user_code.limits import Limits
 from shared.user_code.places import Places

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from services.sessions.tools.tool_answer import MAX_RESULT_CHARS
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from services.sessions.tools.tool_tasks import ToolPool
-from services.sessions.tools.user_tools import ToolError, ToolLostError, UserTools
+from services.sessions.tools.user_tools import UserTools
 from shared.errors import UserError
 from tests.sessions.tools.conftest import CountedWorkers
 
@@ -45,6 +46,11 @@ async def test_the_model_gets_the_text_of_what_a_tool_returns(pool: ToolPool) ->
     assert await tools.call("greet", {"name": "Ada"}) == "Hello, Ada"
     assert await tools.call("greet", {"name": "\ud800"}) == "Hello, \\ud800"
     assert await tools.call("lookup", {"key": "k"}) == "{'key': 'k', 'found': None}"
+
+
+async def test_all_async_calls_of_a_worker_share_an_event_loop(pool: ToolPool) -> None:
+    tools = await tools_of(pool, "count_loops")
+    assert [await tools.call("count_loops", {}) for _ in range(2)] == ["1", "1"]
 
 
 async def test_the_model_gets_the_error_of_a_tool_and_the_worker_goes_on(

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+_loops: set[asyncio.AbstractEventLoop] = set()
+
 
 def multiply(a: int, b: int = 2) -> int:
     """Multiply two numbers.
@@ -25,6 +27,12 @@ async def greet(name: str) -> str:
     """
     await asyncio.sleep(0)
     return f"Hello, {name}"
+
+
+async def count_loops() -> int:
+    """Count the event loops that this tool has run on."""
+    _loops.add(asyncio.get_running_loop())
+    return len(_loops)
 
 
 def lookup(key: str) -> dict[str, Any]:
