@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from services.sessions.recording.recorded import ToolResults
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
-from services.sessions.tools.user_tools import ToolError, ToolLostError
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.arrays import ID_DTYPE
 from shared.turns import ChatMessage, TurnRefusedError
 

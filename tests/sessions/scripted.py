@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from services.sessions.tools.user_tools import ToolError
+from services.sessions.tools.tool_errors import ToolError
 from shared.arrays import pack_ids, pack_logprobs
 from shared.messages import VersionSpan
 from shared.turns import ChatMessage, SampledTurn, TurnRequest

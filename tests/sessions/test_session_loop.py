@@ -11,7 +11,7 @@ from services.sessions.group_player import GroupPlayer
 from services.sessions.session_loop import SessionLoop
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.tool_rollout import Limits, Tools
-from services.sessions.tools.user_tools import ToolLostError
+from services.sessions.tools.tool_errors import ToolLostError
 from shared.errors import StateLostError
 from shared.messages import CompletedGroup, PromptGroup, VersionSpan, decode_completed_group, encode
 from shared.redis.keys import GENERATORS, RunKeys

@@ -10,7 +10,7 @@ from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
 from services.sessions.tool_rollout import Limits, ToolRollout, play
-from services.sessions.tools.user_tools import ToolError, ToolLostError
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.arrays import pack_ids, unpack_ids
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
 from tests.sessions.scripted import (

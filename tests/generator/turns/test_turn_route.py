@@ -201,12 +201,12 @@ async def test_the_engine_continues_exactly_what_was_recorded(rig: Rig) -> None:
 
 
 async def test_a_turn_has_as_many_tokens_as_the_request_the_run_and_the_context_allow(rig: Rig) -> None:
-    engine = CommandedEngine(*[sampled()] * 4)
+    engine = CommandedEngine(*[sampled()] * 6)
     with rig.serving(engine):
-        for max_tokens, longest in ((0, 100), (7, 100), (30, 100), (7, 6)):
+        for max_tokens, longest, row in ((0, 100, 0), (7, 100, 0), (30, 100, 0), (7, 6, 0), (7, 6, 5), (0, None, 9)):
             engine.max_model_len = longest
-            await rig.turn(QUESTION, QUESTION, max_tokens=max_tokens)
-    assert [most for _, _, most in engine.asked] == [20, 7, 20, 4]
+            await rig.turn(QUESTION, QUESTION, max_tokens=max_tokens, max_row_tokens=row)
+    assert [most for _, _, most in engine.asked] == [20, 7, 20, 4, 3, 7]
 
 
 async def test_a_conversation_that_fills_the_context_is_refused_and_nothing_is_sampled(rig: Rig) -> None:
@@ -217,6 +217,13 @@ async def test_a_conversation_that_fills_the_context_is_refused_and_nothing_is_s
     assert (status, kind) == (422, "context_length")
     assert "has 2 tokens, and the context of the model 2" in detail
     assert not engine.asked
+
+
+async def test_a_conversation_that_fills_its_row_is_refused_too(rig: Rig) -> None:
+    with rig.serving(CommandedEngine()):
+        status, kind, detail = refusal(await rig.ask(QUESTION, QUESTION, max_row_tokens=2))
+    assert (status, kind) == (422, "context_length")
+    assert "has 2 tokens, and the rollout 2" in detail
 
 
 async def test_what_the_template_or_the_engine_refuses_is_no_error_of_the_service(rig: Rig) -> None:
