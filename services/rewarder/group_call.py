@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from services.rewarder.reward_call import RewardCall, TrainerState, own_text
-from services.rewarder.scoring import WeightedFunction
 from shared.messages import (
     CompletedGroup,
     Completion,
@@ -78,7 +77,7 @@ def _own_values(value: object, count: int) -> list[Any]:
 def with_rewards(
     group: CompletedGroup,
     outcomes: Sequence[tuple[RewardOutcome, ...]],
-    functions: Sequence[WeightedFunction],
+    config: RunConfig,
     *,
     by: str,
 ) -> ScoredGroup:
@@ -87,18 +86,19 @@ def with_rewards(
     Args:
         group: The completed group.
         outcomes: The outcomes of the rollouts that are not lost, in order.
-        functions: The run's functions.
+        config: The run's settings.
         by: This replica.
     """
     scored = iter(outcomes)
     rollouts = tuple(
-        msgspec.structs.replace(rollout, rewards=_lost(rollout.lost, functions) if rollout.lost else next(scored))
+        msgspec.structs.replace(rollout, rewards=_lost(rollout.lost, config) if rollout.lost else next(scored))
         for rollout in group.rollouts
     )
     return ScoredGroup(group.prompt, rollouts, (*group.stamps, Stamp("scored", time.time(), by)))
 
 
-def _lost(reason: str, functions: Sequence[WeightedFunction]) -> tuple[RewardOutcome, ...]:
+def _lost(reason: str, config: RunConfig) -> tuple[RewardOutcome, ...]:
     return tuple(
-        RewardOutcome(function.name, "lost", None, function.weight, printable(reason)) for function in functions
+        RewardOutcome(name, "lost", None, weight, printable(reason))
+        for name, weight in zip(config.reward_funcs, config.weights(), strict=True)
     )

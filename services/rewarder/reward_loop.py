@@ -147,4 +147,4 @@ class RewardLoop:
                 lane=self._keys.run_id,
                 is_known_to_be_sendable=True,
             )
-        return with_rewards(group, outcomes, self._functions, by=self._replica_id)
+        return with_rewards(group, outcomes, self._config, by=self._replica_id)

@@ -7,13 +7,14 @@ import pytest
 
 from services.rewarder.group_call import call_for, with_rewards
 from services.rewarder.reward_call import MAX_DETAIL_CHARS, RewardCall, TrainerState, own_copy, text_of
-from services.rewarder.scoring import WeightedFunction
 from shared.arrays import pack_ids
 from shared.messages import CompletedGroup, RewardOutcome, Rollout, decode_scored_group, encode
+from shared.run_options.run_config import RunConfig
 from tests.groups import completed_group, rollout, row
 
 pytestmark = pytest.mark.unit
 
+CONFIG = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact", "brief"], reward_weights=[2.0, 0.5])
 TALK = [{"role": "user", "content": "6*7?"}]
 SAID: list[dict[str, Any]] = [
     {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "multiply", "arguments": "{}"}}]},
@@ -62,9 +63,8 @@ def test_a_lost_rollout_reaches_no_function_and_says_why() -> None:
     group = group_of(lost, rollout(branch=1))
     call = called(group)
     assert (len(call.prompts), call.completions, call.columns) == (1, ["42"], {"answer": ["42"]})
-    functions = [WeightedFunction("exact", 2.0), WeightedFunction("brief", 0.5)]
     outcomes = (RewardOutcome("exact", "scored", 1.0, 2.0), RewardOutcome("brief", "scored", 0.0, 0.5))
-    scored = with_rewards(group, [outcomes], functions, by="rewarder-0")
+    scored = with_rewards(group, [outcomes], CONFIG, by="rewarder-0")
     assert scored.rollouts[0].rewards == (
         RewardOutcome("exact", "lost", None, 2.0, "a tool hung"),
         RewardOutcome("brief", "lost", None, 0.5, "a tool hung"),
@@ -78,5 +78,5 @@ def test_a_group_of_lost_rollouts_has_nothing_to_call_with() -> None:
     group = group_of(lost)
     call = called(group)
     assert (call.completions, call.policy_version) == ([], 0)
-    (only,) = with_rewards(group, [], [WeightedFunction("exact")], by="rewarder-0").rollouts
+    (only,) = with_rewards(group, [], CONFIG, by="rewarder-0").rollouts
     assert (only.rewards[0].outcome, len(only.rewards[0].detail)) == ("lost", MAX_DETAIL_CHARS)
