@@ -27,6 +27,7 @@ import msgspec
 from services.trainer.groups.group_ids import training_number
 from services.trainer.loop.post_mortem import write_whole
 from services.trainer.policy.ranks import RankLostError
+from services.trainer.telemetry.completions_table import conversation_text
 from shared.errors import HeadraceError, MessageError
 from shared.message_invariants import Count
 from shared.messages import ScoredGroup
@@ -164,5 +165,5 @@ def _described(group: ScoredGroup, index: int) -> Mapping[str, Any]:
         "num_sampled": rollout.num_sampled,
         "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans()],
         "rewards": {reward.name: reward.value for reward in rollout.rewards},
-        "completion": rollout.completion,
+        "completion": conversation_text(rollout.completion),
     }

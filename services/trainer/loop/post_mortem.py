@@ -27,6 +27,7 @@ from services.trainer.objective.loss_settings import LossSettings
 from services.trainer.policy.core_results import NonFiniteError, Scores
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.training_core import TrainingCore
+from services.trainer.telemetry.completions_table import conversation_text
 from shared.arrays import Logprobs
 from shared.messages import Rollout, Row, ScoredGroup, encode
 from shared.run_options.run_config import RunConfig
@@ -197,7 +198,7 @@ def _row(rollout: Rollout, arrived: Row, row: TrainRow, score: Scores, loss: flo
         "loss": _number(loss),
         "num_tokens": row.num_sampled,
         "policy_versions": [list(msgspec.structs.astuple(span)) for span in arrived.version_spans],
-        "completion": rollout.completion,
+        "completion": conversation_text(rollout.completion),
         "token_ids": row.token_ids[row.loss_mask == 1].tolist(),
         "generator_logprobs": _numbers(row.generator_logprobs),
         "trainer_logprobs": _numbers(score.trainer_logprobs),

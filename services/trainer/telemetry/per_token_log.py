@@ -82,7 +82,7 @@ def rollout_rows(
                 "group_id": rollout.group_id,
                 "branch": rollout.branch,
                 "prompt": group.prompt.prompt,
-                "completion": rollout.completion,
+                "completion": _completion(rollout),
                 "reward": None if np.isnan(reward) else reward,
                 "advantage": advantage,
                 "rewards": {outcome.name: _outcome(outcome) for outcome in rollout.rewards},
@@ -109,6 +109,12 @@ def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
         "version": outcome.version,
     }
     return row | ({"components": outcome.components} if outcome.components else {})
+
+
+def _completion(rollout: Rollout) -> Any:
+    """Return the completion as JSON can express it: NaN among a tool call's arguments, for example, becomes null."""
+    said = rollout.completion
+    return said if isinstance(said, str) else msgspec.json.decode(msgspec.json.encode(said))
 
 
 def _of_agents(rollout: Rollout) -> dict[str, Any]:

@@ -439,6 +439,7 @@ async def test_a_rollout_with_several_faulty_rows_is_named_once_and_each_row_is_
     assert report["rollouts_at_fault"] == [f"{label}-{branch}" for label in report["group_ids"] for branch in (1, 2, 3)]
     assert [row["num_tokens"] for row in report["rows"]] == [2, 3] * 6
     assert [row["policy_versions"] for row in report["rows"]] == [[[0, 0, 2, 0]], [[0, 0, 3, 0]]] * 6
+    assert {row["completion"] for row in report["rows"]} == {"ASSISTANT\nb\n\nTOOL\nno"}
     assert report["divided_by"]["num_rollouts"] == 6
 
 

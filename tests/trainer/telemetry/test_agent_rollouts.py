@@ -1,6 +1,7 @@
 """Metrics and log of rollouts that sessions played: several rows, tool calls, lost ones."""
 
 import dataclasses
+import json
 import math
 from types import SimpleNamespace
 
@@ -33,6 +34,7 @@ def agents(*rollouts: Rollout) -> TrainedGroup:
 FORKED = msgspec.structs.replace(
     rollout("00000007", 0, reward=1.0),
     rows=(row((5, 6, 8, 3, 9), (0, 0, 1, 0, 1), 2), row((5, 6, 8, 4, 10, 11), (0, 0, 0, 0, 1, 1), 3)),
+    completion=[{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": math.nan}}}]}],
     tool_calls=3,
     tool_failures=1,
 )
@@ -103,6 +105,8 @@ def test_the_log_counts_the_tokens_of_all_rows_and_says_where_each_ends() -> Non
         {"num_tokens": 2, "num_turns": 1, "finish_reason": "stop"},
     ]
     assert (forked["tool_calls"], forked["tool_failures"]) == (3, 1)
+    (said,) = json.loads(json.dumps(forked["completion"], allow_nan=False))
+    assert said["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": None}}
     assert forked["per_token"] == {
         "token_ids": [8, 9, 10, 11],
         "generator_logprobs": [-0.5] * 4,
