@@ -33,7 +33,8 @@ RefusalKind = Literal["context_length", "chat_template", "malformed", "sampling"
 """Why a turn is refused:
 
     context_length   the conversation leaves no room for a completion
-    chat_template    the model's chat template cannot render the conversation, or ignores tools
+    chat_template    the model's chat template cannot render the conversation or ignores tools, or its tokenizer or the
+                     run's parser cannot be loaded
     malformed        the body is not a TurnRequest
     sampling         the engine refuses the token ids, or has sampled something that must not be trained on
     another_run      this replica serves another run; the status is 409, and 422 for all others

@@ -10,7 +10,7 @@ by two threads.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -167,7 +167,7 @@ class TurnDesk:
         self._turns: set[asyncio.Task[SampledTurn]] = set()
 
     @contextlib.contextmanager
-    def serving(self, sampler: TurnSampler) -> Iterator[None]:
+    def serving(self, sampler: TurnSampler) -> Generator[None]:
         """Sample turns while the block runs. Its end ends the turns in progress."""
         self._sampler = sampler
         try:

@@ -142,7 +142,8 @@ class Rig:
         )
 
     async def ask(self, *messages: ChatMessage, **fields: Any) -> httpx.Response:
-        request = TurnRequest(**{"run_id": "run-1", "request_id": "r1", "messages": [*messages]} | fields)
+        named: dict[str, Any] = {"run_id": "run-1", "request_id": "r1"} | fields
+        request = TurnRequest(messages=[*messages], **named)
         return await self.client.post(TURN_PATH, content=encode_turn(request))
 
     async def turn(self, *messages: ChatMessage, **fields: Any) -> SampledTurn:
@@ -329,7 +330,7 @@ async def test_a_client_that_hangs_up_aborts_its_turn(rig: Rig) -> None:
     async def send(_: Any) -> None:
         pass
 
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http", "http_version": "1.1", "method": "POST", "path": TURN_PATH, "raw_path": TURN_PATH.encode(),
         "query_string": b"", "headers": [], "scheme": "http", "client": ("127.0.0.1", 1), "server": ("generator", 80),
     }  # fmt: skip
