@@ -24,7 +24,7 @@ from tests.sessions.scripted import answer, assistant, call, user
 from tests.stream_view import entries
 
 TOOLS = '''
-import pathlib, time
+import os, pathlib, signal, time
 
 HERE = pathlib.Path(__file__).parent
 
@@ -46,6 +46,15 @@ def wait() -> str:
     while not (HERE / "go").exists():
         time.sleep(0.02)
     return "gone"
+
+def die() -> None:
+    """End the worker."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def hang() -> None:
+    """Never end."""
+    while True:
+        pass
 '''
 
 
@@ -78,15 +87,13 @@ def service(redis_url: str, directory: Path, **settings: str) -> Generator[Servi
         process.kill()
 
 
-async def agent_run(redis: Redis, config: RunConfig, *tools: str, num_groups: int = 1) -> RunKeys:
-    """Make a run with its prompts and its first weights."""
+async def agent_run(redis: Redis, config: RunConfig, *tools: str, **changes: object) -> RunKeys:
+    """Make a run with one prompt and its first weights."""
     store, keys = RunStore(redis), RunKeys("run-test")
-    await store.create("run-test", config.model_copy(update={"tools": list(tools)}), run_dir="unused")
+    await store.create("run-test", config.model_copy(update={"tools": list(tools), **changes}), run_dir="unused")
     await store.set_status("run-test", "running")
-    for number in range(num_groups):
-        group = prompt_group(f"{number:08d}", num_generations=2)
-        group = msgspec.structs.replace(group, prompt=[user("2+2?")], prompt_ids=b"")
-        await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
+    group = msgspec.structs.replace(prompt_group(num_generations=2), prompt=[user("2+2?")], prompt_ids=b"")
+    await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
     await redis.set(keys.required_version, "1:3")
     return keys
 
@@ -137,6 +144,27 @@ async def test_after_kill_9_another_replica_goes_on_and_samples_no_recorded_turn
     assert (count(directory, "added"), count(directory, "waiting")) == (2, 3)
     assert await redis.xlen(keys.prompts) == 0
     assert await redis.keys("*:sessions:*") == []
+
+
+@pytest.mark.slow
+async def test_a_tool_that_ends_its_worker_and_one_that_hangs_lose_their_rollouts_and_nothing_else(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+) -> None:
+    keys = await agent_run(redis, run_config, "my_tools:die", "my_tools:hang", tool_timeout_s=0.5)
+
+    def policy(request: TurnRequest) -> Reply:
+        name = "die" if request.request_id.startswith("00000000-0-") else "hang"
+        return answer(request, assistant("", call(name, "{}")))
+
+    async with generator(redis, keys, policy) as fake:
+        with service(redis_url, directory) as process:
+            group = await completed(redis, keys, process=process)
+            assert process.end() == 0
+    killed, hung = group.rollouts
+    assert killed.lost.startswith("tool die: its worker process died twice"), killed.lost
+    assert hung.lost.startswith("tool hang: "), hung.lost
+    assert "0.5 s" in hung.lost
+    assert len(fake.requests) == 2
 
 
 async def test_a_run_whose_tool_is_missing_is_refused_and_a_plain_run_is_left_alone(
