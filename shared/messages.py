@@ -158,6 +158,17 @@ class Rollout(msgspec.Struct, frozen=True):
         """Number of tokens that the policy sampled, in all rows."""
         return sum(row.num_sampled for row in self.rows)
 
+    def version_spans(self) -> list[VersionSpan]:
+        """Return the spans over the sampled tokens of all rows, one row after the other."""
+        spans: list[VersionSpan] = []
+        for row in self.rows:
+            before = spans[-1].end if spans else 0
+            spans += [
+                VersionSpan(span.policy_version, before + span.start, before + span.end, span.incarnation)
+                for span in row.version_spans
+            ]
+        return spans
+
     def packed_completion_ids(self) -> bytes:
         """Return each row's ids from its first sampled token on: with one row, what TRL calls ``completion_ids``."""
         return b"".join([row.packed_completion_ids() for row in self.rows])
@@ -221,8 +232,8 @@ class _Head(msgspec.Struct):
 
 def oldest_policy_version(group: CompletedGroup | ScoredGroup) -> int:
     """Return the policy version of the oldest sampled token in a group; 0 if none was sampled."""
-    spans = (span for rollout in group.rollouts for row in rollout.rows for span in row.version_spans)
-    return min((span.policy_version for span in spans), default=0)
+    rows = (row for rollout in group.rollouts for row in rollout.rows)
+    return min((span.policy_version for row in rows for span in row.version_spans), default=0)
 
 
 def encode(group: Group) -> bytes:

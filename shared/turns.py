@@ -33,7 +33,8 @@ RefusalKind = Literal["context_length", "chat_template", "malformed", "sampling"
 """Why a turn is refused:
 
     context_length   the conversation leaves no room for a completion
-    chat_template    the model's chat template cannot render the conversation, or ignores tools
+    chat_template    the model's chat template cannot render the conversation or ignores tools, or its tokenizer or the
+                     run's parser cannot be loaded
     malformed        the body is not a TurnRequest
     sampling         the engine refuses the token ids, or has sampled something that must not be trained on
     another_run      this replica serves another run; the status is 409, and 422 for all others
@@ -60,6 +61,8 @@ class TurnRequest(msgspec.Struct, frozen=True):
             was sampled; empty for a new row.
         num_recorded_messages: Number of these messages.
         max_tokens: Most tokens to sample; 0 for as many as the run and the context allow.
+        max_row_tokens: Most tokens of the row, with the recorded and the rendered ones; 0 for as many as the context
+            allows. A conversation that leaves no room below it is refused like one that fills the context.
     """
 
     run_id: Name
@@ -69,6 +72,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
     recorded_ids: bytes = b""
     num_recorded_messages: Count = 0
     max_tokens: Count = 0
+    max_row_tokens: Count = 0
 
 
 class SampledTurn(msgspec.Struct, frozen=True):

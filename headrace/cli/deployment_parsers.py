@@ -28,9 +28,9 @@ def add_up(add_parser: AddParser) -> None:
     up = add_parser(
         "up",
         help="start Redis and the services on this machine",
-        description="Starts an embedded Redis (or uses the one at HEADRACE_REDIS_URL), the run API, the rewarder and "
-        "the generators, keeps them running, and ends all of them on Ctrl-C. HEADRACE_METRICS_PORT is the first of "
-        "consecutive ports for their Prometheus metrics (none).",
+        description="Starts an embedded Redis (or uses the one at HEADRACE_REDIS_URL), the run API, the rewarder, the "
+        "sessions service and the generators, keeps them running, and ends all of them on Ctrl-C. "
+        "HEADRACE_METRICS_PORT is the first of consecutive ports for their Prometheus metrics (none).",
     )
     service_finder.add_state_dir_argument(up)
     generators = up.add_mutually_exclusive_group()

@@ -9,7 +9,8 @@
 Generation waits for no particular step of training. It stops when the trainer, which has fallen behind, admits no more
 prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished group
 stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim it.
-In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change.
+In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change. The prompts
+of agent runs are read by the sessions service, which asks this replica for turns (turns/).
 """
 
 import asyncio
@@ -138,6 +139,8 @@ class GenerationLoop:
             ExceptionGroup: Holds the first failure: the engine died, Redis stayed unreachable, or the run's streams are
                 gone.
         """
+        if self._config.is_agentic:
+            await asyncio.Event().wait()
         async with asyncio.TaskGroup() as groups:
             while True:
                 demand = await self._until_open()

@@ -4,7 +4,8 @@
 --   admit       dataset -> prompts       once per group id, fenced by the trainer's epoch
 --   readmit     the same for groups that were acked after the checkpoint from which the run resumes
 --   withdraw    prompts -> nowhere       removes unsampled groups, fenced by the trainer's epoch
---   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
+--   hand_off    one stream -> the next   publish downstream (first result wins), ack upstream, delete what was recorded
+--   record      keeps a turn of a session, only for the consumer that still owns the group's entry
 --   settle      ack and delete           fenced by the trainer's epoch
 --   take_over   begins a new epoch       trainers with an older epoch are fenced
 --   require     sets the version generators must hold, fenced by the trainer's epoch
@@ -75,7 +76,7 @@ redis.register_function('headrace_readmit_groups', function(keys, args)
   return (#args - 1) / 2
 end)
 
--- keys: epoch prompts started seen:prompts   args: epoch consumer_group (entry_id group_id)...
+-- keys: epoch prompts started seen:prompts sessions...   args: epoch consumer_group (entry_id group_id)...
 -- Skips groups that were handed off meanwhile: they have been sampled.
 redis.register_function{function_name='headrace_withdraw', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
@@ -86,13 +87,14 @@ redis.register_function{function_name='headrace_withdraw', flags={'allow-oom'}, 
       redis.call('XACK', keys[2], args[2], args[i])
       redis.call('HDEL', keys[3], args[i + 1])
       redis.call('SREM', keys[4], args[i + 1])
+      redis.call('DEL', keys[4 + (i - 1) / 2])
       withdrawn = withdrawn + 1
     end
   end
   return withdrawn
 end}
 
--- keys: source destination seen:destination   args: consumer_group entry_id group_id payload
+-- keys: source destination seen:destination sessions...   args: consumer_group entry_id group_id payload
 redis.register_function('headrace_hand_off', function(keys, args)
   local refused = gone(keys[1]) or gone(keys[2])
   if refused then return refused end
@@ -102,7 +104,18 @@ redis.register_function('headrace_hand_off', function(keys, args)
   end
   redis.call('XACK', keys[1], args[1], args[2])
   redis.call('XDEL', keys[1], args[2])
+  for k = 4, #keys do redis.call('DEL', keys[k]) end
   return first
+end)
+
+-- keys: prompts sessions   args: consumer_group consumer entry_id field payload
+-- 0 if another consumer has the group, or has recorded something else there
+redis.register_function('headrace_record', function(keys, args)
+  local refused = gone(keys[1])
+  if refused then return refused end
+  if #redis.call('XPENDING', keys[1], args[1], args[3], args[3], 1, args[2]) == 0 then return 0 end
+  if redis.call('HSETNX', keys[2], args[4], args[5]) == 1 then return 1 end
+  return redis.call('HGET', keys[2], args[4]) == args[5] and 1 or 0
 end)
 
 -- keys: epoch stream started seen...   args: epoch consumer_group (entry_id group_id)...

@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,15 +43,15 @@ class Delivery:
     group_id: str
     payload: bytes
 
-    async def hand_off(self, destination: str, seen: str, payload: bytes) -> bool:
-        """Publish ``payload`` to ``destination`` and ack this entry, in one step.
+    async def hand_off(self, destination: str, seen: str, payload: bytes, *, forgets: Sequence[str] = ()) -> bool:
+        """Publish ``payload`` to ``destination``, ack this entry and delete the keys in ``forgets``, in one step.
 
         Returns:
             False if another consumer's result for this group was first; ours is dropped.
         """
         first = await self.consumer.calls.call(
             "headrace_hand_off",
-            keys=(self.consumer.stream, destination, seen),
+            keys=(self.consumer.stream, destination, seen, *forgets),
             args=(self.consumer.consumer_group, self.entry_id, self.group_id, payload),
         )
         self.consumer.settled(self.entry_id)

@@ -39,7 +39,7 @@ class AgentOptions(Section):
 
     @property
     def is_agentic(self) -> bool:
-        """Whether rollouts are sessions of several turns, which the sessions service plays."""
+        """Whether the sessions service plays the rollouts. Generators read the prompts of all other runs themselves."""
         return bool(self.tools)
 
     def parser_of_tool_calls(self) -> str:

@@ -1,11 +1,14 @@
 """Turns as a generator would sample them, made by hand: each message has ids of its own."""
 
+import asyncio
+import inspect
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from services.sessions.tools.tool_errors import ToolError
 from shared.arrays import pack_ids, pack_logprobs
 from shared.messages import VersionSpan
 from shared.turns import ChatMessage, SampledTurn, TurnRequest
@@ -63,3 +66,44 @@ def sampled(
 def answer(request: TurnRequest, message: ChatMessage, **more: Any) -> SampledTurn:
     """Return the turn that a generator answers: the messages after the recorded ones are rendered and appended."""
     return sampled(message, appended_ids=rendered(request.messages[request.num_recorded_messages :]), **more)
+
+
+class ScriptedGenerators:
+    """A TurnSource whose policy is a function of the request; it counts the turns that it sampled."""
+
+    def __init__(self, policy: Callable[[TurnRequest], ChatMessage | SampledTurn]) -> None:
+        self.policy = policy
+        self.requests: list[TurnRequest] = []
+
+    async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+        assert session_id
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        turn = self.policy(request)
+        return turn if isinstance(turn, SampledTurn) else answer(request, turn)
+
+
+def turns_of(*messages: ChatMessage) -> Callable[[TurnRequest], ChatMessage]:
+    """Return a policy that says these messages, by the number of assistant messages before."""
+
+    def policy(request: TurnRequest) -> ChatMessage:
+        num_before = [message["role"] for message in request.messages].count("assistant")
+        return messages[num_before]
+
+    return policy
+
+
+class InProcessTools:
+    """Tools that are functions of the test; it counts their calls."""
+
+    def __init__(self, **functions: Callable[..., Any]) -> None:
+        self.schemas = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in functions]
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self._functions = functions
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        self.calls.append((name, arguments))
+        if name not in self._functions:
+            raise ToolError(f"Tool {name} not found.")
+        result = self._functions[name](**arguments)
+        return await result if inspect.isawaitable(result) else result

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from services.generator.engine.engine_config import check_tool_call_parser, what_it_says
 from services.generator.rollouts import SampledCompletion
-from services.generator.turns.rendering import TurnRenderer, special_tokens
+from services.generator.turns.rendering import TurnRenderer, special_ids
 from shared.errors import UserError
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 
@@ -54,7 +54,8 @@ class ModelChatFormat:
         reasoning_parser: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = frozenset(special_tokens(tokenizer))
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        self._special_ids = special_ids(tokenizer)
         self._renderer = TurnRenderer(tokenizer, chat_template_kwargs=chat_template_kwargs)
         self._parser = _parser(tool_call_parser, reasoning_parser, tokenizer)
 
@@ -64,28 +65,32 @@ class ModelChatFormat:
         return self._renderer.appended_ids(request)
 
     def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
-        """See ChatFormat. The content has no end-of-turn token."""
-        ids = list(completion.token_ids)
-        if completion.finish_reason == "stop" and ids[-1] in self._special_ids:
+        """See ChatFormat. The content has no end-of-turn token. A turn that was cut has no calls."""
+        ids, is_whole = list(completion.token_ids), completion.finish_reason == "stop"
+        if is_whole and ids[-1] in self._special_ids:
             ids.pop()
         # The marks of tool calls are special tokens of some models.
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        parsed_request = _parsed_request(request)
+        calls, beside = list[Any](), ""
         try:
-            parser = self._parser(self._tokenizer, parsed_request.tools)
-            reasoning, content, calls = parser.parse(
-                text, parsed_request, enable_auto_tools=True, model_output_token_ids=ids
-            )
+            parsed_request = _parsed_request(request)
+            reasoning, content = self._new_parser(parsed_request).extract_reasoning(text, parsed_request)
+            if is_whole:  # some parsers complete a call that was cut
+                _, beside, calls = self._new_parser(parsed_request).parse(
+                    text, parsed_request, enable_auto_tools=True, model_output_token_ids=ids
+                )
         except Exception:  # noqa: BLE001  a parser can fail in any way with what a policy writes
-            reasoning, content, calls = None, text, None
-        if not calls and not reasoning:
-            content = text  # some parsers drop a call that was cut
-        message: ChatMessage = {"role": "assistant", "content": content or ""}
+            reasoning, content = None, text
+        message: ChatMessage = {"role": "assistant", "content": (beside if calls else content) or ""}
         if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = [_tool_call(call) for call in calls]
         return message
+
+    def _new_parser(self, parsed_request: Any) -> Any:
+        """Return a parser for one text; parsers have state."""
+        return self._parser(self._tokenizer, parsed_request.tools, chat_template_kwargs=self._chat_template_kwargs)
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:

@@ -5,17 +5,22 @@
 
 A template renders whole conversations, and what it writes for the recorded messages need not be what was sampled: it
 drops old reasoning, or writes arguments with other white space. So the last recorded message is rendered with a mark
-in place of its content, and only the text from the end-of-turn token behind the mark is encoded. What the template
-writes before the mark does not matter. A turn that was cut has no end-of-turn token yet, and gets it here.
+at its end, and only the tokens behind the mark are used. A second rendering, in which nothing follows the turn, shows
+how many of them belong to the turn itself:
 
-The end-of-turn token is encoded with the text behind it, because some tokenizers encode the beginning of a text in
-another way. TRL cuts at the same place, in ``GRPOTrainer._get_tool_suffix_ids``.
+    behind the mark, with what follows    <|im_end|> newline <|im_start|> user ...
+    behind the mark, without              <|im_end|> newline
+
+The row goes on behind the end-of-turn token. A turn that was cut has none yet, and gets it here. A turn that ended with
+another token than the template's goes on with the next message. ``GRPOTrainer._get_tool_suffix_ids`` of TRL cuts at the
+same place, but compares all tokens before it, and fails with templates that write the last message in another way.
 """
 
 import contextlib
+import itertools
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from shared.arrays import unpack_ids
@@ -33,7 +38,7 @@ class TurnRenderer:
     def __init__(self, tokenizer: Any, *, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
-        self._special_tokens = special_tokens(tokenizer)
+        self._special_ids = special_ids(tokenizer)
         self._takes_tools = False
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
@@ -48,24 +53,25 @@ class TurnRenderer:
             text = self._text(request.messages, request.tools)
             self._require_tools_in(text, request)
             return self._encode(text)
-        mark, last = uuid.uuid4().hex, request.num_recorded_messages - 1
-        messages = [*request.messages]
-        messages[last] = _marked(messages[last], mark)
-        _, found, rest = self._text(messages, request.tools).rpartition(mark)
-        if not found:
-            raise _refusal("the chat template leaves out assistant messages, so a conversation cannot be continued")
-        return self._encode_from_end_of_turn(rest, last_id=int(unpack_ids(request.recorded_ids)[-1]))
+        alone, rest = self._ids_behind_turn(request)
+        last_id = int(unpack_ids(request.recorded_ids)[-1])
+        ends = {self._tokenizer.eos_token_id, last_id} & self._special_ids
+        pairs = zip(alone, rest, strict=False)
+        num_of_turn = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        without_end = num_of_turn if last_id in self._special_ids else 0
+        start = next((place for place in range(num_of_turn) if rest[place] in ends), without_end)
+        return rest[start + 1 :] if rest[start : start + 1] == [last_id] else rest[start:]
 
-    def _encode_from_end_of_turn(self, text: str, *, last_id: int) -> list[int]:
-        """Encode the text from its first end-of-turn token on, without this token if it is the last recorded one."""
-        likely = {self._tokenizer.eos_token, self._special_tokens.get(last_id)}
-        # Some templates end a turn with another token than the one that ends a completion.
-        for ends in (likely, set(self._special_tokens.values())):
-            places = [at for end in ends if end and (at := text.find(end)) >= 0]
-            if places:
-                ids = self._encode(text[min(places) :])
-                return ids[1:] if ids[0] == last_id else ids
-        raise _refusal("the chat template writes no special token after an assistant message, where its turn would end")
+    def _ids_behind_turn(self, request: TurnRequest) -> tuple[list[int], list[int]]:
+        """Return the ids behind the last recorded message, first as the last message and then with all messages."""
+        mark, num_recorded = uuid.uuid4().hex, request.num_recorded_messages
+        for marked in _marked(request.messages[num_recorded - 1], mark):
+            turn = [*request.messages[: num_recorded - 1], marked]
+            alone = self._text(turn, request.tools, add_generation_prompt=False)
+            whole = self._text([*turn, *request.messages[num_recorded:]], request.tools)
+            if mark in alone and mark in whole:
+                return self._encode(alone.rpartition(mark)[2]), self._encode(whole.rpartition(mark)[2])
+        raise _refusal("the chat template leaves out assistant messages, so a conversation cannot be continued")
 
     def _require_tools_in(self, text: str, request: TurnRequest) -> None:
         if request.tools and not self._takes_tools:
@@ -76,12 +82,14 @@ class TurnRenderer:
                     "model whose template takes tools, or leave the tools out"
                 )
 
-    def _text(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> str:
+    def _text(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [_for_template(message) for message in messages],
                 tools=list(tools) or None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 **self._chat_template_kwargs,
             )
@@ -95,19 +103,19 @@ class TurnRenderer:
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return the special tokens of a tokenizer, by id."""
-    named = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    return named | {index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of the special tokens of a tokenizer."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset({*tokenizer.all_special_ids, *added})
 
 
-def _marked(message: ChatMessage, mark: str) -> ChatMessage:
-    """Return a message whose content and last call end with the mark. Some templates write only one of them."""
-    calls: list[Any] = list(message.get("tool_calls") or [])
-    if not calls:
-        return {**message, "content": mark}
-    function = {**calls[-1]["function"], "arguments": {"mark": mark}}
-    return {**message, "content": mark, "tool_calls": [*calls[:-1], {**calls[-1], "function": function}]}
+def _marked(message: ChatMessage, mark: str) -> Iterator[ChatMessage]:
+    """Yield messages that end with the mark, for templates that write calls and for those that do not."""
+    if calls := list[Any](message.get("tool_calls") or []):
+        function = {**calls[-1]["function"], "arguments": {"mark": mark}}
+        # Without content, which some templates write after the results.
+        yield {**message, "content": "", "tool_calls": [*calls[:-1], {**calls[-1], "function": function}]}
+    yield {**message, "content": mark}
 
 
 def _for_template(message: ChatMessage) -> ChatMessage:

@@ -10,7 +10,7 @@ by two threads.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -134,13 +134,18 @@ class TurnSampler:
 
     def _max_tokens(self, request: TurnRequest, *, num_prompt_tokens: int) -> int:
         most = min(request.max_tokens or self._config.max_completion_length, self._config.max_completion_length)
-        longest = self._engine.max_model_len
-        if longest is None:
+        limits = {
+            "the context of the model": self._engine.max_model_len,
+            "the rollout": request.max_row_tokens or None,
+        }
+        known = [(limit, where) for where, limit in limits.items() if limit is not None]
+        if not known:
             return most
+        longest, where = min(known)
         if num_prompt_tokens >= longest:
             raise TurnRefusedError(
-                f"the conversation has {num_prompt_tokens} tokens, and the context of the model {longest}, so there is "
-                "no room for another turn; end it here, or raise the run's max_prompt_length",
+                f"the conversation has {num_prompt_tokens} tokens, and {where} {longest}, which leaves no room for "
+                "another turn; end it here, or raise the run's max_prompt_length or max_completion_length",
                 kind="context_length",
             )
         return min(most, longest - num_prompt_tokens)
@@ -162,7 +167,7 @@ class TurnDesk:
         self._turns: set[asyncio.Task[SampledTurn]] = set()
 
     @contextlib.contextmanager
-    def serving(self, sampler: TurnSampler) -> Iterator[None]:
+    def serving(self, sampler: TurnSampler) -> Generator[None]:
         """Sample turns while the block runs. Its end ends the turns in progress."""
         self._sampler = sampler
         try:

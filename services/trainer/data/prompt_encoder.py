@@ -56,23 +56,6 @@ class PromptEncoder:
         return list(encoded["input_ids"])
 
 
-class SessionPrompts:
-    """Leaves the encoding of prompts to the sessions service, which renders each conversation with its tools."""
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return no ids.
-
-        Raises:
-            UserError: The prompt is not a conversation.
-        """
-        if isinstance(prompt, str):
-            raise UserError(
-                "the prompt is plain text, but the tools of the run need conversations; set prompt_as_message: true",
-                field="prompt_as_message",
-            )
-        return []
-
-
 def unreadable() -> tuple[type[Exception], ...]:
     """Return the exceptions that transformers raises for malformed files."""
     from huggingface_hub.errors import StrictDataclassError

@@ -11,7 +11,7 @@ import numpy as np
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import combined_rewards
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
-from shared.messages import ScoredGroup
+from shared.messages import ScoredGroup, oldest_policy_version
 from shared.run_options.run_config import RunConfig
 
 
@@ -37,7 +37,7 @@ class RunningEvaluation:
         rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])
         self.groups.append(
             TrainedGroup(
-                waiting=WaitingGroup(index, group, group.oldest_policy_version()),
+                waiting=WaitingGroup(index, group, oldest_policy_version(group)),
                 rewards_G=rewards_G,
                 advantages_G=np.zeros_like(rewards_G),
                 has_signal=False,

@@ -15,11 +15,11 @@ from typing import Any
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
 from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval_dataset
-from services.trainer.data.prompt_encoder import PromptEncoder, SessionPrompts, load_tokenizer
+from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import total_steps
-from services.trainer.intake.admission import Admission, Encoder
+from services.trainer.intake.admission import Admission
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
 from services.trainer.intake.evaluation import Evaluations, refuse_without_usable_prompts
@@ -59,8 +59,6 @@ class _Inputs:
     eval_rows: PromptDataset | None
     tokenizer: Any
     encoder: PromptEncoder
-    admission_encoder: Encoder
-    """Encodes the prompts that are sent out."""
     core: TrainingCore
     total_steps: int
 
@@ -93,9 +91,7 @@ async def assemble(
     run_log = await _open_log(run, inputs.core)
     run.room.tell = None
     if inputs.eval_rows is not None:
-        await asyncio.to_thread(
-            refuse_without_usable_prompts, inputs.eval_rows, config=config, encoder=inputs.admission_encoder
-        )
+        await asyncio.to_thread(refuse_without_usable_prompts, inputs.eval_rows, config=config, encoder=inputs.encoder)
     traces = GroupTraces.from_environment(os.environ, run_id=run.keys.run_id, replica_id=run.replica_id)
     torch_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
     in_hand = GroupsInHand(files.run_dir)
@@ -152,8 +148,7 @@ async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRo
     await run.starting("loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
-    admission_encoder = SessionPrompts() if config.is_agentic else encoder
-    return _Inputs(rows, eval_rows, tokenizer, encoder, admission_encoder, core, steps)
+    return _Inputs(rows, eval_rows, tokenizer, encoder, core, steps)
 
 
 async def _resume(run: RunContext, core: TrainingCore) -> _LoopState:
@@ -195,7 +190,7 @@ async def _make_intake(
         keys=keys,
         config=config,
         rows=inputs.rows,
-        encoder=inputs.admission_encoder,
+        encoder=inputs.encoder,
         ledger=ledger,
         incarnation=run.incarnation,
         replica_id=run.replica_id,
@@ -205,7 +200,7 @@ async def _make_intake(
         keys=keys,
         config=config,
         rows=inputs.eval_rows,
-        encoder=inputs.admission_encoder,
+        encoder=inputs.encoder,
         incarnation=run.incarnation,
         replica_id=run.replica_id,
         last_step=run_log.last_evaluated_step(),

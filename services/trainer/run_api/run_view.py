@@ -202,6 +202,7 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
             served_by={
                 "generator": any(generator.serves for generator in generators),
                 "rewarder": bool(rewarders),
+                "sessions": bool(living - {name.decode() for name in replicas}),
             },
             now_s=time.time(),
         ),

@@ -60,7 +60,7 @@ def written_again(message: ChatMessage, *, drops_ids: bool) -> ChatMessage:
         call(
             each["function"]["name"],
             json.dumps(json.loads(each["function"]["arguments"]), indent=1),
-            None if drops_ids else each["id"],
+            None if drops_ids else each.get("id"),
         )
         for each in message.get("tool_calls", [])
     ]

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from services.trainer.data.prompt_encoder import PromptEncoder, SessionPrompts, load_tokenizer
+from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from shared.errors import UserError
 from tests.tiny_model import CHAT_TEMPLATE, SPECIAL, make_tiny_tokenizer
 
@@ -72,9 +72,3 @@ def test_a_directory_without_a_tokenizer_is_explained(tiny_model: Path, tmp_path
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     with pytest.raises(UserError, match="has no tokenizer files"):
         load_tokenizer(str(tmp_path))
-
-
-def test_a_session_renders_its_own_prompt() -> None:
-    assert SessionPrompts().encode([{"role": "user", "content": "a"}]) == []
-    with pytest.raises(UserError, match="set prompt_as_message: true"):
-        SessionPrompts().encode("a")

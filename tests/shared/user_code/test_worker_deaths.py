@@ -2,52 +2,35 @@
 
 import asyncio
 import os
-import shutil
 import signal
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from services.rewarder.python_functions import fork_server
-from services.rewarder.python_functions.fork_server import describe_exit
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_frames import Inspected
-from services.rewarder.python_functions.worker_pool import WorkerPool
-from services.rewarder.reward_failure import RewardFailure
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.errors import UnavailableError
+from shared.user_code import fork_server
+from shared.user_code.call_failure import CallFailure
+from shared.user_code.fork_server import describe_exit
+from shared.user_code.places import Places
 from tests.eventually import eventually
-from tests.rewarder.conftest import LIMITS, RewarderProcess, call_with, descendants, is_running, user, wait_for
+from tests.rewarder.conftest import LIMITS, TASKS, call_with, fork_servers, is_running, user
 
 ONE = msgspec.msgpack.encode(call_with("a"))
 KILLED = "it was killed by SIGKILL (if this was not on purpose, the machine or its container ran out of memory; the"
 
 
-def fork_servers(pid: int) -> set[int]:
-    """Return the running fork servers of a process."""
-
-    def is_one(child: int) -> bool:
-        try:
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-            parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        return b"multiprocessing.forkserver" in command and parent == pid and is_running(child)
-
-    return {child for child in descendants(pid) if is_one(child)}
-
-
 @pytest.fixture
-async def pool(metrics: RewarderMetrics) -> AsyncIterator[WorkerPool]:
+async def pool(metrics: RewarderMetrics) -> AsyncIterator[RewardPool]:
     """Return a pool with one worker, from a fork server that no other test has used."""
     fork_server.end_fork_server()
     await eventually(lambda: not fork_servers(os.getpid()))
-    async with WorkerPool(
-        num_workers=1, limits=LIMITS, queue_timeout_s=120.0, import_timeout_s=120.0, metrics=metrics
+    async with RewardPool(
+        TASKS, num_workers=1, limits=LIMITS, queue_timeout_s=120.0, import_timeout_s=120.0, metrics=metrics
     ) as pool:
         yield pool
 
@@ -65,7 +48,7 @@ def started_in(directory: Path) -> Iterator[int]:
 class Waiting:
     """A call that runs until it is released."""
 
-    def __init__(self, pool: WorkerPool, directory: Path, *, timeout_s: float = 120.0) -> None:
+    def __init__(self, pool: RewardPool, directory: Path, *, timeout_s: float = 120.0) -> None:
         self.directory = directory
         call = msgspec.msgpack.encode(call_with("a", directory=str(directory)))
         self.task = asyncio.create_task(pool.call(user("waits_for_go"), call, lane="a", timeout_s=timeout_s))
@@ -85,18 +68,18 @@ class Waiting:
         return answer.verdicts[0].value
 
 
-async def test_a_call_whose_worker_was_killed_is_made_again(pool: WorkerPool, tmp_path: Path) -> None:
+async def test_a_call_whose_worker_was_killed_is_made_again(pool: RewardPool, tmp_path: Path) -> None:
     waiting = Waiting(pool, tmp_path)
     os.kill(await waiting.next_worker(), signal.SIGKILL)
     await waiting.next_worker()
     assert await waiting.value() == 1.0
 
 
-async def test_a_call_of_which_two_workers_died_fails_and_says_how(pool: WorkerPool, tmp_path: Path) -> None:
+async def test_a_call_of_which_two_workers_died_fails_and_says_how(pool: RewardPool, tmp_path: Path) -> None:
     waiting = Waiting(pool, tmp_path)
     os.kill(await waiting.next_worker(), signal.SIGKILL)
     os.kill(await waiting.next_worker(), signal.SIGSEGV)
-    with pytest.raises(RewardFailure) as caught:
+    with pytest.raises(CallFailure) as caught:
         await waiting.task
     assert caught.value.outcome == "error"
     assert caught.value.detail.startswith(f"its worker process died twice: {KILLED}")
@@ -104,7 +87,7 @@ async def test_a_call_of_which_two_workers_died_fails_and_says_how(pool: WorkerP
 
 
 async def test_a_call_whose_worker_was_stopped_past_its_deadline_is_made_again(
-    pool: WorkerPool, tmp_path: Path
+    pool: RewardPool, tmp_path: Path
 ) -> None:
     waiting = Waiting(pool, tmp_path, timeout_s=3.0)
     worker = await waiting.next_worker()
@@ -115,7 +98,7 @@ async def test_a_call_whose_worker_was_stopped_past_its_deadline_is_made_again(
 
 
 async def test_calls_of_a_fork_server_that_was_killed_are_made_again_by_another(
-    pool: WorkerPool, tmp_path: Path
+    pool: RewardPool, tmp_path: Path
 ) -> None:
     waiting = Waiting(pool, tmp_path)
     await waiting.next_worker()
@@ -125,7 +108,7 @@ async def test_calls_of_a_fork_server_that_was_killed_are_made_again_by_another(
     assert await waiting.value() == 1.0
 
 
-async def test_a_fork_server_that_is_killed_while_it_starts_again_and_again_is_replaced(pool: WorkerPool) -> None:
+async def test_a_fork_server_that_is_killed_while_it_starts_again_and_again_is_replaced(pool: RewardPool) -> None:
     watching = asyncio.create_task(pool.watch())
     for _ in range(4):
         await eventually(lambda: fork_servers(os.getpid()))
@@ -140,7 +123,7 @@ async def test_a_fork_server_that_is_killed_while_it_starts_again_and_again_is_r
 
 
 async def test_a_fork_server_that_stands_still_is_killed_and_replaced(
-    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "_START_TIMEOUT_S", 0.5)
     (server,) = fork_servers(os.getpid())
@@ -155,7 +138,7 @@ async def test_a_fork_server_that_stands_still_is_killed_and_replaced(
 
 
 async def test_an_import_whose_process_was_killed_is_made_again(
-    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "slow_to_import.py"
     module.write_text(
@@ -164,8 +147,7 @@ async def test_an_import_whose_process_was_killed_is_made_again(
         "while not (place / 'go').exists(): time.sleep(0.005)\n"
         "def reward(completions, **_): return [1.0] * len(completions)\n"
     )
-    limits = msgspec.structs.replace(LIMITS, places=RewardPlaces((str(tmp_path),)))
-    monkeypatch.setattr(pool.inspections, "_limits", limits)
+    monkeypatch.setattr(pool.inspections, "_kind", RewardTasks(Places((str(tmp_path),))))
     inspecting = asyncio.create_task(pool.inspections.inspect("slow_to_import:reward", timeout_s=120))
     await eventually(lambda: list(started_in(tmp_path)))
     os.kill(next(started_in(tmp_path)), signal.SIGKILL)
@@ -174,10 +156,10 @@ async def test_an_import_whose_process_was_killed_is_made_again(
 
 
 async def test_a_pool_without_a_worker_for_a_minute_reports_it(
-    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.rewarder.python_functions.worker_pool._GIVE_UP_AFTER_S", 0.0)
-    monkeypatch.setattr("services.rewarder.python_functions.worker_pool._RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr("shared.user_code.worker_pool._GIVE_UP_AFTER_S", 0.0)
+    monkeypatch.setattr("shared.user_code.worker_pool._RESTART_PAUSE_S", 0.0)
     watching = asyncio.create_task(pool.watch())
     waiting = Waiting(pool, tmp_path)
     worker = await waiting.next_worker()
@@ -195,7 +177,7 @@ async def test_a_pool_without_a_worker_for_a_minute_reports_it(
 
 
 async def test_an_unexpected_error_in_the_background_is_not_hidden(
-    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: RewardPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching = asyncio.create_task(pool.watch())
     waiting = Waiting(pool, tmp_path)
@@ -226,44 +208,3 @@ async def test_an_unexpected_error_in_the_background_is_not_hidden(
 )
 def test_an_exit_code_says_what_happened(exit_code: int, says: str) -> None:
     assert describe_exit(exit_code) == says
-
-
-StartRewarder = Callable[..., RewarderProcess]
-
-
-def test_a_rewarder_whose_fork_server_is_killed_while_it_starts_comes_up(start_rewarder: StartRewarder) -> None:
-    rewarder = start_rewarder()
-    for _ in range(3):
-        wait_for(lambda: fork_servers(rewarder.process.pid), what="a fork server", timeout_s=120)
-        (server,) = fork_servers(rewarder.process.pid)
-        os.kill(server, signal.SIGKILL)
-        wait_for(has_gone(server), what="its end")
-    rewarder.wait_until_ready()
-    assert rewarder.stop() == 0, rewarder.log()
-    assert "the fork server ended meanwhile" in rewarder.log()
-    assert "Traceback" not in rewarder.log()
-
-
-def test_a_rewarder_that_can_start_no_worker_any_more_ends_and_says_why(
-    start_rewarder: StartRewarder, tmp_path: Path
-) -> None:
-    # A socket's path has at most 107 bytes, which is too short for the names of tests.
-    directory, is_ready = Path(tempfile.mkdtemp(prefix="headrace-")), tmp_path / "is-ready"
-    impatient = (
-        "import pathlib, sys, threading, time\n"
-        "from services.rewarder import __main__\nfrom services.rewarder.python_functions import worker_pool\n"
-        "def hurry():\n"
-        f"    while not pathlib.Path({str(is_ready)!r}).exists(): time.sleep(0.02)\n"
-        "    worker_pool._GIVE_UP_AFTER_S = 2.0\n"
-        "threading.Thread(target=hurry, daemon=True).start()\n"
-        "sys.exit(__main__.main([]))"
-    )
-    rewarder = start_rewarder(command=(sys.executable, "-c", impatient), TMPDIR=str(directory))
-    rewarder.wait_until_ready()
-    is_ready.touch()  # on a busy machine the first worker needs longer than that
-    (server,) = fork_servers(rewarder.process.pid)
-    shutil.rmtree(directory)  # the path of the next fork server's socket
-    os.kill(server, signal.SIGKILL)
-    assert rewarder.process.wait(timeout=120) == 1
-    (reason,) = (line for line in rewarder.log().splitlines() if '"CRITICAL"' in line)
-    assert "no reward worker could be started for" in reason

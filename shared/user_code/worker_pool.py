@@ -1,12 +1,12 @@
-"""Shares a few warm reward workers among many callers, and replaces workers that were killed.
+"""Shares a few warm workers among many callers, and replaces workers that were killed.
 
     lane A: [call, call, call] --+
     lane B: [call] --------------+--> next free worker --> started --> answered        --> free again
     lane C: [call, call] --------+    lanes take turns            +--> deadline, crash --> killed and replaced
 
-A lane is a run, or the HTTP routes. If a lane has many or slow calls, the others wait for a free worker, but not for
-its whole queue. A function's deadline does not run while the call waits or while its module is imported: both have
-limits of their own. A call whose worker died is tried once more, because the cause is not known.
+A lane is a run, or the HTTP routes, for example. If a lane has many or slow calls, the others wait for a free worker,
+but not for its whole queue. A function's deadline does not run while the call waits or while its module is imported:
+both have limits of their own. A call whose worker died is tried once more, because the cause is not known.
 """
 
 import asyncio
@@ -14,19 +14,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, NoReturn, Self
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NoReturn, Protocol, Self
 
 import msgspec
 
-from services.rewarder.python_functions.fork_server import WorkerStartError, end_fork_server
-from services.rewarder.python_functions.inspections import Inspections
-from services.rewarder.python_functions.module_sources import Sources
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Answer, Task
-from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
-from services.rewarder.reward_failure import RewardFailure
-from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
 from shared.errors import UnavailableError
+from shared.user_code.call_failure import CallFailure
+from shared.user_code.fork_server import WorkerStartError, end_fork_server
+from shared.user_code.inspections import Inspections
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import Sources
+from shared.user_code.task_kind import AnswerT, DescriptionT, TaskKind
+from shared.user_code.worker_frames import Refused, Task
+from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -51,27 +52,42 @@ class _DiedOfItError(Exception):
         self.seconds = seconds
 
 
-class WorkerPool:
-    """``num_workers`` processes for synchronous reward functions. Use it as an async context manager."""
+class PoolMetrics(Protocol):
+    """The service's metrics of its workers."""
+
+    def worker_replaced(self, reason: str) -> None:
+        """Count a worker that is replaced: ``died``, ``renewed``, ``cancelled``, or the outcome of a failed call."""
+        ...
+
+    def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
+        """Count a call that waits for a worker, as long as the block runs."""
+        ...
+
+
+class WorkerPool(Generic[AnswerT, DescriptionT]):
+    """``num_workers`` processes for one kind of task. Use it as an async context manager."""
 
     def __init__(
         self,
+        kind: TaskKind[AnswerT, DescriptionT],
         *,
         num_workers: int,
         limits: Limits,
         queue_timeout_s: float,
         import_timeout_s: float,
-        metrics: RewarderMetrics,
+        metrics: PoolMetrics,
     ) -> None:
+        self._kind = kind
+        self._role = kind.places.role
         self._num_workers = num_workers
         self._limits = limits
         self._queue_timeout_s = queue_timeout_s
         self._import_timeout_s = import_timeout_s
         self._metrics = metrics
-        self._idle: deque[WorkerProcess] = deque()
-        self._waiting: dict[str, deque[asyncio.Future[WorkerProcess]]] = {}
+        self._idle: deque[WorkerProcess[AnswerT, DescriptionT]] = deque()
+        self._waiting: dict[str, deque[asyncio.Future[WorkerProcess[AnswerT, DescriptionT]]]] = {}
         self._replacing: set[asyncio.Task[object]] = set()
-        self._alive: set[WorkerProcess] = set()
+        self._alive: set[WorkerProcess[AnswerT, DescriptionT]] = set()
         self._first_failure_at: float | None = None
         self._num_failures = 0
         self._failure: BaseException | None = None
@@ -79,7 +95,7 @@ class WorkerPool:
         self._said: set[tuple[str, str]] = set()
         self._generation = 0
         self._is_closing = False
-        self.inspections = Inspections(limits, num_at_once=max(2, num_workers))
+        self.inspections = Inspections(limits, kind, num_at_once=max(2, num_workers))
         """Inspections of functions that workers would import. They run in separate processes."""
 
     async def __aenter__(self) -> Self:
@@ -124,14 +140,15 @@ class WorkerPool:
         lane: str,
         timeout_s: float,
         sources: Sources | None = None,
-    ) -> tuple[Answer, float]:
-        """Run a reward function in a worker; return its answer and the seconds that it ran.
+    ) -> tuple[AnswerT, float]:
+        """Run a function in a worker; return its answer and the seconds that it ran.
 
         ``sources`` is the version of its module. A worker that was given another version of one of these files is
         replaced first.
 
         Raises:
-            RewardFailure: No worker became free in time, a deadline passed, or two workers died.
+            CallFailure: No worker became free in time, a deadline passed, the function cannot be loaded, or two workers
+                died.
         """
         died: list[_DiedOfItError] = []
         while len(died) < _MAX_DEATHS:
@@ -146,18 +163,24 @@ class WorkerPool:
                 died.append(error)
         how = ", and then ".join(dict.fromkeys(error.how for error in died))
         seconds = sum(error.seconds for error in died)
-        raise RewardFailure("error", f"its worker process died twice: {how}", seconds=seconds)
+        raise CallFailure("error", f"its worker process died twice: {how}", seconds=seconds)
 
     def _say_once(self, function: str, how: str) -> None:
         if len(self._said) >= _MAX_SAID:
             self._said.clear()
         if (function, how) not in self._said:
             self._said.add((function, how))
-            log.warning("reward %s: its worker process died: %s (logged once)", function, how)
+            log.warning("%s %s: its worker process died: %s (logged once)", self._role, function, how)
 
     async def _call(
-        self, worker: WorkerProcess, function: str, call: bytes, *, timeout_s: float, sources: Sources | None
-    ) -> tuple[Answer, float]:
+        self,
+        worker: WorkerProcess[AnswerT, DescriptionT],
+        function: str,
+        call: bytes,
+        *,
+        timeout_s: float,
+        sources: Sources | None,
+    ) -> tuple[AnswerT, float]:
         began_at = time.monotonic()
         try:
             task = Task(function, msgspec.Raw(call), timeout_s, self._import_timeout_s)
@@ -167,13 +190,15 @@ class WorkerPool:
         except WorkerDiedError as error:
             how = await self._discard(worker, reason="died")
             raise _DiedOfItError(error.why or how, time.monotonic() - began_at) from error
-        except RewardFailure as failure:
+        except CallFailure as failure:
             await self._discard(worker, reason=failure.outcome)
             raise
         except BaseException:  # cancelled: the run is over, and the answer is not needed
             self._in_background(self._discard(worker, reason="cancelled"))
             raise
         self._release(worker)
+        if isinstance(answer, Refused):
+            raise CallFailure("error", answer.detail)
         return answer, seconds
 
     def renew(self) -> None:
@@ -183,16 +208,16 @@ class WorkerPool:
         for worker in idle:
             self._in_background(self._discard(worker, reason="renewed"))
 
-    async def _acquire(self, lane: str) -> WorkerProcess:
+    async def _acquire(self, lane: str) -> WorkerProcess[AnswerT, DescriptionT]:
         while self._idle:
             worker = self._idle.popleft()
             if not worker.is_gone:
                 return worker
             self._in_background(self._discard(worker, reason="died"))
-        waiter: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[WorkerProcess[AnswerT, DescriptionT]] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(lane, deque()).append(waiter)
         try:
-            with self._metrics.queued.labels("workers", lane_kind(lane)).track_inprogress():
+            with self._metrics.waiting_for_worker(lane):
                 async with asyncio.timeout(self._queue_timeout_s):
                     return await waiter
         except BaseException as error:
@@ -200,12 +225,13 @@ class WorkerPool:
                 self._release(waiter.result())
             if isinstance(error, TimeoutError):
                 detail = (
-                    f"no reward worker became free within {self._queue_timeout_s:g} s; set HEADRACE_NUM_REWARD_WORKERS"
+                    f"no {self._role} worker became free within {self._queue_timeout_s:g} s; set "
+                    f"HEADRACE_NUM_{self._role.upper()}_WORKERS"
                 )
-                raise RewardFailure("overload", detail) from error
+                raise CallFailure("overload", detail) from error
             raise
 
-    def _release(self, worker: WorkerProcess) -> None:
+    def _release(self, worker: WorkerProcess[AnswerT, DescriptionT]) -> None:
         if worker.generation < self._generation:
             self._in_background(self._discard(worker, reason="renewed"))
             return
@@ -220,9 +246,9 @@ class WorkerPool:
                 return
         self._idle.append(worker)
 
-    async def _discard(self, worker: WorkerProcess, *, reason: str) -> str:
+    async def _discard(self, worker: WorkerProcess[AnswerT, DescriptionT], *, reason: str) -> str:
         self._alive.discard(worker)
-        self._metrics.worker_kills.labels(reason).inc()
+        self._metrics.worker_replaced(reason)
         self._in_background(self._replace())
         return await worker.kill()
 
@@ -231,7 +257,7 @@ class WorkerPool:
             try:
                 await self._start_one()
             except WorkerStartError as error:
-                log.error("no new reward worker could be started (%s), trying again", error)  # noqa: TRY400
+                log.error("no new %s worker could be started (%s), trying again", self._role, error)  # noqa: TRY400
                 self._give_up_if_useless(error)
                 await asyncio.sleep(_RESTART_PAUSE_S)
             else:
@@ -245,11 +271,11 @@ class WorkerPool:
         failing_s = now - self._first_failure_at
         if self.num_alive or failing_s < _GIVE_UP_AFTER_S or self._num_failures < _GIVE_UP_AFTER_FAILURES:
             return
-        raise UnavailableError(f"no reward worker could be started for {failing_s:.0f} s: {error}") from error
+        raise UnavailableError(f"no {self._role} worker could be started for {failing_s:.0f} s: {error}") from error
 
     async def _start_one(self) -> None:
         generation = self._generation
-        worker = await WorkerProcess.start(self._limits)
+        worker = await WorkerProcess[AnswerT, DescriptionT].start(self._limits, self._kind)
         self._first_failure_at = None
         if self._is_closing:
             await worker.kill()
@@ -259,7 +285,7 @@ class WorkerPool:
         self._release(worker)
 
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work, name="reward worker replacement")
+        task = asyncio.create_task(work, name=f"{self._role} worker replacement")
         self._replacing.add(task)
         task.add_done_callback(self._look_at)
 

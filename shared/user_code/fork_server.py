@@ -1,6 +1,6 @@
-"""Starts reward workers through multiprocessing's fork server, and describes how they ended.
+"""Starts workers through multiprocessing's fork server, and describes how they ended.
 
-    start --> fork server, which has math-verify loaded --> worker: about 10 ms
+    start --> fork server, which has made the slow imports --> worker: about 10 ms
                  killed:  the start fails, and the next start makes a new fork server
                  hangs:   killed after a minute, then as above
 
@@ -16,14 +16,15 @@ import threading
 from concurrent.futures import Future
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
-from services.rewarder.python_functions import reward_worker
-from services.rewarder.python_functions.reward_worker import Limits
 from shared.service.signal_names import signal_name
+from shared.user_code import worker
+from shared.user_code.limits import Limits
+from shared.user_code.task_kind import TaskKind
 
-PRELOAD = ["services.rewarder.python_functions.reward_worker", "services.rewarder.built_ins.accuracy"]
 _START_TIMEOUT_S = 60.0
 _JOIN_TIMEOUT_S = 5.0
 _UNKNOWN = 255
@@ -77,7 +78,7 @@ class StartedWorker:
         return describe_exit(exit_code)
 
 
-def start(channel: socket.socket, limits: Limits) -> "Future[StartedWorker]":
+def start(channel: socket.socket, limits: Limits, kind: TaskKind[Any, Any]) -> "Future[StartedWorker]":
     """Start a worker with its end of the socket, in a daemon thread that does not keep the process alive.
 
     The future's exception is a WorkerStartError.
@@ -87,14 +88,14 @@ def start(channel: socket.socket, limits: Limits) -> "Future[StartedWorker]":
 
     def start_it() -> None:
         try:
-            started.set_result(_start(channel, limits))
+            started.set_result(_start(channel, limits, kind))
         except BaseException as error:  # noqa: BLE001  raised again where the future is awaited
             started.set_exception(error)
         finally:
             channel.close()
 
     try:
-        threading.Thread(target=start_it, name="start of a reward worker", daemon=True).start()
+        threading.Thread(target=start_it, name="start of a worker", daemon=True).start()
     except RuntimeError as error:
         channel.close()
         started.set_exception(WorkerStartError(f"no thread can be started: {error}"))
@@ -122,8 +123,10 @@ def describe_exit(exit_code: int) -> str:
     return f"it was killed by {name}{hints.get(name, '')}"
 
 
-def _start(channel: socket.socket, limits: Limits) -> StartedWorker:
-    process = _context().Process(target=reward_worker.main, args=(channel, limits), name="reward worker")
+def _start(channel: socket.socket, limits: Limits, kind: TaskKind[Any, Any]) -> StartedWorker:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__, *kind.preload])
+    process = context.Process(target=worker.main, args=(channel, limits, kind), name=f"{kind.places.role} worker")
     has_stood_still = threading.Event()
 
     def give_up() -> None:
@@ -147,12 +150,6 @@ def _start(channel: socket.socket, limits: Limits) -> StartedWorker:
             raise WorkerStartError(why) from error
         finally:
             patience.cancel()
-
-
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    return context
 
 
 def _server_pid() -> int | None:

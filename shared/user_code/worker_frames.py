@@ -1,35 +1,36 @@
-"""The messages between the service and a reward worker, over a socket: msgpack, never pickle.
+"""The messages between the service and a worker, over a socket: msgpack, never pickle.
 
     service                                  worker
        <------------------------------ Ready         limits are set, waiting
        Task ------------------------->               import the function's module (import deadline)
        <------------------------------ Started       the function's own deadline begins here
-       <------------------------------ Answer
+       <------------------------------ an answer
+         or, instead of both:          Refused       the function cannot be loaded
     or, in a separate worker:
        Inspect ---------------------->
-       <------------------------------ Inspected, or Refused with the reason
+       <------------------------------ a description, or Refused with the reason
+
+The kind of task (task_kind.py) defines its answers and descriptions.
 
 A frame is four bytes of length, big-endian, then msgpack of this length.
 """
 
 import socket
 import struct
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from services.rewarder.python_functions.module_sources import Sources
-from services.rewarder.reward_call import Verdict
 from shared.message_invariants import Seconds
+from shared.user_code.module_sources import Sources
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 128 * 1024 * 1024
 _FrameT = TypeVar("_FrameT")
-Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
-    """Call ``function`` with ``call``, an encoded RewardCall.
+    """Call ``function`` with ``call``, the arguments as the kind of task encodes them.
 
     The worker limits its processor time with ``timeout_s``, and that of importing its module with ``import_timeout_s``.
     ``version`` is the key of the module's version; if empty, the current file is used. ``sources`` is this version, or
@@ -63,31 +64,6 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """The function is loaded and about to be called."""
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
-    """One verdict per completion.
-
-    ``trace`` is the stack trace for the log if the function raised. ``version`` is the version of the function,
-    endpoint or model.
-    """
-
-    verdicts: list[Verdict]
-    trace: str = ""
-    version: str = ""
-
-
-class Inspected(msgspec.Struct, frozen=True, tag=True):
-    """The description of a function. The dataset needs one column from each inner list of ``required_columns``.
-
-    ``sources`` is the version of a Python function's module.
-    """
-
-    kind: Kind
-    summary: str = ""
-    required_columns: list[list[str]] = []
-    sources: Sources | None = None
-    version: str = ""
-
-
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """The function cannot be used. ``detail`` says why, and what to do."""
 
@@ -95,21 +71,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Task | Inspect
-Reply = Ready | Started | Answer | Inspected | Refused
+Reply = Ready | Started | Refused
+"""The replies of every kind of task."""
 
 encode_frame_body = msgspec.msgpack.Encoder().encode
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def decode_request(data: bytes) -> Request:
     """Return the request in a frame; raises msgspec.DecodeError if it is not valid."""
     return decode_frame(_request_decoder, data)
-
-
-def decode_reply(data: bytes) -> Reply:
-    """Return the reply in a frame; raises msgspec.DecodeError if it is not valid."""
-    return decode_frame(_reply_decoder, data)
 
 
 def decode_frame(decoder: "msgspec.msgpack.Decoder[_FrameT]", data: bytes) -> _FrameT:

@@ -1,11 +1,13 @@
-"""Decides where reward functions may come from: the operator's directories, and packages that the operator names.
+"""Decides where users' functions may come from: the operator's directories, and packages that the operator names.
 
     module --specs--> in HEADRACE_REWARD_MODULES?   imported as Python finds it
                       in HEADRACE_REWARD_PATH?      the file found there, and no other of that name
                       else                          refused
 
+For tools, the options are HEADRACE_TOOL_MODULES and HEADRACE_TOOL_PATH.
+
 A user with a key may name any module, and importing a module runs it. Therefore the decision is made before any import,
-by looking only at files. A file in a reward path is refused if it has the name of a standard library module, an
+by looking only at files. A file in a path is refused if it has the name of a standard library module, an
 installed package or a headrace package, or if it is a link that leads out of the path.
 """
 
@@ -37,16 +39,30 @@ _LOADERS = (
 )
 
 
-class RewardPlaces(msgspec.Struct, frozen=True):
-    """The places that reward functions may come from.
+class Places(msgspec.Struct, frozen=True):
+    """The places that functions may come from.
 
     Args:
         directories: The directories of HEADRACE_REWARD_PATH, absolute.
         packages: The dotted names of HEADRACE_REWARD_MODULES. Each includes all its submodules.
+        role: ``reward`` or ``tool``. The names of options contain it.
+        service: The service that runs them, for messages.
     """
 
     directories: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    role: str = "reward"
+    service: str = "rewarder"
+
+    @property
+    def path_option(self) -> str:
+        """The option that names the directories."""
+        return f"HEADRACE_{self.role.upper()}_PATH"
+
+    @property
+    def modules_option(self) -> str:
+        """The option that names the packages."""
+        return f"HEADRACE_{self.role.upper()}_MODULES"
 
     def names(self, module: str) -> bool:
         """Return whether the operator has named the module, or a package that contains it."""
@@ -65,7 +81,7 @@ class RewardPlaces(msgspec.Struct, frozen=True):
         """Return the specs to import for the module and its packages; an empty mapping if the operator named it.
 
         Raises:
-            UserError: Reward functions may not come from this module. Nothing has been imported.
+            UserError: Functions may not come from this module. Nothing has been imported.
         """
         if self.names(module):
             return {}
@@ -73,8 +89,8 @@ class RewardPlaces(msgspec.Struct, frozen=True):
         if is_reserved(top):
             whose = "headrace itself" if top in _OURS else "Python's standard library"
             raise UserError(
-                f"reward functions cannot come from {module}: {top} is part of {whose}. Write a function of your own, "
-                "in a module with another name"
+                f"{self.role} functions cannot come from {module}: {top} is part of {whose}. Write a function of your "
+                "own, in a module with another name"
             )
         specs: dict[str, ModuleSpec] = {}
         found: ModuleSpec | None = None
@@ -93,7 +109,7 @@ class RewardPlaces(msgspec.Struct, frozen=True):
             self._require_inside(module, spec)
         if (hidden_by := _hidden_by(specs[top], self.directories)) is not None:
             raise UserError(
-                f"{module} of HEADRACE_REWARD_PATH is hidden by {hidden_by}, which Python finds first: rename it, for "
+                f"{module} of {self.path_option} is hidden by {hidden_by}, which Python finds first: rename it, for "
                 f"example to my_{top}"
             )
         return specs
@@ -103,25 +119,25 @@ class RewardPlaces(msgspec.Struct, frozen=True):
         files = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or ())
         if not all(_is_below(os.path.realpath(file), roots) for file in files):
             raise UserError(
-                f"reward functions cannot come from {module}: {spec.name} is a link that leads out of the directories "
-                "of HEADRACE_REWARD_PATH. Add the directory that it leads to, or copy the file"
+                f"{self.role} functions cannot come from {module}: {spec.name} is a link that leads out of the "
+                f"directories of {self.path_option}. Add the directory that it leads to, or copy the file"
             )
 
     def _no_such_module(self, module: str) -> str:
         file = f"{module.partition('.')[0]}.py"
         if self.directories:
             directories = os.pathsep.join(self.directories)
-            where = f"put {file} into one of the directories of HEADRACE_REWARD_PATH ({directories})"
+            where = f"put {file} into one of the directories of {self.path_option} ({directories})"
         else:
-            where = f"set HEADRACE_REWARD_PATH to the directory that holds {file} and start the rewarder again"
+            where = f"set {self.path_option} to the directory that holds {file} and start the {self.service} again"
         return (
             f"no module named {module}: {where}. If it is an installed module, the operator must name it in "
-            f"HEADRACE_REWARD_MODULES (now: {', '.join(self.packages) or 'none'})"
+            f"{self.modules_option} (now: {', '.join(self.packages) or 'none'})"
         )
 
 
 def parse_modules(text: str) -> tuple[str, ...]:
-    """Return the modules in HEADRACE_REWARD_MODULES, which are separated by commas.
+    """Return the modules in HEADRACE_REWARD_MODULES or HEADRACE_TOOL_MODULES, which are separated by commas.
 
     Raises:
         ValueError: A name is not a module name, or is part of Python's standard library.
@@ -141,7 +157,7 @@ def parse_modules(text: str) -> tuple[str, ...]:
 
 
 def is_reserved(top: str) -> bool:
-    """Return whether a reward module must not have this name, because Python or headrace uses it."""
+    """Return whether a user's module must not have this name, because Python or headrace uses it."""
     return top in sys.stdlib_module_names or top in sys.builtin_module_names or top in _OURS
 
 

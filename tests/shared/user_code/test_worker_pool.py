@@ -8,19 +8,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.rewarder.python_functions.worker_frames import Inspect, Inspected, Refused, Started, Task
-from services.rewarder.python_functions.worker_pool import WorkerPool
-from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
-from services.rewarder.reward_failure import RewardFailure
+from services.rewarder.python_functions.reward_tasks import RewardPool
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from shared.user_code.call_failure import CallFailure
+from shared.user_code.worker_frames import Inspect, Refused, Started, Task
+from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
 from tests.eventually import eventually
-from tests.rewarder.conftest import LIMITS, call_with, descendants, is_running, is_worker, until, user, wait_for
+from tests.rewarder.conftest import LIMITS, TASKS, call_with, descendants, is_running, is_worker, until, user, wait_for
 
 
 def one_worker(
     metrics: RewarderMetrics, *, queue_timeout_s: float = 30.0, import_timeout_s: float = 30.0
-) -> WorkerPool:
-    return WorkerPool(
+) -> RewardPool:
+    return RewardPool(
+        TASKS,
         num_workers=1,
         limits=LIMITS,
         queue_timeout_s=queue_timeout_s,
@@ -35,7 +37,7 @@ ONE = msgspec.msgpack.encode(call_with("a"))
 async def test_a_lane_with_one_call_does_not_wait_for_the_queue_of_another(metrics: RewarderMetrics) -> None:
     finished: list[str] = []
 
-    async def call(pool: WorkerPool, lane: str) -> None:
+    async def call(pool: RewardPool, lane: str) -> None:
         await pool.call(user("one"), ONE, lane=lane, timeout_s=120)
         finished.append(lane)
 
@@ -71,7 +73,7 @@ async def test_a_call_that_no_worker_gets_free_for_is_overload(metrics: Rewarder
     async with one_worker(metrics, queue_timeout_s=0.2) as pool:
         hanging = asyncio.create_task(pool.call(user("hangs"), ONE, lane="a", timeout_s=60))
         await asyncio.sleep(0)
-        with pytest.raises(RewardFailure) as caught:
+        with pytest.raises(CallFailure) as caught:
             await pool.call(user("one"), ONE, lane="b", timeout_s=5)
         assert caught.value.outcome == "overload"
         assert not hanging.done()
@@ -83,7 +85,7 @@ async def test_a_module_that_never_finishes_importing_is_a_timeout_and_its_worke
     metrics: RewarderMetrics,
 ) -> None:
     async with one_worker(metrics, import_timeout_s=8.0) as pool:
-        with pytest.raises(RewardFailure, match="importing its module took longer than 8 s"):
+        with pytest.raises(CallFailure, match="importing its module took longer than 8 s"):
             await pool.call("hanging_rewards:f", ONE, lane="a", timeout_s=0.1)
         answer, _ = await pool.call(user("one"), ONE, lane="a", timeout_s=120)
     assert answer.verdicts[0].value == 1.0
@@ -117,7 +119,7 @@ async def test_a_worker_that_died_while_idle_is_replaced_before_its_next_call(me
 
 async def test_children_of_a_worker_that_ended_by_itself_end_too(tmp_path: Path) -> None:
     call = msgspec.msgpack.encode(call_with("a", pid_file=str(tmp_path / "pid")))
-    worker = await WorkerProcess.start(LIMITS)
+    worker = await WorkerProcess[Answer, Inspected].start(LIMITS, TASKS)
     await worker.send(Task(user("starts_a_child_and_exits"), msgspec.Raw(call), 60, 60))
     assert isinstance(await worker.receive(), Started)
     with pytest.raises(WorkerDiedError):
@@ -129,7 +131,7 @@ async def test_children_of_a_worker_that_ended_by_itself_end_too(tmp_path: Path)
 
 async def test_a_worker_that_says_what_cannot_be_read_is_an_error_and_is_replaced(metrics: RewarderMetrics) -> None:
     async with one_worker(metrics) as pool:
-        with pytest.raises(RewardFailure) as caught:
+        with pytest.raises(CallFailure) as caught:
             await pool.call(user("speaks_for_the_worker"), ONE, lane="a", timeout_s=60)
         assert caught.value.outcome == "error"
         answer, _ = await pool.call(user("one"), ONE, lane="a", timeout_s=60)
@@ -148,7 +150,7 @@ async def test_the_processor_time_of_an_import_is_bounded_by_its_own_deadline(me
 class Held:
     """Plays processes that import modules: the imports of ``held`` modules never return."""
 
-    def __init__(self, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, pool: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_held = 0
         monkeypatch.setattr(pool.inspections, "_ask_new_process", self.ask)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder.python_functions.module_sources import (
+from shared.errors import UserError
+from shared.user_code.module_sources import (
     MAX_SOURCE_BYTES,
     SourceFile,
     complete,
     version_of,
 )
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from shared.errors import UserError
+from shared.user_code.places import Places
 
 pytestmark = pytest.mark.unit
 
@@ -44,7 +44,7 @@ def test_several_files_make_one_version_whatever_their_order_and_wherever_they_l
 
 
 def test_a_module_is_on_the_path_only_where_its_name_says() -> None:
-    places = RewardPlaces(("/rewards",))
+    places = Places(("/rewards",))
     assert places.holds("mine", "/rewards/mine.py")
     assert places.holds("mine", "/rewards/mine/__init__.py")
     assert places.holds("mine.part", "/rewards/mine/part.py")
@@ -70,7 +70,7 @@ def f():
     written(tmp_path, "lazy_pack/deeper.py", "from ..outside import x")
     sys.path.append(str(tmp_path))
     try:
-        sources = complete("main", recorded, RewardPlaces((str(tmp_path),)))
+        sources = complete("main", recorded, Places((str(tmp_path),)))
     finally:
         sys.path.remove(str(tmp_path))
     assert [item.module for item in sources.files] == [
@@ -89,17 +89,17 @@ def f():
 def test_more_source_than_a_worker_is_sent_is_refused() -> None:
     code = "#" * (MAX_SOURCE_BYTES + 1)
     with pytest.raises(UserError, match="main and what it imports have 16777217 bytes of source"):
-        complete("main", {"main": file("main", code)}, RewardPlaces())
+        complete("main", {"main": file("main", code)}, Places())
 
 
 MIXED = """
 import sys
 from pathlib import Path
-from services.rewarder.python_functions.function_loading import load_function, read_function
-from services.rewarder.python_functions.reward_places import RewardPlaces
+from shared.user_code.function_loading import load_function, read_function
+from shared.user_code.places import Places
 
 directory = sys.argv[1]
-places = RewardPlaces((directory,))
+places = Places((directory,))
 main, part = Path(directory, "main.py"), Path(directory, "pack", "part.py")
 main.write_text("from pack import part\\ndef f(**_): return part.VALUE")
 versions = []

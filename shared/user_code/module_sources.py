@@ -1,14 +1,14 @@
-"""Keeps the Python files of a reward function in memory as a snapshot, and imports modules from the snapshot.
+"""Keeps the Python files of a user's function in memory as a snapshot, and imports modules from the snapshot.
 
     files on disk --recorded by a separate process--> Sources --used by any process, at any time--> the same modules
 
-A version is a snapshot of the function's own module and of all modules of HEADRACE_REWARD_PATH that are imported with
-it or named in an ``import`` in one of its files. Later changes on disk, such as half-written or deleted files, do not
-affect imports from a snapshot, so no worker mixes two versions of a file.
+A version is a snapshot of the function's own module and of all modules of the operator's directories that are imported
+with it or named in an ``import`` of its files. Later changes on disk, such as half-written or deleted files, do
+not affect imports from a snapshot, so no worker mixes two versions of a file.
 
-In the service itself, where async functions run, imports at call time use the version that was used last. Two kinds of
-modules are in no version and always come from the disk: libraries, and modules whose name is computed at call time
-(``importlib.import_module(name)``).
+In the service itself, where the rewarder runs async functions, imports at call time use the version that was used last.
+Two kinds of modules are in no version and always come from the disk: libraries, and modules whose name is computed at
+call time (``importlib.import_module(name)``).
 """
 
 import ast
@@ -26,8 +26,8 @@ from types import CodeType, ModuleType
 
 import msgspec
 
-from services.rewarder.python_functions.reward_places import RewardPlaces, is_reserved, places_of
 from shared.errors import UserError
+from shared.user_code.places import Places, is_reserved, places_of
 
 VERSION_CHARACTERS = 12
 MAX_SOURCE_BYTES = 16 * 1024 * 1024
@@ -47,7 +47,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """One version of ``module``: its own file first, then the files that it imports from the reward path.
+    """One version of ``module``: its own file first, then the files that it imports from the places of functions.
 
     ``version`` is the first digits of the SHA-256 of its file. With several files, it is that of the list of hashes.
     """
@@ -100,13 +100,13 @@ class _MemoryLoader(importlib.abc.InspectLoader):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder):
-    """Finds modules in memory. While recording, it first reads modules of the reward path into memory."""
+    """Finds modules in memory. While recording, it first reads modules of the places into memory."""
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
         self._used: dict[str, str] = {}  # by module: the key of the version that was used last
         self._chosen: dict[str, ModuleSpec] = {}
-        self._recording: tuple[str, RewardPlaces, dict[str, SourceFile]] | None = None
+        self._recording: tuple[str, Places, dict[str, SourceFile]] | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -123,8 +123,8 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         self._chosen |= specs
 
     @contextlib.contextmanager
-    def recording(self, module: str, places: RewardPlaces) -> Generator[dict[str, SourceFile]]:
-        """Yield a dict that collects ``module`` and the modules of the reward path as they are imported."""
+    def recording(self, module: str, places: Places) -> Generator[dict[str, SourceFile]]:
+        """Yield a dict that collects ``module`` and the modules of the places as they are imported."""
         recorded: dict[str, SourceFile] = {}
         self._recording = (module, places, recorded)
         try:
@@ -150,7 +150,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         name: str,
         path: Sequence[str] | None,
         module: str,
-        places: RewardPlaces,
+        places: Places,
         into: dict[str, SourceFile],
     ) -> SourceFile | None:
         if name in sys.builtin_module_names:
@@ -199,7 +199,7 @@ def is_on_disk(files: Iterable[SourceFile]) -> bool:
         return False
 
 
-def complete(module: str, recorded: Mapping[str, SourceFile], places: RewardPlaces) -> Sources:
+def complete(module: str, recorded: Mapping[str, SourceFile], places: Places) -> Sources:
     """Return the recorded version of ``module``, plus the modules that it imports only when its functions are called.
 
     Raises:
@@ -220,14 +220,14 @@ def complete(module: str, recorded: Mapping[str, SourceFile], places: RewardPlac
     return Sources(module, version_of(ordered), tuple(ordered))
 
 
-def _find(module: str, places: RewardPlaces) -> Path | None:
-    """Return the file of a module on the reward path, without importing anything."""
+def _find(module: str, places: Places) -> Path | None:
+    """Return the file of a module in the directories, without importing anything."""
     top = module.partition(".")[0]
     if is_reserved(top):
         return None
     spec = PathFinder.find_spec(top)
     if spec is None or (spec.origin is not None and not places.holds(top, spec.origin)):
-        return None  # a library, which Python finds before the reward path
+        return None  # a library, which Python finds before them
     candidates = (path for directory in places.directories for path in reversed(places_of(module, directory)))
     return next((path for path in candidates if path.is_file()), None)
 

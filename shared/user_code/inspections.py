@@ -1,4 +1,4 @@
-"""Imports reward modules in separate processes, and describes their functions.
+"""Imports users' modules in separate processes, and describes their functions.
 
 Importing a module runs the user's code, so each import has a new process that ends afterwards. Nothing of the module
 stays in the service or in a worker that other calls wait for.
@@ -7,25 +7,28 @@ stays in the service or in a worker that other calls wait for.
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic
 
-from services.rewarder.python_functions.fork_server import WorkerStartError
-from services.rewarder.python_functions.module_sources import Sources
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Inspect, Inspected, Refused, Reply
-from services.rewarder.python_functions.worker_process import WorkerDiedError, WorkerProcess
+from shared.user_code.fork_server import WorkerStartError
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import Sources
+from shared.user_code.task_kind import AnswerT, DescriptionT, TaskKind
+from shared.user_code.worker_frames import Inspect, Refused, Reply
+from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
 
 
-class Inspections:
+class Inspections(Generic[AnswerT, DescriptionT]):
     """Runs a limited number of inspections at a time. Background inspections leave one place free for the others.
 
     Args:
         limits: The limits of each process.
+        kind: Describes the functions.
         num_at_once: Most inspections at a time, at least two.
     """
 
-    def __init__(self, limits: Limits, *, num_at_once: int) -> None:
+    def __init__(self, limits: Limits, kind: TaskKind[AnswerT, DescriptionT], *, num_at_once: int) -> None:
         self._limits = limits
+        self._kind = kind
         self._places = asyncio.Semaphore(num_at_once)
         self._background_places = asyncio.Semaphore(num_at_once - 1)
 
@@ -37,14 +40,14 @@ class Inspections:
         sources: Sources | None = None,
         kwargs: Mapping[str, Any] | None = None,
         in_background: bool = False,
-    ) -> Inspected | Refused:
+    ) -> DescriptionT | Refused:
         """Import the function's module in a new process and describe the function, or return why it is refused.
 
         Args:
             function: The function's name.
             timeout_s: Limit for everything together, in seconds: the wait for a place, the process and the import.
             sources: The version of the module; the current files if left out.
-            kwargs: The keyword arguments of ``reward_kwargs`` to check. The required columns do not depend on them.
+            kwargs: Keyword arguments to check.
             in_background: Whether no caller waits for the result. One place is kept free for other inspections.
         """
         module = function.partition(":")[0]
@@ -62,11 +65,11 @@ class Inspections:
             if not is_begun:
                 return Refused(f"{module} had to wait for {shown_s} s until other modules were imported; try again")
             return Refused(f"importing {module} took longer than {shown_s} s")
-        if not isinstance(reply, Inspected | Refused):
-            return Refused(f"the reward worker sent an unexpected {type(reply).__name__}")
+        if not isinstance(reply, (self._kind.description_type, Refused)):
+            return Refused(f"the {self._kind.places.role} worker sent an unexpected {type(reply).__name__}")
         return reply
 
-    async def _ask_new_process(self, request: Inspect) -> Reply:
+    async def _ask_new_process(self, request: Inspect) -> Reply | AnswerT | DescriptionT:
         """Send the request to a new process. Try a second time if the process does not start or dies.
 
         The first failure may have another cause than the module.
@@ -75,7 +78,7 @@ class Inspections:
         refused = Refused("")
         for _ in range(2):
             try:
-                worker = await WorkerProcess.start(self._limits)
+                worker = await WorkerProcess[AnswerT, DescriptionT].start(self._limits, self._kind)
             except WorkerStartError as error:
                 refused = Refused(f"no process could be started to import {module}: {error}; try again")
                 continue

@@ -1,6 +1,6 @@
-"""The service's side of a reward worker: starts it, exchanges frames with it, and kills it.
+"""The service's side of a worker: starts it, exchanges frames with it, and kills it.
 
-A fork server that has math-verify loaded starts the worker in about 10 ms. Killing it kills its whole session.
+Killing a worker kills its whole process session.
 """
 
 import asyncio
@@ -9,27 +9,27 @@ import os
 import signal
 import socket
 import time
-from typing import Self
+from typing import Any, Generic, Self
 
 import msgspec
 
-from services.rewarder.python_functions import fork_server
-from services.rewarder.python_functions.fork_server import StartedWorker, WorkerStartError
-from services.rewarder.python_functions.module_sources import SourceFile, Sources
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import (
+from shared.user_code import fork_server
+from shared.user_code.call_failure import CallFailure
+from shared.user_code.fork_server import StartedWorker, WorkerStartError
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import SourceFile, Sources
+from shared.user_code.task_kind import AnswerT, DescriptionT, TaskKind
+from shared.user_code.worker_frames import (
     HEADER,
     MAX_FRAME_BYTES,
-    Answer,
     Ready,
+    Refused,
     Reply,
     Request,
     Started,
     Task,
-    decode_reply,
     encode_frame_body,
 )
-from services.rewarder.reward_failure import RewardFailure
 
 _SET_UP_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
@@ -49,10 +49,17 @@ class WorkerDiedError(Exception):
         self.why = why
 
 
-class WorkerProcess:
+class WorkerProcess(Generic[AnswerT, DescriptionT]):
     """A worker process. ``start`` makes it and ``kill`` ends it. It handles one request at a time."""
 
-    def __init__(self, process: StartedWorker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        kind: TaskKind[AnswerT, DescriptionT],
+        process: StartedWorker,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._kind = kind
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -62,9 +69,9 @@ class WorkerProcess:
         self.generation = 0
 
     @classmethod
-    async def start(cls, limits: Limits) -> Self:
+    async def start(cls, limits: Limits, kind: TaskKind[AnswerT, DescriptionT]) -> Self:
         """Return a worker that waits for requests; raises WorkerStartError."""
-        worker = cls(*await _connect_new_process(limits))
+        worker = cls(kind, *await _connect_new_process(limits, kind))
         try:
             async with asyncio.timeout(_SET_UP_TIMEOUT_S):
                 reply = await worker.receive()
@@ -99,11 +106,11 @@ class WorkerProcess:
         self._files |= {file.module: file for file in sources.files}
         return sources
 
-    async def answer(self, task: Task) -> tuple[Answer, float]:
-        """Return the answer to a task, and the seconds that the function ran.
+    async def answer(self, task: Task) -> tuple[AnswerT | Refused, float]:
+        """Return the answer to a task, and the seconds that the function ran. Refused if it cannot be loaded.
 
         Raises:
-            RewardFailure: A deadline passed, or the worker broke the protocol. It must be killed.
+            CallFailure: A deadline passed, or the worker broke the protocol. It must be killed.
             WorkerDiedError: The worker died, or was stopped.
         """
         try:
@@ -113,7 +120,9 @@ class WorkerProcess:
         except TimeoutError as error:
             self._require_not_stopped()
             detail = f"importing its module took longer than {task.import_timeout_s:g} s"
-            raise RewardFailure("timeout", detail, seconds=task.import_timeout_s) from error
+            raise CallFailure("timeout", detail, seconds=task.import_timeout_s) from error
+        if isinstance(started, Refused):
+            return started, 0.0
         started_at = time.monotonic()
         try:
             async with asyncio.timeout(task.timeout_s):
@@ -121,9 +130,9 @@ class WorkerProcess:
         except TimeoutError as error:
             self._require_not_stopped()
             detail = f"took longer than {task.timeout_s:g} s and was killed"
-            raise RewardFailure("timeout", detail, seconds=task.timeout_s) from error
-        if not isinstance(started, Started) or not isinstance(answer, Answer):
-            raise RewardFailure("error", "its worker process broke the protocol")
+            raise CallFailure("timeout", detail, seconds=task.timeout_s) from error
+        if not isinstance(started, Started) or not isinstance(answer, self._kind.answer_type):
+            raise CallFailure("error", "its worker process broke the protocol")
         return answer, time.monotonic() - started_at
 
     def _require_not_stopped(self) -> None:
@@ -140,13 +149,13 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerDiedError from error
 
-    async def receive(self) -> Reply:
+    async def receive(self) -> Reply | AnswerT | DescriptionT:
         """Return the next reply; raises WorkerDiedError."""
         try:
             (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             if num_bytes > MAX_FRAME_BYTES:
                 raise WorkerDiedError(f"it tried to send {num_bytes} bytes, and was killed")
-            reply: Reply = decode_reply(await self._reader.readexactly(num_bytes))
+            reply = self._kind.decode_reply(await self._reader.readexactly(num_bytes))
         except (asyncio.IncompleteReadError, OSError) as error:
             raise WorkerDiedError from error
         except msgspec.DecodeError as error:  # user code can reach the socket and write to it
@@ -159,7 +168,7 @@ class WorkerProcess:
         If cancelled, wait for the end of the worker first.
         """
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end(), name="end of a reward worker")
+            self._ending = asyncio.create_task(self._end(), name="end of a worker")
         try:
             return await asyncio.shield(self._ending)
         except asyncio.CancelledError:
@@ -187,13 +196,15 @@ class WorkerProcess:
         return "it closed its socket without ending, and was killed" if lingers else how
 
 
-async def _connect_new_process(limits: Limits) -> tuple[StartedWorker, asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect_new_process(
+    limits: Limits, kind: TaskKind[Any, Any]
+) -> tuple[StartedWorker, asyncio.StreamReader, asyncio.StreamWriter]:
     try:
         ours, theirs = socket.socketpair()
     except OSError as error:
         raise WorkerStartError(str(error)) from error
     try:
-        process = await asyncio.wrap_future(fork_server.start(theirs, limits))
+        process = await asyncio.wrap_future(fork_server.start(theirs, limits, kind))
         reader, writer = await asyncio.open_connection(sock=ours)
     except BaseException:
         ours.close()  # if the worker starts anyway, it reads the end of file and ends
