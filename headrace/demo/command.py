@@ -28,7 +28,7 @@ from rich.text import Text
 from headrace.client import HeadraceClient
 from headrace.demo import task
 from headrace.demo.demo_task import TASKS, ReverseTask
-from headrace.demo.outcome import Outcome, make_outcome, trained_groups
+from headrace.demo.outcome import Outcome, make_outcome, read_trained
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import DEFAULT_STATE_DIR, StateDir
@@ -44,6 +44,7 @@ _STALL_S = 240.0
 _STOP_PATIENCE_S = 75.0
 _NUM_SHOWN = 8
 _PIPE_WIDTH = 110
+_CALLS = "tools/call_frequency"
 
 
 @dataclass(frozen=True)
@@ -254,12 +255,14 @@ def _report(
         f"greedy accuracy on {len(prepared.splits.test)} held-out prompts: "
         f"[bold]{before[0]:.3f}[/] before, [bold green]{after[0]:.3f}[/] after"
     )
+    if calls := [float(row[_CALLS]) for row in metrics if _CALLS in row]:
+        console.print(f"tool calls a rollout: [bold]{calls[0]:.2f}[/] in the first step, {calls[-1]:.2f} in the last")
     for label, path in (("model", run_dir / "model"), ("checkpoints", run_dir / "checkpoints"), ("curves", png)):
         console.print(f"{label:<12}{path}", markup=False, highlight=False, soft_wrap=True)
     outcome: Outcome = make_outcome(
         watch.run,
         metrics,
-        trained=trained_groups(run_dir),
+        trained=read_trained(run_dir),
         seed=seed,
         accuracy=accuracy,
         seconds=time.monotonic() - began_at,
