@@ -153,7 +153,8 @@ def check_tool_call_parser(name: str) -> None:
     """Raise UserError if vLLM has no parser of this name."""
     from vllm.tool_parsers import ToolParserManager
 
-    known: list[str] = sorted(ToolParserManager.list_registered())
+    parsers: Any = ToolParserManager  # partly untyped
+    known: list[str] = sorted(parsers.list_registered())
     if name not in known:
         raise UserError(
             f"vLLM has no parser {name!r}; choose the parser that fits the model: {', '.join(known)}",

@@ -112,11 +112,12 @@ def _parser(tool_call_parser: str, reasoning_parser: str | None, tokenizer: Any)
     """Return the class of a parser for one message."""
     from vllm.parser import ParserManager
 
+    parsers: Any = ParserManager  # partly untyped
     check_tool_call_parser(tool_call_parser)
     # To vLLM a malformed call is an error. To a run it is a sample, of which there may be thousands.
     logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
     try:
-        return ParserManager.get_parser(
+        return parsers.get_parser(
             tool_parser_name=tool_call_parser,
             reasoning_parser_name=reasoning_parser,
             enable_auto_tools=True,
@@ -130,8 +131,9 @@ def _parsed_request(request: TurnRequest) -> Any:
     """Return the request as vLLM's parsers take it; they read only its tools."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
+    checked: Any = ChatCompletionRequest  # makes its own types of JSON
     try:
-        return ChatCompletionRequest(messages=[], tools=request.tools or None)
+        return checked(messages=[], tools=request.tools or None)
     except ValueError as error:
         raise TurnRefusedError(
             f"the tools are not in OpenAI's format: {what_it_says(error)}", kind="malformed"
@@ -141,5 +143,6 @@ def _parsed_request(request: TurnRequest) -> Any:
 def _tool_call(call: Any) -> dict[str, Any]:
     from vllm.renderers.chat_utils import make_tool_call_id
 
+    make_id: Any = make_tool_call_id  # partly untyped
     function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id or make_tool_call_id(), "type": "function", "function": function}
+    return {"id": call.id or make_id(), "type": "function", "function": function}

@@ -12,7 +12,7 @@ from services.generator.engine.engine import Engine
 from services.generator.metrics import GeneratorMetrics
 from services.generator.turns.chat_format import ModelChatFormat, load_tokenizer
 from services.generator.turns.turn_sampler import TurnSampler
-from shared.arrays import unpack_ids, unpack_logprobs
+from shared.arrays import Ids, unpack_ids, unpack_logprobs
 from shared.errors import MessageError
 from shared.lineage import LineageVersion
 from shared.messages import VersionSpan
@@ -86,9 +86,7 @@ async def test_the_second_turn_continues_the_tokens_of_the_first(sampler: TurnSa
         check_logprobs(turn, row, start, tiny_model)
 
 
-def check_logprobs(
-    turn: SampledTurn, row: "np.ndarray[tuple[int], np.dtype[np.int32]]", start: int, path: Path
-) -> None:
+def check_logprobs(turn: SampledTurn, row: Ids, start: int, path: Path) -> None:
     """Compare a turn's logprobs with those that transformers computes for the whole row."""
     num_sampled = len(unpack_ids(turn.token_ids))
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
