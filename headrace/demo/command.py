@@ -102,8 +102,7 @@ def _services(
 ) -> "Generator[subprocess.Popen[bytes]]":
     """Start the launcher, and end it at the end or on an error. With `keep`, end it only on an error."""
     # A user's functions would be in the working directory. The demo's are in a package, which has to be allowed.
-    allowed = {"HEADRACE_REWARD_MODULES": ",".join(chosen.modules)}
-    process = start_detached(settings, outlives_us=keep, variables=allowed)
+    process = start_detached(settings, outlives_us=keep, variables=chosen.allowed_modules)
     try:
         yield process
     except BaseException:

@@ -50,8 +50,8 @@ class ReverseTask:
     frame: tuple[str, ...] = _FRAME
     """The texts of more than one letter that are one token."""
     chat_template: str | None = None
-    modules: tuple[str, ...] = ("headrace.demo.reward",)
-    """The modules whose functions the services may call."""
+    allowed_modules: Mapping[str, str] = {"HEADRACE_REWARD_MODULES": "headrace.demo.reward"}
+    """The modules whose functions the services may call, by environment variable."""
     run_options: Mapping[str, Any] = RUN_OPTIONS
 
     def row(self, example: Example) -> dict[str, Any]:
@@ -79,7 +79,10 @@ class ToolsTask(ReverseTask):
     title = "reversing strings with a tool"
     frame = (_TOOLS, *_CALL, *_RESPONSE, *_FRAME)
     chat_template = _CHAT_TEMPLATE
-    modules = (*ReverseTask.modules, "headrace.demo.tools")
+    allowed_modules: Mapping[str, str] = {
+        **ReverseTask.allowed_modules,
+        "HEADRACE_TOOL_MODULES": "headrace.demo.tools",
+    }
     run_options: Mapping[str, Any] = {
         **RUN_OPTIONS,
         "tools": ["headrace.demo.tools:reverse"],
