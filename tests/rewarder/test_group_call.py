@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from services.rewarder.group_call import call_for, with_rewards
-from services.rewarder.reward_call import MAX_DETAIL_CHARS, RewardCall, TrainerState, own_copy, text_of
+from services.rewarder.reward_call import RewardCall, TrainerState, own_copy, text_of
 from shared.arrays import pack_ids
 from shared.messages import CompletedGroup, RewardOutcome, Rollout, decode_scored_group, encode
 from shared.run_options.run_config import RunConfig
+from shared.user_code.error_text import MAX_DETAIL_CHARS
 from tests.groups import completed_group, rollout, row
 
 pytestmark = pytest.mark.unit
