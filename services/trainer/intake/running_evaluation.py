@@ -54,11 +54,12 @@ class RunningEvaluation:
         metrics: dict[str, float] = {}
         if groups:
             of_rollouts = rollout_metrics(groups, policy_version=self.step, config=config)
-            versions = [group.waiting.oldest_policy_version for group in groups]
+            sampled = [group.waiting for group in groups if any(each.rows for each in group.waiting.group.rollouts)]
+            versions = [float(waiting.oldest_policy_version) for waiting in sampled] or [np.nan]
             metrics = {name: value for name, value in of_rollouts.items() if not name.startswith("staleness/")} | {
-                "policy_version/min": float(min(versions)),
+                "policy_version/min": min(versions),
                 "policy_version/mean": float(np.mean(versions)),
-                "policy_version/max": float(max(versions)),
+                "policy_version/max": max(versions),
             }
         metrics |= {
             "groups/done": float(len(groups)),

@@ -61,11 +61,11 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
     return CompletionsTable(columns, tuple(rows))
 
 
-def conversation_text(prompt: Completion) -> str:
+def conversation_text(messages: Completion) -> str:
     """Return a prompt or completion as readable text. In a conversation, each message has its role above it."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(f"{message.get('role', '').upper()}\n{chat_text(message)}" for message in prompt)
+    if isinstance(messages, str):
+        return messages
+    return "\n\n".join(f"{message.get('role', '').upper()}\n{chat_text(message)}" for message in messages)
 
 
 def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None) -> str:
