@@ -29,7 +29,15 @@ from shared.redis.redis_connection import Redis, patiently
 from shared.registration import decode_registration
 from shared.service.tls import PeerTls, why_away
 from shared.serving.shared_answer import SharedAnswer
-from shared.turns import TURN_PATH, SampledTurn, TurnRefusedError, TurnRequest, decode_sampled_turn, encode_turn
+from shared.turns import (
+    TURN_PATH,
+    RefusalKind,
+    SampledTurn,
+    TurnRefusedError,
+    TurnRequest,
+    decode_sampled_turn,
+    encode_turn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +174,7 @@ def _answer(response: httpx.Response, what: str) -> SampledTurn:
     problem = _problem(response)
     detail = problem.get("detail") or f"HTTP {response.status_code}"
     if response.status_code in (400, 413, 422):  # without a kind, the server's limits refused the body unread
-        without_kind = "malformed" if response.status_code == 400 else "context_length"
+        without_kind: RefusalKind = "malformed" if response.status_code == 400 else "context_length"
         raise TurnRefusedError(f"{what} refused a turn: {detail}", kind=problem.get("kind", without_kind))
     if response.status_code == 500:
         raise _FailedError(f"{what} failed: {detail}")
