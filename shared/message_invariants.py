@@ -150,7 +150,7 @@ def _check_rollout(rollout: "Rollout", prompt: "PromptGroup") -> None:
         raise _wrong(rollout, "has no row, although it is not lost")
     if rollout.tool_failures > rollout.tool_calls:
         raise _wrong(rollout, f"has {rollout.tool_failures} failed tool calls of {rollout.tool_calls}")
-    if not _is_data(rollout.completion, depth=1):
+    if not is_data(rollout.completion):
         raise _wrong(rollout, f"has messages that are nested deeper than {_MAX_DEPTH}, or a value that is not data")
 
 
@@ -211,14 +211,15 @@ def _check_logprobs(row: "Row", rollout: "Rollout") -> None:
 
 def _check_columns(group: "PromptGroup") -> None:
     for name, value in group.columns.items():
-        if type(value) not in _PLAIN and not _is_data(value, depth=1):
+        if type(value) not in _PLAIN and not is_data(value):
             raise MessageError(
                 f"group {group.group_id} has a column {name[:100]!r} that is nested deeper than {_MAX_DEPTH}, or "
                 "contains a value that is not data"
             )
 
 
-def _is_data(value: Any, *, depth: int) -> bool:
+def is_data(value: Any, *, depth: int = 1) -> bool:
+    """Whether a value consists of what columns may contain; ``depth`` is its own, from 1."""
     kind: type[Any] = value.__class__
     if kind in _PLAIN:
         return True
@@ -226,4 +227,4 @@ def _is_data(value: Any, *, depth: int) -> bool:
         return False
     inside: list[Any] = list(value.values()) if kind is dict else value
     # Long lists nearly always contain only plain values, and this checks them in C.
-    return set(map(type, inside)) <= _PLAIN or all(_is_data(each, depth=depth + 1) for each in inside)
+    return set(map(type, inside)) <= _PLAIN or all(is_data(each, depth=depth + 1) for each in inside)

@@ -174,8 +174,9 @@ class Rollout(msgspec.Struct, frozen=True):
         return b"".join([row.packed_completion_ids() for row in self.rows])
 
     def is_truncated(self) -> bool:
-        """Whether the completion hit a length limit instead of ending by itself."""
-        return bool(self.rows) and self.rows[-1].turns[-1].finish_reason == "length"
+        """Whether the turn that ended last hit a length limit. Its row may have begun before others."""
+        last_turns = [row.turns[-1] for row in self.rows]
+        return bool(last_turns) and max(last_turns, key=lambda turn: turn.ended_at_s).finish_reason == "length"
 
 
 class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):

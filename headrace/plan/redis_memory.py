@@ -1,4 +1,7 @@
-"""Computes what Redis holds of a run at most: the size of an encoded group, times the number of groups."""
+"""Computes what Redis holds of a run at most: the size of an encoded group, times the number of groups.
+
+What is recorded of a group while sessions play it takes about as much, and is gone once the group is there.
+"""
 
 import math
 

@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+from services.sessions.recording.recordable import check_recordable
 from services.sessions.recording.recorded import Entry, ToolResults, digest
 from services.sessions.recording.recording import Recording
-from shared.turns import ChatMessage, SampledTurn, TurnRequest
+from shared.errors import MessageError
+from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
 
 
 class TurnSource(Protocol):
@@ -61,11 +63,15 @@ class Session:
         """Return the next turn of a conversation. If its caller is cancelled, the turn is still recorded.
 
         Raises:
-            TurnRefusedError: No generator can continue the conversation.
+            TurnRefusedError: The messages are malformed, or no generator can continue them.
             SessionFullError: The turn cannot be recorded.
             GroupTakenError: Another replica plays the session.
         """
-        request = digest([list(messages), list(tools), max_tokens, max_row_tokens])
+        try:
+            check_recordable(messages)
+        except MessageError as error:
+            raise TurnRefusedError(str(error), kind="malformed") from error
+        request = _digest(messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens)
         if (recorded := self.recording.repeated(request)) is not None:
             return recorded
         sampling = self._in_flight.get(request)
@@ -77,6 +83,18 @@ class Session:
             self._in_flight[request] = sampling
             sampling.add_done_callback(lambda _: self._in_flight.pop(request))
         return await asyncio.shield(sampling)
+
+    def is_recorded(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int = 0,
+        max_row_tokens: int = 0,
+    ) -> bool:
+        """Whether ``turn`` with these arguments returns a recorded turn."""
+        request = _digest(messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens)
+        return self.recording.repeated(request) is not None
 
     async def record_tool_results(self, results: ToolResults) -> None:
         """Record the results of a turn's tool calls. Raises as ``turn`` does."""
@@ -122,3 +140,9 @@ class Session:
     async def _add(self, entry: Entry) -> None:
         await self._record(self.recording.num_entries, entry)
         self.recording.add(entry)
+
+
+def _digest(
+    messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, max_row_tokens: int
+) -> bytes:
+    return digest([list(messages), list(tools), max_tokens, max_row_tokens])

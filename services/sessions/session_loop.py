@@ -72,6 +72,7 @@ class SessionLoop:
             leases=keys.leases(GENERATORS),
             dead=keys.dead,
             max_deliveries=_MAX_DELIVERIES,
+            keys_of=lambda group_id: (keys.sessions(group_id),),
         )
 
     async def run(self) -> None:
@@ -111,10 +112,10 @@ class SessionLoop:
         prompt = decode_prompt_group(delivery.payload)
         require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
         await self._note_begun(prompt.group_id, required)
-        store = GroupStore(delivery, self._keys, num_rollouts=prompt.num_generations)
+        store = GroupStore(delivery, self._keys)
         group = await self._player.play(prompt, store, claimed_at_s=claimed_at_s)
         is_first = await delivery.hand_off(
-            self._keys.completions, self._keys.seen(self._keys.completions), encode(group), forgets=(store.key,)
+            self._keys.completions, self._keys.seen(self._keys.completions), encode(group)
         )
         return "played" if is_first else "played elsewhere"
 
@@ -138,4 +139,4 @@ async def _drop_taken(delivery: Delivery) -> AsyncGenerator[None]:
         yield
     except GroupTakenError as error:
         log.warning("%s", error)
-        delivery.consumer.settled(delivery.entry_id)
+        delivery.consumer.dropped(delivery.entry_id)

@@ -6,12 +6,13 @@
 
 An entry is written before it is answered, and only by the replica that owns the group: a replica that was taken for
 dead and comes back cannot add to a session that others continue. The key is deleted with the hand-off of the group, its
-withdrawal, or its run.
+withdrawal, its burial, or its run.
 """
 
 import msgspec
 
 from services.sessions.recording.recorded import Entry, RecordedTurn
+from shared.arrays import ID_DTYPE
 from shared.errors import HeadraceError, MessageError
 from shared.lineage import LineageVersion
 from shared.messages import MAX_MESSAGE_BYTES
@@ -20,6 +21,10 @@ from shared.redis.redis_connection import patiently
 from shared.redis.streams import Delivery
 
 _PATIENCE_S = 60.0
+_FOR_REWARDS_BYTES = 1024 * 1024
+"""Room that is left in a group's message for the outcomes of its reward functions."""
+_ROW_BYTES_PER_TOKEN = ID_DTYPE.itemsize + 1
+"""A token's id and its mask."""
 
 
 class GroupTakenError(HeadraceError):
@@ -27,7 +32,7 @@ class GroupTakenError(HeadraceError):
 
 
 class SessionFullError(HeadraceError):
-    """A session takes more bytes than its share of the largest message on a stream."""
+    """The group has no room for another entry: its message would be larger than a stream takes."""
 
 
 class GroupStore:
@@ -36,23 +41,22 @@ class GroupStore:
     Args:
         delivery: The group's entry on the prompts stream.
         keys: Redis keys of the run.
-        num_rollouts: Number of rollouts of the group.
     """
 
-    def __init__(self, delivery: Delivery, keys: RunKeys, *, num_rollouts: int) -> None:
+    def __init__(self, delivery: Delivery, keys: RunKeys) -> None:
         self.key = keys.sessions(delivery.group_id)
         self._delivery = delivery
         self._redis = delivery.consumer.redis
         self._keys = keys
-        self._max_bytes = MAX_MESSAGE_BYTES // num_rollouts
-        self._num_bytes: dict[int, int] = {}
+        self._max_bytes = MAX_MESSAGE_BYTES - len(delivery.payload) - _FOR_REWARDS_BYTES
+        self._num_bytes = 0
         self._oldest: LineageVersion | None = None
 
     async def load(self) -> dict[int, list[Entry]]:
         """Return the earlier entries of each rollout that has any.
 
         Raises:
-            MessageError: They were written by another release.
+            MessageError: They were written by another release, or one of them is missing.
             UnavailableError: Redis did not answer.
         """
         found = await patiently(
@@ -61,9 +65,11 @@ class GroupStore:
         recordings: dict[int, list[Entry]] = {}
         for branch, number in sorted(tuple(map(int, field.split(b"/"))) for field in found):
             data = found[b"%d/%d" % (branch, number)]
-            entry = _decode(data)
-            recordings.setdefault(branch, []).append(entry)
-            self._num_bytes[branch] = self._num_bytes.get(branch, 0) + len(data)
+            entry, entries = _decode(data), recordings.setdefault(branch, [])
+            if number != len(entries):
+                raise MessageError(f"entry {len(entries)} of what was recorded in session {branch} is missing")
+            entries.append(entry)
+            self._num_bytes += _num_bytes(entry, data)
             self._note_oldest(number, entry)
         return recordings
 
@@ -72,14 +78,18 @@ class GroupStore:
 
         Raises:
             GroupTakenError: This replica no longer owns the group.
-            SessionFullError: The session is too large.
+            SessionFullError: The group is too large.
             StateLostError: The run's streams are gone.
             UnavailableError: Redis did not answer.
         """
         data = msgspec.msgpack.encode(entry)
-        num_bytes = self._num_bytes.get(branch, 0) + len(data)
+        num_bytes = self._num_bytes + _num_bytes(entry, data)
         if num_bytes > self._max_bytes:
-            raise SessionFullError(f"its conversation takes {num_bytes} bytes, more than the {self._max_bytes} it may")
+            raise SessionFullError(
+                f"with this turn, the conversations of its group take {num_bytes} bytes, more than the "
+                f"{self._max_bytes} they may"
+            )
+        self._num_bytes = num_bytes  # before the entry is written: the group's other sessions write at the same time
         consumer = self._delivery.consumer
         is_recorded = await consumer.calls.call(
             "headrace_record",
@@ -91,7 +101,6 @@ class GroupStore:
                 f"group {self._delivery.group_id} no longer belongs to this replica: another one plays it, or it was "
                 "withdrawn"
             )
-        self._num_bytes[branch] = num_bytes
         if self._note_oldest(number, entry):
             await self._write_start(str(self._oldest))
 
@@ -113,6 +122,14 @@ class GroupStore:
             what="noting the start of a group",
             timeout_s=_PATIENCE_S,
         )
+
+
+def _num_bytes(entry: Entry, data: bytes) -> int:
+    """Return the bytes of an entry here, and of what rows have beyond it: masks, and the tokens that a fork repeats."""
+    if not isinstance(entry, RecordedTurn):
+        return len(data)
+    num_tokens = (len(entry.turn.appended_ids) + len(entry.turn.token_ids)) // ID_DTYPE.itemsize
+    return len(data) + num_tokens + _ROW_BYTES_PER_TOKEN * entry.num_repeated_tokens
 
 
 def _decode(data: bytes) -> Entry:

@@ -4,8 +4,9 @@
          --> tool calls --> all of them at once --> results --> turn --> ...
 
 It also ends after ``max_iterations`` turns with results, or when the results leave no room for another turn: then they
-are dropped, and the rollout ends with the calls. A tool that raises an error is answered with its text. If a tool does
-not end, or ends its worker, the rollout is lost, with the reason.
+are dropped, and the rollout ends with the calls. A tool that raises an error is answered with its text. The rollout is
+lost, with the reason, if a tool does not end or ends its worker, or if a turn after the first is refused: only the
+first is the prompt's fault, and not something that the policy wrote.
 """
 
 import asyncio
@@ -72,7 +73,7 @@ async def play(session: Session, prompt: Sequence[ChatMessage], *, tools: Tools,
     """Play a rollout to its end, from where its recording ends.
 
     Raises:
-        TurnRefusedError: The model cannot take the prompt, or cannot go on for another reason than its context.
+        TurnRefusedError: The model cannot take the prompt.
         GroupTakenError: Another replica plays the rollout.
     """
     rollout = ToolRollout()
@@ -86,6 +87,11 @@ async def play(session: Session, prompt: Sequence[ChatMessage], *, tools: Tools,
 async def _play(
     session: Session, prompt: Sequence[ChatMessage], rollout: ToolRollout, *, tools: Tools, limits: Limits
 ) -> None:
+    if session.recording.num_entries and not session.is_recorded(
+        prompt, tools.schemas, max_tokens=limits.max_completion_length
+    ):
+        rollout.lost = "its recorded turns are of other tools: the run's tools were changed while it was played"
+        return
     turn = await session.turn(prompt, tools.schemas, max_tokens=limits.max_completion_length)
     max_row_tokens = len(turn.appended_ids) // ID_DTYPE.itemsize + limits.max_completion_length
     num_turns = 1
@@ -107,7 +113,7 @@ async def _play(
             )
         except TurnRefusedError as refusal:
             if refusal.kind != "context_length":
-                raise
+                rollout.lost = f"its turn {num_turns + 1} was refused: {refusal}"
             return
         rollout.completion += results.messages
         num_turns += 1

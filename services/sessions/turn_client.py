@@ -3,6 +3,7 @@
     live replicas (Redis: registered and serving, lease alive), ordered by a hash of session and replica
       first in the order --> sampled, or refused for good
                          --> not ready, another run, gone --> the next; after the last, a pause, and again the first
+                         --> failed (HTTP 500)            --> the same, a bounded number of times
 
 A session keeps to one replica, whose prefix cache holds its conversation, and only the sessions of a replica that comes
 or goes move (rendezvous hashing). A turn waits as long as there is no generator that can sample it: while a model is
@@ -28,7 +29,15 @@ from shared.redis.redis_connection import Redis, patiently
 from shared.registration import decode_registration
 from shared.service.tls import PeerTls, why_away
 from shared.serving.shared_answer import SharedAnswer
-from shared.turns import TURN_PATH, SampledTurn, TurnRefusedError, TurnRequest, decode_sampled_turn, encode_turn
+from shared.turns import (
+    TURN_PATH,
+    RefusalKind,
+    SampledTurn,
+    TurnRefusedError,
+    TurnRequest,
+    decode_sampled_turn,
+    encode_turn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +47,8 @@ _LOOK_EVERY_S = 1.0
 _CONNECT_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _LOG_EVERY_S = 60.0
+_MAX_FAILURES = 16
+"""Most answers of status 500 to one turn, from all replicas; the only replica fails so often in about 25 s."""
 _MAX_KEPT_CONNECTIONS = 256
 
 
@@ -76,7 +87,7 @@ class TurnClient:
             TurnRefusedError: No generator can continue this conversation.
             UnavailableError: Redis did not answer.
         """
-        pause_s = _FIRST_PAUSE_S
+        pause_s, num_failures = _FIRST_PAUSE_S, 0
         while True:
             why = "no generator serves it"
             urls = await self._live()
@@ -85,6 +96,9 @@ class TurnClient:
                     return await self._ask(replica_id, urls[replica_id], request)
                 except _NotThereError as error:
                     why = str(error)
+                    num_failures += isinstance(error, _FailedError)
+                    if num_failures >= _MAX_FAILURES:
+                        raise TurnRefusedError(f"{num_failures} attempts failed; {why}", kind="sampling") from error
             self._log_waiting(why)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
@@ -140,6 +154,10 @@ class _NotThereError(UnavailableError):
     """A replica cannot sample a turn now; another one may."""
 
 
+class _FailedError(_NotThereError):
+    """A replica failed on a turn. If the turn is the cause, every replica will."""
+
+
 def ranked(session_id: str, replica_ids: Mapping[str, str]) -> list[str]:
     """Return the replicas in the order in which a session asks them."""
     return sorted(replica_ids, key=lambda name: hashlib.sha256(f"{session_id}\0{name}".encode()).digest())
@@ -153,12 +171,13 @@ def _answer(response: httpx.Response, what: str) -> SampledTurn:
             raise _NotThereError(
                 f"{what} answered in an unknown form; do both have the same headrace version? {error}"
             ) from error
-    if response.status_code == 413:
-        raise TurnRefusedError("the conversation is longer than a request may be", kind="context_length")
     problem = _problem(response)
     detail = problem.get("detail") or f"HTTP {response.status_code}"
-    if response.status_code == 422 and "kind" in problem:
-        raise TurnRefusedError(f"{what} refused a turn: {detail}", kind=problem["kind"])
+    if response.status_code in (400, 413, 422):  # without a kind, the server's limits refused the body unread
+        without_kind: RefusalKind = "malformed" if response.status_code == 400 else "context_length"
+        raise TurnRefusedError(f"{what} refused a turn: {detail}", kind=problem.get("kind", without_kind))
+    if response.status_code == 500:
+        raise _FailedError(f"{what} failed: {detail}")
     if response.status_code == 401:
         detail = "HTTP 401: its internal key is another one; give both the same HEADRACE_INTERNAL_KEY"
     raise _NotThereError(f"{what} cannot sample a turn: {detail}")

@@ -13,7 +13,7 @@
 --   ask         sets the desired state of the run
 --   point       sets the run that the generator fleet serves
 --   list_run    adds a run to a list of runs
---   bury        a stream -> dead         only by the consumer that still owns the entry
+--   bury        a stream -> dead         only by the consumer that still owns the entry; deletes what was recorded
 --   replay      dead -> the stream it died on
 --   renew / alive / reclaim              leases: an entry is reclaimed if its consumer is dead, not if it is slow
 --   share                                returns the number of prompts, of generators, and the required version
@@ -103,8 +103,10 @@ redis.register_function('headrace_hand_off', function(keys, args)
     redis.call('XADD', keys[2], '*', 'group_id', args[3], 'payload', args[4])
   end
   redis.call('XACK', keys[1], args[1], args[2])
-  redis.call('XDEL', keys[1], args[2])
-  for k = 4, #keys do redis.call('DEL', keys[k]) end
+  -- An entry that is gone was handed off before. The group may have been admitted again, and be recorded in another.
+  if redis.call('XDEL', keys[1], args[2]) == 1 then
+    for k = 4, #keys do redis.call('DEL', keys[k]) end
+  end
   return first
 end)
 
@@ -170,13 +172,14 @@ redis.register_function{function_name='headrace_list_run', flags={'allow-oom'}, 
   return redis.call('ZADD', keys[1], args[2], args[1])
 end}
 
--- keys: stream dead   args: consumer_group consumer entry_id group_id reason payload
+-- keys: stream dead sessions...   args: consumer_group consumer entry_id group_id reason payload
 redis.register_function('headrace_bury', function(keys, args)
   local owner = redis.call('XPENDING', keys[1], args[1], args[3], args[3], 1, args[2])
   if #owner == 0 then return 0 end
   redis.call('XADD', keys[2], '*', 'stream', keys[1], 'group_id', args[4], 'reason', args[5], 'payload', args[6])
   redis.call('XACK', keys[1], args[1], args[3])
   redis.call('XDEL', keys[1], args[3])
+  for k = 3, #keys do redis.call('DEL', keys[k]) end
   return 1
 end)
 

@@ -22,7 +22,7 @@
     headrace:{RUN}:refusals            hash: replica -> why it cannot serve this run
     headrace:{RUN}:started             hash: group id -> weights with which its sampling began (lineage.py)
     headrace:{RUN}:sessions:GROUP      hash: "ROLLOUT/ENTRY", both numbers -> what was recorded in a group's sessions,
-                                       from its start (so the group is in `started`) until it is handed off
+                                       from its start (so the group is in `started`) until it is handed off or buried
     headrace:{RUN}:required_version    the weights a generator must hold to take prompts (lineage.py)
     headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never authoritative
 

@@ -136,7 +136,7 @@ async def test_lost_rollouts_are_published_unscored_and_no_function_sees_them(
 ) -> None:
     keys = await make_run(redis, run_config, reward_funcs=[user("exact")])
     whole = completed_group("00000000")
-    lost = msgspec.structs.replace(whole.rollouts[0], rows=(), completion=[], lost="a tool hung")
+    lost = msgspec.structs.replace(whole.rollouts[0], lost="a tool hung")  # with the turns before the call
     nothing = tuple(msgspec.structs.replace(each, rows=(), lost="no tool") for each in completed_group("2").rollouts)
     groups = (
         msgspec.structs.replace(whole, rollouts=(lost, whole.rollouts[1])),

@@ -22,8 +22,8 @@ from shared.turns import TURN_PATH, SampledTurn, TurnRequest, decode_turn_reques
 from tests.eventually import eventually
 from tests.http.service_process import INTERNAL_KEY
 
-Reply = SampledTurn | tuple[int, str]
-"""A turn, or a problem: its status and its kind."""
+Reply = SampledTurn | tuple[int, str | None]
+"""A turn, or a problem: its status and its kind, if it has one."""
 Script = Callable[[TurnRequest], Reply | Awaitable[Reply]]
 
 
@@ -45,7 +45,8 @@ class FakeGenerator:
         if isinstance(reply, SampledTurn):
             return Response(encode_turn(reply))
         status, kind = reply
-        return Response(msgspec.json.encode(problem(status, "No", f"it is {kind}.", kind=kind)), status)
+        more = {} if kind is None else {"kind": kind}
+        return Response(msgspec.json.encode(problem(status, "No", f"it is {kind}.", **more)), status)
 
 
 @contextlib.asynccontextmanager

@@ -94,6 +94,15 @@ async def test_a_turn_that_failed_may_be_asked_for_again(session: Session, gener
     assert (await session.turn(QUESTION, [])).message == assistant("4")
 
 
+async def test_malformed_messages_are_refused_and_reach_no_generator(
+    session: Session, generators: SlowGenerators
+) -> None:
+    with pytest.raises(TurnRefusedError, match="tool_calls") as refused:
+        await session.turn([*QUESTION, {"role": "assistant", "tool_calls": 3}], [])
+    assert refused.value.kind == "malformed"
+    assert generators.requests == []
+
+
 async def test_close_ends_the_turns_under_way(session: Session, entries: list[Entry]) -> None:
     asking = asyncio.create_task(session.turn(QUESTION, []))
     await asyncio.sleep(0.01)

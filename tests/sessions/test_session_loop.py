@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from services.sessions.group_player import GroupPlayer
+from services.sessions.recording.recorded import RecordedTurn, digest
 from services.sessions.session_loop import SessionLoop
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.tool_rollout import Limits, Tools
@@ -245,6 +246,54 @@ async def test_a_prompt_that_the_model_cannot_take_is_buried(redis: Redis, run_k
         await eventually(is_buried)
     ((_, letter),) = await entries(redis, run_keys.dead)
     assert b"cannot be played: no room" in letter["reason"]
+
+
+async def test_a_group_that_comes_back_to_a_replica_while_it_plays_it_is_played_to_its_end(
+    redis: Redis, run_keys: RunKeys
+) -> None:
+    """Another replica takes the group over, records a turn and dies. Then this one records its own turn, too late."""
+    await add(redis, run_keys, agent_group(num_generations=1))
+    may_answer = asyncio.Event()
+
+    class Slow(ScriptedGenerators):
+        async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+            turn = await super().sample(request, session_id=session_id)
+            await may_answer.wait()
+            return turn
+
+    slow = Slow(FOUR)
+    async with playing(redis, run_keys, slow, replica_id="a"):
+        await eventually(lambda: slow.requests)
+        ((entry_id, _),) = await entries(redis, run_keys.prompts)
+        await redis.xclaim(run_keys.prompts, GENERATORS, "b", 0, [entry_id])
+        (of_a,) = slow.requests
+        request = digest([of_a.messages, of_a.tools, of_a.max_tokens, of_a.max_row_tokens])
+        turn_of_b = answer(of_a, CALL, token_ids=[21, 22])
+        turn = RecordedTurn(request, None, of_a.messages, digest(of_a.tools), False, 0, turn_of_b)
+        await redis.hset(run_keys.sessions("00000000"), "0/0", msgspec.msgpack.encode(turn))
+
+        async def is_back() -> bool:
+            (pending,) = await redis.xpending_range(run_keys.prompts, GENERATORS, "-", "+", 1)
+            return pending["consumer"] == b"a"
+
+        await eventually(is_back)
+        may_answer.set()
+        (group,) = await completed(redis, run_keys)
+    assert group.rollouts[0].rows[0].sampled_ids().tolist() == [21, 22, 11, 12]
+
+
+async def test_only_the_rollout_whose_later_turn_is_refused_is_lost(redis: Redis, run_keys: RunKeys) -> None:
+    await add(redis, run_keys, agent_group())
+
+    def policy(request: TurnRequest) -> SampledTurn:
+        if len(request.messages) > 1 and request.request_id.endswith("-1"):
+            raise TurnRefusedError("only one call at a time", kind="chat_template")
+        return answer(request, FOUR(request))
+
+    async with playing(redis, run_keys, ScriptedGenerators(policy)):
+        (group,) = await completed(redis, run_keys)
+    assert [rollout.lost for rollout in group.rollouts] == ["", "its turn 2 was refused: only one call at a time"]
+    assert await redis.xlen(run_keys.dead) == 0
 
 
 async def test_a_malformed_entry_is_buried_and_the_next_is_played(redis: Redis, run_keys: RunKeys) -> None:

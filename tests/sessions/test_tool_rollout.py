@@ -139,22 +139,24 @@ async def test_the_calls_of_a_turn_that_was_cut_are_not_run() -> None:
     assert playing.tools.calls == []
 
 
-@pytest.mark.parametrize("kind", ["chat_template", "sampling"])
-async def test_any_other_refusal_is_an_error(kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["chat_template", "malformed", "sampling"])
+async def test_any_other_refusal_of_a_later_turn_loses_the_rollout(kind: Any) -> None:
     def policy(request: TurnRequest) -> ChatMessage:
         if request.num_recorded_messages:
-            raise TurnRefusedError("no", kind=kind)
+            raise TurnRefusedError("only one call at a time", kind=kind)
         return CALL
 
-    with pytest.raises(TurnRefusedError, match="no"):
-        await Play(policy)()
+    playing = Play(policy)
+    assert await playing() == ToolRollout([CALL], num_calls=1, lost="its turn 2 was refused: only one call at a time")
+    assert len(playing.session.recording.rows()) == 1
 
 
-async def test_a_prompt_that_leaves_no_room_is_an_error() -> None:
+@pytest.mark.parametrize("kind", ["context_length", "chat_template", "malformed", "sampling"])
+async def test_a_refusal_of_the_first_turn_is_an_error(kind: Any) -> None:
     def policy(_: TurnRequest) -> ChatMessage:
-        raise TurnRefusedError("full", kind="context_length")
+        raise TurnRefusedError("no", kind=kind)
 
-    with pytest.raises(TurnRefusedError, match="full"):
+    with pytest.raises(TurnRefusedError, match="no"):
         await Play(policy)()
 
 
@@ -209,3 +211,13 @@ async def test_after_a_crash_nothing_that_was_recorded_is_sampled_or_run_again(n
     ids = unpack_ids(row.token_ids)[[bool(sampled_here) for sampled_here in row.loss_mask]].tolist()
     num_turns = (num_kept + 1) // 2
     assert ids == [11, 12] * num_turns + [21, 22] * (3 - num_turns)
+
+
+async def test_a_recording_with_other_tools_is_not_continued() -> None:
+    first = Play(turns_of(CALL, assistant("4")))
+    await first()
+    second = Play(turns_of(CALL, assistant("4")), entries=first.entries[:2], add=add, subtract=add)
+    rollout = await second()
+    assert rollout.lost.startswith("its recorded turns are of other tools")
+    assert rollout.completion == []
+    assert second.generators.requests == second.tools.calls == []

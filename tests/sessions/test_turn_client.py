@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from services.sessions import turn_client
 from services.sessions.turn_client import TurnClient, ranked, turn_http_client
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
@@ -105,13 +106,25 @@ async def test_a_refusal_is_an_outcome(client: TurnClient, redis: Redis, run_key
         assert len(fake.requests) == 1
 
 
-async def test_a_conversation_that_no_request_can_carry_fills_the_context(
-    client: TurnClient, redis: Redis, run_keys: RunKeys
+@pytest.mark.parametrize(("status", "kind"), [(413, "context_length"), (422, "context_length"), (400, "malformed")])
+async def test_a_body_that_the_servers_limits_refuse_is_not_sent_again(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, status: int, kind: str
 ) -> None:
-    async with generator(redis, run_keys, lambda _: (413, "large")):
+    async with generator(redis, run_keys, lambda _: (status, None)) as fake:
         with pytest.raises(TurnRefusedError) as refused:
             await ask(client)
-        assert refused.value.kind == "context_length"
+        assert refused.value.kind == kind
+        assert len(fake.requests) == 1
+
+
+async def test_a_turn_on_which_every_replica_fails_is_given_up(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_client, "_LAST_PAUSE_S", 0.05)
+    async with generator(redis, run_keys, lambda _: (500, None)) as fake:
+        with pytest.raises(TurnRefusedError, match=r"16 attempts failed; generator generator-0 at .* failed: it is"):
+            await ask(client)
+        assert len(fake.requests) == 16
 
 
 async def test_a_generator_that_dies_in_the_middle_of_a_turn_is_replaced(

@@ -67,10 +67,14 @@ def test_the_completion_ids_of_a_rollout_contain_tool_results_as_in_trl() -> Non
     assert forked.num_sampled == 3
 
 
-def test_a_rollout_is_truncated_if_the_last_turn_of_its_last_row_is() -> None:
-    whole, cut = row((5, 8), (0, 1)), row((5, 8), (0, 1), finish_reason="length")
-    assert rollout_of(whole, cut).is_truncated()
-    assert not rollout_of(cut, whole).is_truncated()
+def test_a_rollout_is_truncated_if_the_turn_that_ended_last_is() -> None:
+    def ended(finish_reason: str, at_s: float) -> Row:
+        one = row((5, 8), (0, 1), finish_reason=finish_reason)
+        return msgspec.structs.replace(one, turns=(msgspec.structs.replace(one.turns[0], ended_at_s=at_s),))
+
+    assert rollout_of(ended("stop", 3.0), ended("length", 4.0)).is_truncated()
+    assert rollout_of(ended("length", 4.0), ended("stop", 3.0)).is_truncated()
+    assert not rollout_of(ended("stop", 4.0), ended("length", 3.0)).is_truncated()
     assert not rollout_of(lost="a tool hung").is_truncated()
 
 

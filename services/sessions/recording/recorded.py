@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from services.sessions.recording.message_match import json_value
 from shared.message_invariants import Count
 from shared.turns import ChatMessage, SampledTurn
 
@@ -19,6 +18,7 @@ class RecordedTurn(msgspec.Struct, frozen=True, tag="turn"):
         messages: The request's messages after that turn.
         tools: Digest of the tools that the policy was shown.
         is_rewritten: Whether the request had the beginning of a recorded conversation with another assistant message.
+        num_repeated_tokens: Number of recorded tokens that its row begins with again, if it begins a row.
         turn: The generator's answer.
     """
 
@@ -27,6 +27,7 @@ class RecordedTurn(msgspec.Struct, frozen=True, tag="turn"):
     messages: list[ChatMessage]
     tools: bytes
     is_rewritten: bool
+    num_repeated_tokens: Count
     turn: SampledTurn
 
 
@@ -49,4 +50,4 @@ Entry = RecordedTurn | ToolResults
 
 def digest(value: Any) -> bytes:
     """Return a digest of a JSON value. The order of keys does not change it."""
-    return hashlib.sha256(msgspec.json.encode(json_value(value), order="sorted")).digest()
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).digest()

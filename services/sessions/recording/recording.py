@@ -5,17 +5,19 @@
                 ---- turn 1 --------------------------^                  rest is rendered and appended
 
 Turns form trees: a turn continues an earlier one, or begins with no recorded token. A request continues the longest
-recorded conversation with the same tools that is the beginning of its messages (message_match.py). rows.py makes rows
-of the trees.
+recorded conversation with the same tools that is the beginning of its messages. What was sampled may come back in
+another form (message_match.py); what a client wrote comes back unchanged, because a template may read any part of it.
+rows.py makes rows of the trees.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.sessions.recording.message_match import ComparableMessage, begins_with, comparable
+from services.sessions.recording.message_match import ComparableMessage, comparable
 from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults, digest
 from services.sessions.recording.rows import ids_through, make_rows
+from shared.arrays import ID_DTYPE
 from shared.messages import Row
 from shared.turns import ChatMessage, SampledTurn
 
@@ -40,11 +42,11 @@ class Continuation:
 
 @dataclass(frozen=True)
 class _Conversation:
-    """The messages of one recorded turn that follow the turn it continues."""
+    """The messages of one recorded turn that follow the turn it continues. ``asked`` are digests."""
 
     continues: int | None
     tools: bytes
-    asked: list[ComparableMessage]
+    asked: list[bytes]
     sampled: ComparableMessage
     num_messages: int
     """Number of messages of the whole conversation, the sampled one included."""
@@ -60,6 +62,7 @@ class Recording:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._turns: list[RecordedTurn] = []
         self._conversations: list[_Conversation] = []
+        self._came_back: list[bytes] = []
         self._tips: set[int] = set()
         self._by_request: dict[bytes, SampledTurn] = {}
         self._tool_results: dict[int, ToolResults] = {}
@@ -96,7 +99,7 @@ class Recording:
 
     def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Continuation:
         """Return the recorded turn that a request continues."""
-        given, shown = [comparable(message) for message in messages], digest(list(tools))
+        given, shown = [digest(message) for message in messages], digest(list(tools))
         matching: set[int | None] = {None}
         is_rewritten_after: set[int | None] = set()
         for number, recorded in enumerate(self._conversations):
@@ -104,11 +107,11 @@ class Recording:
             asked = at + len(recorded.asked)
             if recorded.continues not in matching or recorded.tools != shown:
                 continue
-            if not begins_with(given, recorded.asked, at=at) or asked == len(given):
+            if given[at:asked] != recorded.asked or asked == len(given):
                 continue
-            if recorded.sampled.comes_back_as(given[asked]):
+            if self._comes_back(number, messages[asked], given[asked]):
                 matching.add(number)
-            elif given[asked].role == "assistant":
+            elif messages[asked]["role"] == "assistant":
                 is_rewritten_after.add(recorded.continues)
         best = max(matching, key=self._preference)
         return Continuation(
@@ -127,13 +130,15 @@ class Recording:
         tools: Sequence[dict[str, Any]],
         turn: SampledTurn,
     ) -> RecordedTurn:
-        """Return the entry of a turn that a generator sampled for a request with this continuation."""
+        """Return the next entry: a turn that a generator sampled for a request with this continuation."""
+        begins_row = continuation.turn not in self._tips
         return RecordedTurn(
             request=request,
             continues=continuation.turn,
             messages=list(messages[continuation.num_recorded_messages :]),
             tools=digest(list(tools)),
             is_rewritten=continuation.is_rewritten,
+            num_repeated_tokens=len(continuation.recorded_ids) // ID_DTYPE.itemsize if begins_row else 0,
             turn=turn,
         )
 
@@ -143,7 +148,7 @@ class Recording:
         if isinstance(entry, ToolResults):
             self._tool_results[entry.turn] = entry
             return
-        asked = [comparable(message) for message in entry.messages]
+        asked = [digest(message) for message in entry.messages]
         self._conversations.append(
             _Conversation(
                 continues=entry.continues,
@@ -153,11 +158,18 @@ class Recording:
                 num_messages=self._num_messages(entry.continues) + len(asked) + 1,
             )
         )
+        self._came_back.append(digest(entry.turn.message))
         if entry.continues is not None:
             self._tips.discard(entry.continues)
         self._tips.add(len(self._turns))
         self._turns.append(entry)
         self._by_request[entry.request] = entry.turn
+
+    def _comes_back(self, turn: int, message: ChatMessage, mark: bytes) -> bool:
+        """Whether a message, with this digest, is what a turn sampled. Remembers it: later requests have it too."""
+        if self._came_back[turn] != mark and self._conversations[turn].sampled.comes_back_as(comparable(message)):
+            self._came_back[turn] = mark
+        return self._came_back[turn] == mark
 
     def _num_messages(self, turn: int | None) -> int:
         return 0 if turn is None else self._conversations[turn].num_messages

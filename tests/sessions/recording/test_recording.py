@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.sessions.recording.recorded import Entry, ToolResults, digest
+from services.sessions.recording import recording
+from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults, digest
 from services.sessions.recording.recording import Continuation, Recording
 from shared.arrays import pack_ids, unpack_ids
 from shared.messages import Row, Turn, VersionSpan
@@ -94,6 +95,49 @@ def test_a_second_answer_to_an_earlier_turn_begins_a_row_whose_shared_tokens_do_
     assert second.version_spans == (VersionSpan(3, 0, 2, 1),)
     assert [(turn.role, turn.start, turn.end) for turn in second.turns] == [("assistant", 6, 8)]
     assert (session.recording.num_forks, session.recording.num_drifted_tokens) == (1, 0)
+
+
+def test_a_fork_says_how_many_tokens_its_row_repeats(session: Session) -> None:
+    session.ask([*QUESTION, CALL, tool("4")], assistant("4"), appended_ids=[4], token_ids=[13])
+    session.ask([*QUESTION, CALL, tool("five")], assistant("5"), appended_ids=[5], token_ids=[14])
+    session.ask([user("Plan.")], assistant("Done."))
+    repeated = [entry.num_repeated_tokens for entry in session.entries if isinstance(entry, RecordedTurn)]
+    assert repeated == [0, 0, 5, 0]
+    rows = session.recording.rows()
+    assert sum(len(row.loss_mask) for row in rows) == 5 + 2 + 2 + 5 + sum(repeated)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        user("2+2? "),
+        user("2+2?") | {"name": "Ann"},
+        user("2+2?") | {"documents": ["d"]},
+        user("2+2?") | {"content": [{"type": "text", "text": "2+2?"}]},
+    ],
+)
+def test_a_message_that_the_client_wrote_and_changed_begins_another_conversation(
+    session: Session, changed: ChatMessage
+) -> None:
+    asked = [QUESTION[0], changed, CALL, tool("4")]
+    assert session.recording.continuation(asked, TOOLS).turn is None
+    assert session.recording.continuation([*QUESTION, CALL, tool("4")], TOOLS).turn == 0
+
+
+def test_an_example_with_other_reasoning_begins_another_conversation() -> None:
+    session = Session()
+    example = [user("1+1?"), assistant("2", reasoning_content="one and one")]
+    session.ask([*example, *QUESTION], CALL)
+    assert session.recording.continuation([*example, *QUESTION, CALL, tool("4")], TOOLS).turn == 0
+    example[1] = assistant("2", reasoning_content="I know this")
+    assert session.recording.continuation([*example, *QUESTION, CALL, tool("4")], TOOLS).turn is None
+
+
+def test_a_message_that_came_back_before_is_not_parsed_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten = [*QUESTION, assistant(" ", call("add", '{"b": 2, "a": 2}')), tool("4")]
+    assert session.recording.continuation(rewritten, TOOLS).turn == 0
+    monkeypatch.setattr(recording, "comparable", None)
+    assert session.recording.continuation(rewritten, TOOLS).turn == 0
 
 
 def test_a_row_grows_on_after_a_fork(session: Session) -> None:

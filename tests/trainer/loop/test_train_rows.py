@@ -129,7 +129,7 @@ def test_a_truncated_rollout_is_masked_with_all_of_its_rows(run_config: RunConfi
 def test_a_lost_rollout_is_not_trained_and_counts_in_no_divisor(run_config: RunConfig) -> None:
     group = trained(0, lengths=(1, 2, 3), rewards=(0.0, float("nan"), 1.0))
     first, second, third = group.waiting.group.rollouts
-    lost = msgspec.structs.replace(second, rows=(), lost="a tool hung")
+    lost = msgspec.structs.replace(second, lost="a tool hung")  # with the turns before the call
     message = msgspec.structs.replace(group.waiting.group, rollouts=(first, lost, third))
     minibatch = make_minibatch([TrainedGroup(WaitingGroup(0, message, 0), *group_numbers(group))], config(run_config))
     assert [row.num_sampled for row in minibatch.rows] == [1, 3]
