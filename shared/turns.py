@@ -33,8 +33,7 @@ RefusalKind = Literal["context_length", "chat_template", "malformed", "sampling"
 """Why a turn is refused:
 
     context_length   the conversation leaves no room for a completion
-    chat_template    the model's chat template cannot render the conversation or ignores tools, or its tokenizer or the
-                     run's parser cannot be loaded
+    chat_template    the model's chat template cannot render the conversation
     malformed        the body is not a TurnRequest
     sampling         the engine refuses the token ids, or has sampled something that must not be trained on
     another_run      this replica serves another run; the status is 409, and 422 for all others
@@ -134,8 +133,25 @@ def decode_turn_request(body: bytes) -> TurnRequest:
 
 
 def decode_sampled_turn(body: bytes) -> SampledTurn:
-    """Return an answer. Raises MessageError if the body is malformed."""
-    return _decode(body, SampledTurn)
+    """Return an answer that is consistent.
+
+    Raises:
+        MessageError: The body is malformed or contradicts itself.
+    """
+    turn = _decode(body, SampledTurn)
+    size = ID_DTYPE.itemsize
+    if len(turn.appended_ids) % size or len(turn.token_ids) % size or len(turn.logprobs) != len(turn.token_ids):
+        raise MessageError(
+            f"the turn has {len(turn.appended_ids)} bytes of appended ids, {len(turn.token_ids)} of sampled ids and "
+            f"{len(turn.logprobs)} of logprobs; each token has four bytes of each"
+        )
+    if unpack_ids(turn.appended_ids + turn.token_ids).min() < 0:
+        raise MessageError("the turn has a negative token id")
+    bounds = [0, *(span.end for span in turn.version_spans)]
+    starts = [*(span.start for span in turn.version_spans), len(turn.token_ids) // size]
+    if starts != bounds or sorted(set(bounds)) != bounds:
+        raise MessageError(f"the turn's version spans do not tile its {starts[-1]} tokens: {turn.version_spans[:10]}")
+    return turn
 
 
 def _decode(body: bytes, kind: type[_BodyT]) -> _BodyT:

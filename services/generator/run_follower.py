@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import gc
 import logging
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from services.generator.engine.engine import Engine, EngineDiedError, start_engine
 from services.generator.engine.engine_failure import EngineWatch
@@ -26,7 +26,7 @@ from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.registration import Seat, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
-from services.generator.turns.chat_format import ModelChatFormat, load_tokenizer
+from services.generator.turns.chat_format import load_chat_format
 from services.generator.turns.turn_sampler import TurnDesk, TurnSampler
 from shared import refusals
 from shared.errors import StateLostError, UserError
@@ -174,6 +174,7 @@ class RunFollower:
                 roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
                 require_places(config, **roots, opens_data_sets=False)
                 engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
+                turns = await self._turn_sampler(record.run_id, config, engine)
                 receiving = await self._receiving_with(engine, config)
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))
@@ -190,7 +191,7 @@ class RunFollower:
             self._state.serve()
             await seat.serve()
             try:
-                with self._turns.serving(self._turn_sampler(record.run_id, config, engine)):
+                with self._turns.serving(turns):
                     await self._generate(record.run_id, keys, config, engine)
             finally:
                 try:
@@ -288,23 +289,21 @@ class RunFollower:
             with contextlib.suppress(asyncio.CancelledError):
                 await generating
 
-    def _turn_sampler(self, run_id: str, config: RunConfig, engine: Engine) -> TurnSampler:
-        def load_format() -> ModelChatFormat:
-            model: Any = engine.client.vllm_config.model_config
-            return ModelChatFormat(
-                load_tokenizer(model.tokenizer, model.tokenizer_revision),
-                chat_template_kwargs=config.chat_template_kwargs,
-                tool_call_parser=config.parser_of_tool_calls(),
-                reasoning_parser=engine.client.vllm_config.structured_outputs_config.reasoning_parser or None,
-            )
+    async def _turn_sampler(self, run_id: str, config: RunConfig, engine: Engine) -> TurnSampler | None:
+        """Return the sampler of the run's turns; None if it has no tools, and so no turns.
 
+        Raises:
+            UserError: The model's tokenizer, its chat template or the run's parser is not made for tools.
+        """
+        if not config.tools:
+            return None
         return TurnSampler(
             engine,
             run_id=run_id,
             config=config,
             gate=self._receiver,
             required_version=lambda: self._state.required_version,
-            load_format=load_format,
+            chat_format=await asyncio.to_thread(load_chat_format, config, engine.client.vllm_config),
             metrics=self._metrics,
         )
 

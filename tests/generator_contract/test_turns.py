@@ -1,17 +1,31 @@
 """Turns of a conversation over HTTP, from any generator."""
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from shared.arrays import unpack_ids
 from shared.messages import VersionSpan
+from shared.redis.redis_connection import Redis
 from shared.turns import TURN_PATH, TurnRequest, decode_sampled_turn, encode_turn
-from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess
-from tests.generator_contract.played_trainer import PlayedTrainer
+from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess, Implementation
+from tests.generator_contract.played_trainer import PlayedTrainer, a_run
 
 pytestmark = pytest.mark.timeout(600)
 
 QUESTION = {"role": "user", "content": "1 + 1"}
+
+
+@pytest.fixture
+async def trainer(
+    redis: Redis, model_dir: Path, implementation: Implementation, generator: GeneratorProcess
+) -> AsyncIterator[PlayedTrainer]:
+    """Return the trainer of a new run with a tool; other runs need no turns."""
+    async with a_run(redis, model_dir, implementation, tools=["tools:add"]) as trainer:
+        await trainer.until_served_by(generator)
+        yield trainer
 
 
 async def test_a_conversation_is_sampled_turn_by_turn(trainer: PlayedTrainer, generator: GeneratorProcess) -> None:

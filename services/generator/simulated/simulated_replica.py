@@ -126,7 +126,7 @@ class SimulatedReplica:
                 config=config,
                 gate=self.receiver,
                 required_version=lambda: self.state.required_version,
-                load_format=lambda: SimulatedChatFormat(facts),
+                chat_format=SimulatedChatFormat(facts),
                 metrics=self._metrics,
             )
             try:

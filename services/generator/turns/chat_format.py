@@ -6,13 +6,15 @@ vLLM is imported only when it is used.
 """
 
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from services.generator.engine.engine_config import check_tool_call_parser, what_it_says
 from services.generator.rollouts import SampledCompletion
-from services.generator.turns.rendering import TurnRenderer, special_ids
+from services.generator.turns.rendering import TurnRenderer, encodable, special_ids
 from shared.errors import UserError
+from shared.run_options.run_config import RunConfig
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 
 
@@ -42,7 +44,8 @@ class ModelChatFormat:
         reasoning_parser: Name of vLLM's parser of reasoning; None leaves reasoning in the content.
 
     Raises:
-        UserError: vLLM has no such parser, or the parser does not fit the tokenizer.
+        UserError: vLLM has no such parser, the parser does not fit the tokenizer, or the chat template is missing or
+            leaves out tools or their results.
     """
 
     def __init__(
@@ -56,8 +59,14 @@ class ModelChatFormat:
         self._tokenizer = tokenizer
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._special_ids = special_ids(tokenizer)
-        self._renderer = TurnRenderer(tokenizer, chat_template_kwargs=chat_template_kwargs)
         self._parser = _parser(tool_call_parser, reasoning_parser, tokenizer)
+        self._renderer = TurnRenderer(
+            tokenizer, chat_template_kwargs=chat_template_kwargs, takes_parts=_takes_parts(tokenizer)
+        )
+        try:
+            self._renderer.check()
+        except TurnRefusedError as error:
+            raise UserError(str(error), field="model") from error
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
         """See ChatFormat."""
@@ -91,6 +100,21 @@ class ModelChatFormat:
     def _new_parser(self, parsed_request: Any) -> Any:
         """Return a parser for one text; parsers have state."""
         return self._parser(self._tokenizer, parsed_request.tools, chat_template_kwargs=self._chat_template_kwargs)
+
+
+def load_chat_format(config: RunConfig, vllm_config: Any) -> ModelChatFormat:
+    """Return the format of a run's model.
+
+    Raises:
+        UserError: The tokenizer cannot be loaded, or see ModelChatFormat.
+    """
+    model = vllm_config.model_config
+    return ModelChatFormat(
+        load_tokenizer(model.tokenizer, model.tokenizer_revision),
+        chat_template_kwargs=config.chat_template_kwargs,
+        tool_call_parser=config.parser_of_tool_calls(),
+        reasoning_parser=vllm_config.structured_outputs_config.reasoning_parser or None,
+    )
 
 
 def load_tokenizer(model: str, revision: str | None) -> Any:
@@ -127,6 +151,20 @@ def _parser(tool_call_parser: str, reasoning_parser: str | None, tokenizer: Any)
         raise UserError(f"vLLM refuses the run's parsers: {error}", field="tool_call_parser") from error
 
 
+def _takes_parts(tokenizer: Any) -> bool:
+    """Return whether the chat template reads a message's content as a list of parts, as vLLM decides it."""
+    import vllm.renderers.hf
+
+    renderers: Any = vllm.renderers.hf  # partly untyped
+    try:
+        template = tokenizer.get_chat_template(tools=[])
+    except ValueError as error:
+        raise UserError(
+            "the tokenizer of the run's model has no chat template; use a model that was made for chat", field="model"
+        ) from error
+    return bool(renderers._detect_content_format(template, default="string") == "openai")  # noqa: SLF001
+
+
 def _parsed_request(request: TurnRequest) -> Any:
     """Return the request as vLLM's parsers take it; they read only its tools."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -141,8 +179,6 @@ def _parsed_request(request: TurnRequest) -> Any:
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
-    from vllm.renderers.chat_utils import make_tool_call_id
-
-    make_id: Any = make_tool_call_id  # partly untyped
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id or make_id(), "type": "function", "function": function}
+    """Return a call in OpenAI's format. Mistral's templates require ids of nine letters and digits."""
+    function = {"name": encodable(call.name), "arguments": encodable(call.arguments)}
+    return {"id": call.id or uuid.uuid4().hex[:9], "type": "function", "function": function}

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from services.generator.engine.engine import EngineDiedError
 from services.generator.hang_up import HUNG_UP, unless_hung_up
 from services.generator.turns.turn_sampler import TurnDesk
-from shared.errors import MessageError, UnavailableError, UserError
+from shared.errors import MessageError, UnavailableError
 from shared.serving.http_guard import problem
 from shared.turns import TURN_PATH, RefusalKind, TurnRefusedError, decode_turn_request, encode_turn
 
@@ -35,8 +35,6 @@ def make_turn_router(desk: TurnDesk) -> APIRouter:
             sampled = await unless_hung_up(request.receive, desk.sample(turn))
         except TurnRefusedError as error:
             return _refuse(str(error), kind=error.kind)
-        except UserError as error:
-            return _refuse(str(error), kind="chat_template")
         except MessageError as error:
             return _refuse(str(error), kind="sampling")
         except (UnavailableError, EngineDiedError) as error:

@@ -58,7 +58,7 @@ class TurnSampler:
         config: The run's sampling options.
         gate: Tells which version is held.
         required_version: Returns the version that the run requires.
-        load_format: Returns the format of the run's model. It is called before the first turn, and may block.
+        chat_format: The format of the run's conversations.
         metrics: Metrics of this process.
     """
 
@@ -70,7 +70,7 @@ class TurnSampler:
         config: RunConfig,
         gate: WeightGate,
         required_version: Callable[[], LineageVersion],
-        load_format: Callable[[], ChatFormat],
+        chat_format: ChatFormat,
         metrics: GeneratorMetrics,
     ) -> None:
         self.run_id = run_id
@@ -78,9 +78,8 @@ class TurnSampler:
         self._config = config
         self._gate = gate
         self._required_version = required_version
-        self._load_format = load_format
+        self._format = chat_format
         self._metrics = metrics
-        self._format: ChatFormat | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="turns")
 
     async def sample(self, request: TurnRequest) -> SampledTurn:
@@ -89,7 +88,6 @@ class TurnSampler:
         Raises:
             TurnRefusedError: The conversation cannot be rendered, or leaves no room for a completion.
             MessageError: The model cannot take these token ids, or what it sampled must not be trained on.
-            UserError: The model's tokenizer or the run's parser cannot be loaded.
             UnavailableError, EngineDiedError: The engine failed.
         """
         started_at_s = time.time()
@@ -106,7 +104,7 @@ class TurnSampler:
         )
         spans = version_spans(f"turn {request.request_id}", completion)
         self._metrics.tokens.inc(len(completion.token_ids))
-        message = await self._in_thread(lambda: self._loaded().message(request, completion))
+        message = await self._in_thread(lambda: self._format.message(request, completion))
         return SampledTurn(
             appended_ids=pack_ids(appended),
             token_ids=pack_ids(completion.token_ids),
@@ -124,13 +122,8 @@ class TurnSampler:
 
     def _prompt(self, request: TurnRequest) -> tuple[list[int], list[int]]:
         """Return the appended ids, and all ids that the engine is given."""
-        appended = self._loaded().appended_ids(request)
+        appended = self._format.appended_ids(request)
         return appended, unpack_ids(request.recorded_ids).tolist() + appended
-
-    def _loaded(self) -> ChatFormat:
-        if self._format is None:
-            self._format = self._load_format()
-        return self._format
 
     def _max_tokens(self, request: TurnRequest, *, num_prompt_tokens: int) -> int:
         most = min(request.max_tokens or self._config.max_completion_length, self._config.max_completion_length)
@@ -167,8 +160,8 @@ class TurnDesk:
         self._turns: set[asyncio.Task[SampledTurn]] = set()
 
     @contextlib.contextmanager
-    def serving(self, sampler: TurnSampler) -> Generator[None]:
-        """Sample turns while the block runs. Its end ends the turns in progress."""
+    def serving(self, sampler: TurnSampler | None) -> Generator[None]:
+        """Sample turns while the block runs, if the run has any. Its end ends the turns in progress."""
         self._sampler = sampler
         try:
             yield
@@ -176,7 +169,8 @@ class TurnDesk:
             self._sampler = None
             for turn in self._turns:
                 turn.cancel()
-            sampler.close()
+            if sampler is not None:
+                sampler.close()
 
     async def sample(self, request: TurnRequest) -> SampledTurn:
         """Sample one turn; see TurnSampler.sample.
@@ -193,7 +187,7 @@ class TurnDesk:
                 kind="another_run",
             )
         if sampler is None or reason is not None:
-            raise UnavailableError(f"this replica is not ready: {reason or 'its engine is being replaced'}")
+            raise UnavailableError(f"this replica is not ready: {reason or 'it samples no turns now'}")
         turn = asyncio.create_task(sampler.sample(request), name=f"turn {request.request_id}")
         self._turns.add(turn)
         turn.add_done_callback(self._turns.discard)

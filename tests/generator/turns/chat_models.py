@@ -5,13 +5,12 @@ In a template, a newline right after a statement is dropped, so there it is writ
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-SPECIAL = ("<unk>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+SPECIAL = ("<unk>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<call|>", "<|result>", '<|"|>')
 ADDED = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 """Tokens of their own, but not special ones, as in Qwen's tokenizers."""
 CHARACTERS = "\n " + "".join(map(chr, range(ord("!"), ord("~") + 1)))
@@ -71,23 +70,65 @@ ONLY_CALLS = (
 )
 """Leaves out the text before a call, as Llama 3.1 does."""
 NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+ONE_CALL = (
+    TOOLS
+    + "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    + "{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}{{ raise_exception('only one call at once') }}"
+    + "{% endif %}{% set f = m.tool_calls[0].function %}{% if f.arguments is not mapping %}"
+    + "{{ raise_exception('arguments must be a mapping') }}{% endif %}"
+    + '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
+    + "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    + PROMPT
+)
+"""Refuses parallel calls, and takes even an empty list for calls, as Llama 3.1 does."""
+GEMMA_4 = (
+    TOOLS
+    + "{% for m in messages %}{% if m.role == 'tool' %}<|result>{{ m.content }}<|im_end|>"
+    + "{% elif m.tool_calls %}{% for call in m.tool_calls %}<tool_call>{{ call.function.name }}"
+    + '{% for name, value in call.function.arguments.items() %}{{ name }}:<|"|>{{ value }}<|"|>{% endfor %}<call|>'
+    + "{% endfor %}{% if loop.last %}<|result>{% endif %}"
+    + "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    + "{% if add_generation_prompt and messages[-1].role == 'user' %}<|im_start|>assistant\n{% endif %}"
+)
+"""Writes special tokens around calls. A call goes on with its result, whose first token ends the turn."""
+PARTS = (
+    TOOLS
+    + "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['tool_calls'] %}"
+    + "{{ message['tool_calls'][0]['function']['arguments'] | tojson }}{% endif %}"
+    + "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    + "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    + PROMPT
+)
+"""Reads contents as lists of parts, as templates of models with vision do."""
+NINE = (
+    TOOLS
+    + "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    + "{% for id in [m.tool_call_id] if m.tool_call_id %}{{ id }}{% if id | length != 9 %}"
+    + "{{ raise_exception('ids must have length 9') }}{% endif %}{% endfor %}"
+    + "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% if call.id | length != 9 %}"
+    + "{{ raise_exception('ids must have length 9') }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    + PROMPT
+)
+"""Requires ids of nine characters, as Mistral's templates do."""
+NO_RESULTS = (
+    TOOLS
+    + "{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    + PROMPT
+)
 ONLY_USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
 
 
-def make_tokenizer(
-    chat_template: str | None, *, eos_token: str = "<|im_end|>", special: Sequence[str] = SPECIAL
-) -> PreTrainedTokenizerFast:
+def make_tokenizer(chat_template: str | None, *, eos_token: str = "<|im_end|>") -> PreTrainedTokenizerFast:
     """Return a tokenizer whose special tokens come first; the first of them stands for unknown characters."""
-    table = {token: index for index, token in enumerate((*special, *ADDED, *CHARACTERS))}
-    tokenizer = Tokenizer(models.WordLevel(table, unk_token=special[0]))
+    tokenizer = Tokenizer(models.WordLevel(_TABLE, unk_token=SPECIAL[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in ADDED])
     made: Any = PreTrainedTokenizerFast
     return made(
         tokenizer_object=tokenizer,
-        unk_token=special[0],
+        unk_token=SPECIAL[0],
         eos_token=eos_token,
         chat_template=chat_template,
         clean_up_tokenization_spaces=False,

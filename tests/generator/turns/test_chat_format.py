@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("vllm")
@@ -11,7 +12,16 @@ from services.generator.rollouts import SampledCompletion
 from services.generator.turns.chat_format import ModelChatFormat
 from shared.errors import UserError
 from shared.turns import TurnRefusedError, TurnRequest
-from tests.generator.turns.chat_models import QWEN_2_5, QWEN_3, a_tool, ids_of, make_tokenizer
+from tests.generator.turns.chat_models import (
+    NO_RESULTS,
+    NO_TOOLS,
+    PARTS,
+    QWEN_2_5,
+    QWEN_3,
+    a_tool,
+    ids_of,
+    make_tokenizer,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -33,7 +43,7 @@ def message(
     made = model_format.message(request, completion)
     call_ids = [call.pop("id") for call in made.get("tool_calls", [])]
     assert len(set(call_ids)) == len(call_ids)
-    assert all(call_ids)
+    assert all(call_id.isalnum() and len(call_id) == 9 for call_id in call_ids), "Mistral's templates require it"
     assert made.pop("role") == "assistant"
     return made
 
@@ -109,6 +119,37 @@ def test_a_parser_that_vllm_does_not_have_is_refused_with_the_names_of_those_it_
     assert caught.value.field == "tool_call_parser"
     with pytest.raises(UserError, match="reasoning_parser_name='r2'"):
         ModelChatFormat(make_tokenizer(QWEN_2_5), tool_call_parser="hermes", reasoning_parser="r2")
+
+
+@pytest.mark.parametrize("parser", ["mistral", "deepseek_v3", "jamba"])
+def test_a_parser_that_does_not_fit_the_tokenizer_is_refused(parser: str) -> None:
+    with pytest.raises(UserError, match=rf"--tool-call-parser {parser} cannot be used with the tokenizer") as caught:
+        ModelChatFormat(make_tokenizer(QWEN_2_5), tool_call_parser=parser)
+    assert caught.value.field == "tool_call_parser"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"), [(None, "has no chat template"), (NO_TOOLS, "ignores tools"), (NO_RESULTS, "leaves out")]
+)
+def test_a_template_that_is_not_made_for_tools_is_refused(template: str | None, reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        ModelChatFormat(make_tokenizer(template), tool_call_parser="hermes")
+    assert caught.value.field == "model"
+
+
+def test_a_call_with_half_a_surrogate_pair_can_be_sent() -> None:
+    made = message('<tool_call>\n{"name": "a\\udc00", "arguments": {"b": "\\ud83d"}}\n</tool_call><|im_end|>')
+    assert made["tool_calls"] == [call({"b": "\ud83d"}, "a\\udc00")]
+    assert json.loads(msgspec.json.encode(made)) == made
+
+
+def test_a_template_that_reads_lists_of_parts_gets_them() -> None:
+    model_format = ModelChatFormat(make_tokenizer(PARTS), tool_call_parser="hermes")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = TurnRequest("run-1", "r", [{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
+    assert model_format.appended_ids(asked) == ids_of(
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_tools_that_are_not_in_openais_format_are_refused_before_anything_is_sampled() -> None:

@@ -136,7 +136,7 @@ class Rig:
                 config=config,
                 gate=self.gate,
                 required_version=lambda: self.state.required_version,
-                load_format=lambda: self.format,
+                chat_format=self.format,
                 metrics=self.metrics,
             )
         )
@@ -375,7 +375,7 @@ async def test_a_simulated_replica_answers_turns_too(rig: Rig) -> None:
         config=CONFIG,
         gate=rig.gate,
         required_version=lambda: rig.state.required_version,
-        load_format=lambda: SimulatedChatFormat(facts),
+        chat_format=SimulatedChatFormat(facts),
         metrics=rig.metrics,
     )
     with rig.desk.serving(sampler):

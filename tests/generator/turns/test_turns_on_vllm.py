@@ -50,18 +50,15 @@ def sampler(engine: Engine, tiny_model: Path) -> TurnSampler:
         temperature=0.7,
     )  # fmt: skip
 
-    def load_format() -> ModelChatFormat:
-        tokenizer = load_tokenizer(str(tiny_model), None)
-        tokenizer.chat_template = TEMPLATE
-        return ModelChatFormat(tokenizer, tool_call_parser="hermes")
-
+    tokenizer = load_tokenizer(str(tiny_model), None)
+    tokenizer.chat_template = TEMPLATE
     return TurnSampler(
         engine,
         run_id="run-1",
         config=config,
         gate=OpenGate(),
         required_version=lambda: LineageVersion(0, 0),
-        load_format=load_format,
+        chat_format=ModelChatFormat(tokenizer, tool_call_parser="hermes"),
         metrics=GeneratorMetrics(),
     )
 
