@@ -89,7 +89,7 @@ def _call(call: dict[str, Any]) -> _Call:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return arguments as a JSON value, and as an empty object if there are none; as text if they are not JSON."""
+    """Return arguments as a JSON value, no arguments as an empty object; as text if they are not JSON."""
     if not isinstance(arguments, str):
         return _json_value(arguments)
     text = arguments.strip() or "{}"

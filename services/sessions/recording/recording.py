@@ -5,8 +5,8 @@
                 ---- turn 1 --------------------------^                  rest is rendered and appended
 
 Turns form trees: a turn continues an earlier one, or begins with no recorded token. A request continues the longest
-recorded conversation with the same tools that is the beginning of its messages. What was sampled may come back in
-another form (message_match.py); what a client wrote comes back unchanged, because a template may read any part of it.
+recorded conversation with the same tools that is the beginning of its messages. Sampled messages may come back in
+another form (message_match.py). Those of a client come back unchanged, because a template may read any part of them.
 rows.py makes rows of the trees.
 """
 
@@ -86,7 +86,7 @@ class Recording:
         return sum(len(turn.turn.appended_ids) // 4 for turn in self._turns if turn.is_rewritten)
 
     def rows(self) -> tuple[Row, ...]:
-        """Return the rows. Each sampled token has mask 1 in exactly one of them."""
+        """Return the rows. Each sampled token has mask 1 in exactly one row."""
         return make_rows(self._turns)
 
     def repeated(self, request: bytes) -> SampledTurn | None:
