@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from shared.run_options.agents import AgentOptions
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import ABSENT, ELSEWHERE
 from shared.run_options.generation import GenerationKwargs, GenerationOptions
@@ -42,7 +43,7 @@ More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses
 [the engine and sampling](engine.md), [the weight push](weight-push.md) and [its transports](weight-transports.md),
 [metrics](metrics.md).
 """
-NUM_UNDER_TRLS_NAME = 77
+NUM_UNDER_TRLS_NAME = 78
 """Options of ``GRPOConfig`` that a run has too; a test in tests/conformance counts them."""
 DEFAULTS_OF_TRL = {
     "save_steps": "500",
@@ -75,6 +76,7 @@ SECTIONS: list[tuple[type[Section], str]] = [
     (DatasetSource, "An entry of `datasets`"),
     (GenerationOptions, "Generation"),
     (GenerationKwargs, "The table `generation_kwargs`"),
+    (AgentOptions, "Tools"),
     (LossOptions, "Loss"),
     (TrainingOptions, "Optimizer"),
     (LoraOptions, "LoRA"),

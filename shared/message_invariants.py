@@ -10,25 +10,31 @@ Fields, by their type:
 
 A prompt group:
 
-    there is at least one prompt id; prompt ids are whole and not negative
+    prompt ids are whole and not negative; there is none if the session that plays the rollouts renders the prompt
     columns consist of None, bool, int, float, str, bytes, datetimes, lists and maps from text, at most 32 levels deep
 
 A completed group, in addition:
 
     it has num_generations rollouts of its own group id; their branches are 0 to num_generations - 1, each once
     rollout ids are unique
-    token ids are not negative; there is one for each mask entry; they begin with the prompt ids, which are not sampled
-    the mask is 0 or 1, and marks at least one token as sampled
-    there is one logprob for each sampled token. It is at most 0 (1e-3 is allowed, for rounding) and not infinite. NaN
-    means that the generator does not know it; at least one logprob of a rollout is a number
-    version spans tile the sampled tokens in order, and none is empty
-    turns are in order, are not empty, do not overlap, lie within the tokens, and contain every sampled token
+    a rollout has at least one row, unless it is lost; the messages of its completion consist of what columns do
+    no more tool calls failed than were made
     nothing is scored yet
 
-A scored group, instead of the last rule:
+Each row of a rollout:
+
+    token ids are not negative; there is one for each mask entry; they begin with the prompt ids, or with at least one
+    other token if the group has no prompt ids; what they begin with is not sampled
+    the mask is 0 or 1, and marks at least one token as sampled
+    there is one logprob for each sampled token. It is at most 0 (1e-3 is allowed, for rounding) and not infinite. NaN
+    means that the generator does not know it; at least one logprob of a row is a number
+    version spans tile the sampled tokens in order, and none is empty
+    turns are in order, are not empty, do not overlap, lie within the tokens, and contain every sampled token
+
+A scored group, instead of the last rule for rollouts:
 
     every rollout has outcomes of the same functions with the same weights, in the same order, at least one
-    an outcome has a value if and only if it is ``scored``
+    an outcome has a value if and only if it is ``scored``, and is ``lost`` if and only if its rollout is
 
 Limits that only the run knows (its vocabulary, its steps) are checked in services/trainer/intake/scored_groups.py.
 """
@@ -45,7 +51,7 @@ from shared.arrays import unpack_ids, unpack_logprobs
 from shared.errors import MessageError
 
 if TYPE_CHECKING:
-    from shared.messages import PromptGroup, Rollout
+    from shared.messages import PromptGroup, Rollout, Row
 
 MAX_GENERATIONS: Final = 1024
 MAX_POLICY_VERSION: Final = 10**12 - 1
@@ -74,7 +80,7 @@ def check_prompt(group: "PromptGroup") -> None:
     where = f"group {group.group_id}"
     if len(group.prompt_ids) % 4:
         raise MessageError(f"{where} has {len(group.prompt_ids)} bytes of prompt ids")
-    if unpack_ids(group.prompt_ids).min() < 0:
+    if unpack_ids(group.prompt_ids).min(initial=0) < 0:
         raise MessageError(f"{where} has a negative prompt id")
     _check_columns(group)
 
@@ -92,16 +98,20 @@ def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None
         raise MessageError(f"group {prompt.group_id} has branches that are not 0 to {len(rollouts) - 1}: {branches}")
     if len({rollout.rollout_id for rollout in rollouts}) < len(rollouts):
         raise MessageError(f"group {prompt.group_id} has two rollouts with the same id")
-    unsampled = bytes(num_prompt)
+    unsampled = bytes(max(num_prompt, 1))
     for rollout in rollouts:
-        _check_rollout(rollout, prompt, unsampled)
-    # One call for all rollouts: numpy takes as long for one. With a NaN the comparison fails, and each is checked.
-    if unpack_ids(b"".join([rollout.token_ids for rollout in rollouts])).min() < 0:
+        _check_rollout(rollout, prompt)
+        for row in rollout.rows:
+            _check_row(row, rollout, prompt, unsampled)
+    rows = [row for rollout in rollouts for row in rollout.rows]
+    # One call for all rows: numpy takes as long for one. With a NaN the comparison fails, and each is checked.
+    if unpack_ids(b"".join([row.token_ids for row in rows])).min(initial=0) < 0:
         raise MessageError(f"group {prompt.group_id} has a negative token id")
-    logprobs = unpack_logprobs(b"".join([rollout.logprobs for rollout in rollouts]))
-    if not (logprobs.max() <= MAX_LOGPROB and logprobs.min() > -math.inf):
+    logprobs = unpack_logprobs(b"".join([row.logprobs for row in rows]))
+    if not (logprobs.max(initial=-1.0) <= MAX_LOGPROB and logprobs.min(initial=-1.0) > -math.inf):
         for rollout in rollouts:
-            _check_logprobs(rollout)
+            for row in rollout.rows:
+                _check_logprobs(row, rollout)
 
 
 def check_unscored(rollouts: Sequence["Rollout"]) -> None:
@@ -129,38 +139,50 @@ def check_rewards(rollouts: Sequence["Rollout"]) -> None:
                 )
             if (reward.outcome == "scored") != (reward.value is not None):
                 raise MessageError(f"reward {reward.name!r} says {reward.outcome} with value {reward.value}")
+            if (reward.outcome == "lost") != bool(rollout.lost):
+                raise _wrong(rollout, f"has reward {reward.name!r} {reward.outcome}, and is lost: {bool(rollout.lost)}")
 
 
-def _check_rollout(rollout: "Rollout", prompt: "PromptGroup", unsampled: bytes) -> None:
+def _check_rollout(rollout: "Rollout", prompt: "PromptGroup") -> None:
     if rollout.group_id != prompt.group_id:
         raise _wrong(rollout, f"belongs to group {rollout.group_id}, not {prompt.group_id}")
-    mask, num_prompt = rollout.loss_mask, len(unsampled)
-    if len(rollout.token_ids) != 4 * len(mask):
-        raise _wrong(rollout, f"has {len(rollout.token_ids)} bytes of token ids for {len(mask)} mask entries")
-    if not (rollout.token_ids.startswith(prompt.prompt_ids) and mask.startswith(unsampled)):
-        raise _wrong(rollout, "does not begin with the prompt of its group, or marks it as sampled")
-    num_sampled = len(mask) - num_prompt
+    if not (rollout.rows or rollout.lost):
+        raise _wrong(rollout, "has no row, although it is not lost")
+    if rollout.tool_failures > rollout.tool_calls:
+        raise _wrong(rollout, f"has {rollout.tool_failures} failed tool calls of {rollout.tool_calls}")
+    if not is_data(rollout.completion):
+        raise _wrong(rollout, f"has messages that are nested deeper than {_MAX_DEPTH}, or a value that is not data")
+
+
+def _check_row(row: "Row", rollout: "Rollout", prompt: "PromptGroup", unsampled: bytes) -> None:
+    mask = row.loss_mask
+    if len(row.token_ids) != 4 * len(mask):
+        raise _wrong_row(row, rollout, f"has {len(row.token_ids)} bytes of token ids for {len(mask)} mask entries")
+    if not (row.token_ids.startswith(prompt.prompt_ids) and mask.startswith(unsampled)):
+        raise _wrong_row(row, rollout, "does not begin with the prompt of its group, or marks it as sampled")
+    num_sampled = len(mask) - len(unsampled)
     if not mask.endswith(b"\1" * num_sampled):  # several turns; counting takes longer than all other checks
         num_sampled = mask.count(1)
         if num_sampled + mask.count(0) != len(mask):
-            raise _wrong(rollout, "has a loss mask that is not 0/1")
+            raise _wrong_row(row, rollout, "has a loss mask that is not 0/1")
     if num_sampled == 0:
-        raise _wrong(rollout, "has a loss mask that marks no sampled token")
-    if len(rollout.logprobs) != 4 * num_sampled:
-        raise _wrong(rollout, f"has {len(rollout.logprobs)} bytes of logprobs for {num_sampled} sampled tokens")
+        raise _wrong_row(row, rollout, "has a loss mask that marks no sampled token")
+    if len(row.logprobs) != 4 * num_sampled:
+        raise _wrong_row(row, rollout, f"has {len(row.logprobs)} bytes of logprobs for {num_sampled} sampled tokens")
     end = 0
-    for span in rollout.version_spans:
+    for span in row.version_spans:
         if span.start != end or span.end <= span.start:
-            raise _wrong(rollout, f"has version spans that do not tile its tokens: {rollout.version_spans[:10]}")
+            raise _wrong_row(row, rollout, f"has version spans that do not tile its tokens: {row.version_spans[:10]}")
         end = span.end
     if end != num_sampled:
-        raise _wrong(rollout, f"has version spans over {end} of its {num_sampled} sampled tokens")
-    if not rollout.turns:
-        raise _wrong(rollout, "has no turn")
+        raise _wrong_row(row, rollout, f"has version spans over {end} of its {num_sampled} sampled tokens")
+    if not row.turns:
+        raise _wrong_row(row, rollout, "has no turn")
     end, num_outside = 0, 0
-    for turn in rollout.turns:
+    for turn in row.turns:
         if not end <= turn.start < turn.end <= len(mask):
-            raise _wrong(
+            raise _wrong_row(
+                row,
                 rollout,
                 f"has a turn from {turn.start} to {turn.end} that is empty, overlaps the one before it, or ends beyond "
                 f"the {len(mask)} tokens",
@@ -169,30 +191,35 @@ def _check_rollout(rollout: "Rollout", prompt: "PromptGroup", unsampled: bytes) 
         end = turn.end
     num_outside += mask.count(1, end)
     if num_outside:
-        raise _wrong(rollout, f"has {num_outside} sampled tokens outside its turns")
+        raise _wrong_row(row, rollout, f"has {num_outside} sampled tokens outside its turns")
 
 
 def _wrong(rollout: "Rollout", what: str) -> MessageError:
     return MessageError(f"rollout {rollout.rollout_id} {what}")
 
 
-def _check_logprobs(rollout: "Rollout") -> None:
-    logprobs = rollout.generator_logprobs()
+def _wrong_row(row: "Row", rollout: "Rollout", what: str) -> MessageError:
+    return MessageError(f"row {rollout.rows.index(row)} of rollout {rollout.rollout_id} {what}")
+
+
+def _check_logprobs(row: "Row", rollout: "Rollout") -> None:
+    logprobs = row.generator_logprobs()
     # NaN means that the engine does not know a token's logprob. If all are NaN, the engine is broken.
     if bool(((logprobs > MAX_LOGPROB) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
-        raise _wrong(rollout, "has a logprob that is positive or infinite, or only NaN")
+        raise _wrong_row(row, rollout, "has a logprob that is positive or infinite, or only NaN")
 
 
 def _check_columns(group: "PromptGroup") -> None:
     for name, value in group.columns.items():
-        if type(value) not in _PLAIN and not _is_data(value, depth=1):
+        if type(value) not in _PLAIN and not is_data(value):
             raise MessageError(
                 f"group {group.group_id} has a column {name[:100]!r} that is nested deeper than {_MAX_DEPTH}, or "
                 "contains a value that is not data"
             )
 
 
-def _is_data(value: Any, *, depth: int) -> bool:
+def is_data(value: Any, *, depth: int = 1) -> bool:
+    """Whether a value consists of what columns may contain; ``depth`` is its own, from 1."""
     kind: type[Any] = value.__class__
     if kind in _PLAIN:
         return True
@@ -200,4 +227,4 @@ def _is_data(value: Any, *, depth: int) -> bool:
         return False
     inside: list[Any] = list(value.values()) if kind is dict else value
     # Long lists nearly always contain only plain values, and this checks them in C.
-    return set(map(type, inside)) <= _PLAIN or all(_is_data(each, depth=depth + 1) for each in inside)
+    return set(map(type, inside)) <= _PLAIN or all(is_data(each, depth=depth + 1) for each in inside)

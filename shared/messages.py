@@ -4,8 +4,14 @@
     (prompts)                    (completions)                  (scored)
 
 Messages are frozen msgspec structs in msgpack, with packed arrays (arrays.py) and a schema version; nothing is ever
-unpickled. A rollout is one row, whether it has one turn or many: ``token_ids`` is the whole sequence, ``loss_mask`` is
-1 exactly on the tokens the policy sampled, and logprobs and version spans are indexed over those sampled tokens.
+unpickled. A rollout has one row of tokens, whether it has one turn or many. Another row begins where the history was
+rewritten, because the tokens so far are then no longer the beginning of the conversation.
+
+    turns       prompt  assistant  tool  assistant
+    token_ids   p p p   a a a a    t t   a a a
+    loss_mask   0 0 0   1 1 1 1    0 0   1 1 1      1 exactly on the tokens the policy sampled, in one row only
+    logprobs            l l l l          l l l      over the sampled tokens, as are the version spans
+
 Decoding checks all rules of message_invariants.py, so the services do not check them again.
 """
 
@@ -14,13 +20,12 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from shared.arrays import ID_DTYPE, Ids, Logprobs, unpack_ids, unpack_logprobs, unpack_mask
+from shared.arrays import ID_DTYPE, LOGPROB_DTYPE, Ids, Logprobs, unpack_ids, unpack_logprobs, unpack_mask
 from shared.errors import MessageError
 from shared.message_invariants import (
     Count,
     Finite,
     GroupId,
-    IdBytes,
     Incarnation,
     Name,
     NumGenerations,
@@ -32,21 +37,26 @@ from shared.message_invariants import (
     check_unscored,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
-Outcome = Literal["scored", "not_applicable", "timeout", "invalid", "overload", "error"]
+CallOutcome = Literal["scored", "not_applicable", "timeout", "invalid", "overload", "error"]
+"""What a call of a reward function comes to for one completion."""
+Outcome = Literal[CallOutcome, "lost"]
+"""``lost``: the rollout could not be played to its end, so no function was called with it."""
 Prompt = str | list[dict[str, str]]
 """TRL's two formats: plain text, or a conversation of ``{"role": ..., "content": ...}``."""
+Completion = str | list[dict[str, Any]]
+"""The decoded text, or the messages that follow the prompt, in OpenAI's format."""
 
 
 def is_failure(outcome: Outcome) -> bool:
-    """Whether a reward function should have scored a completion and could not."""
+    """Whether a completion should have been scored and could not be."""
     return outcome not in ("scored", "not_applicable")
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Sampled tokens ``[start, end)`` of a rollout came from this policy version.
+    """Sampled tokens ``[start, end)`` of a row came from this policy version.
 
     ``incarnation`` is the incarnation of the trainer that pushed it (lineage.py); 0 if the generator does not say.
     """
@@ -58,7 +68,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One turn over ``token_ids[start:end]``; times are Unix seconds."""
+    """One turn over ``token_ids[start:end]`` of a row; times are Unix seconds."""
 
     role: str
     start: Count
@@ -93,46 +103,80 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     by: str
 
 
-class Rollout(msgspec.Struct, frozen=True):
-    """One prompt with one completion and, once scored, its rewards.
+class Row(msgspec.Struct, frozen=True):
+    """One sequence of tokens, as the policy was conditioned on them and sampled them."""
 
-    ``completion`` is the decoded text of the sampled tokens without special tokens.
-    """
-
-    rollout_id: Name
-    group_id: str
-    branch: Count
     token_ids: bytes
     loss_mask: bytes
     logprobs: bytes
     version_spans: tuple[VersionSpan, ...]
     turns: tuple[Turn, ...]
-    completion: str
-    rewards: tuple[RewardOutcome, ...] = ()
 
-    def completion_ids(self) -> Ids:
+    @property
+    def num_sampled(self) -> int:
+        """Number of sampled tokens."""
+        return len(self.logprobs) // LOGPROB_DTYPE.itemsize
+
+    @property
+    def num_prompt(self) -> int:
+        """Number of tokens before the first sampled one."""
+        return self.loss_mask.index(1)
+
+    def sampled_ids(self) -> Ids:
         """Return the sampled token ids, in order."""
-        return unpack_ids(self.packed_completion_ids()).copy()
+        sampled: Ids = unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1]
+        return sampled
 
     def packed_completion_ids(self) -> bytes:
-        """Return the sampled token ids in order, packed as they came."""
-        num_sampled = self.loss_mask.count(1)
-        if num_sampled and self.loss_mask.endswith(b"\1" * num_sampled):  # one turn: they are at the end
-            return self.token_ids[-ID_DTYPE.itemsize * num_sampled :]
-        sampled: Ids = unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1]
-        return sampled.tobytes()
+        """Return the token ids from the first sampled one on, packed as they came."""
+        return self.token_ids[ID_DTYPE.itemsize * self.num_prompt :]
 
     def generator_logprobs(self) -> Logprobs:
         """Return log p of each sampled token under the distribution it was sampled from, in nats; NaN means unknown."""
         return unpack_logprobs(self.logprobs)
 
-    def oldest_policy_version(self) -> int:
-        """Return the policy version of the oldest sampled token."""
-        return min(span.policy_version for span in self.version_spans)
+
+class Rollout(msgspec.Struct, frozen=True):
+    """One prompt with one completion and, once scored, its rewards, which belong to all of its rows.
+
+    ``completion`` is the decoded text of the sampled tokens without special tokens, or the messages that follow the
+    prompt. ``lost`` is the reason why the rollout could not be played to its end; empty for all others.
+    """
+
+    rollout_id: Name
+    group_id: str
+    branch: Count
+    rows: tuple[Row, ...]
+    completion: Completion
+    rewards: tuple[RewardOutcome, ...] = ()
+    lost: str = ""
+    tool_calls: Count = 0
+    tool_failures: Count = 0
+
+    @property
+    def num_sampled(self) -> int:
+        """Number of tokens that the policy sampled, in all rows."""
+        return sum(row.num_sampled for row in self.rows)
+
+    def version_spans(self) -> list[VersionSpan]:
+        """Return the spans over the sampled tokens of all rows, one row after the other."""
+        spans: list[VersionSpan] = []
+        for row in self.rows:
+            before = spans[-1].end if spans else 0
+            spans += [
+                VersionSpan(span.policy_version, before + span.start, before + span.end, span.incarnation)
+                for span in row.version_spans
+            ]
+        return spans
+
+    def packed_completion_ids(self) -> bytes:
+        """Return each row's ids from its first sampled token on: with one row, what TRL calls ``completion_ids``."""
+        return b"".join([row.packed_completion_ids() for row in self.rows])
 
     def is_truncated(self) -> bool:
-        """Whether the completion hit a length limit instead of ending by itself."""
-        return self.turns[-1].finish_reason == "length"
+        """Whether the turn that ended last hit a length limit. Its row may have begun before others."""
+        last_turns = [row.turns[-1] for row in self.rows]
+        return bool(last_turns) and max(last_turns, key=lambda turn: turn.ended_at_s).finish_reason == "length"
 
 
 class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
@@ -141,13 +185,14 @@ class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
     ``group_id`` is the admission number in decimal (``"00000042"``): a position in the dataset has one id, so
     re-reading the dataset admits nothing twice. Ids of evaluation groups are not numbers
     (``"eval-0001-00000010-00000003"``); generators and rewarders treat these groups like all others. ``columns``
-    contains every other column of the dataset row.
+    contains every other column of the dataset row. ``prompt_ids`` is empty if the session that plays the rollouts
+    renders the prompt.
     """
 
     run_id: Name
     group_id: GroupId
     prompt: Prompt
-    prompt_ids: IdBytes
+    prompt_ids: bytes
     columns: dict[str, Any]
     num_generations: NumGenerations
     stamps: tuple[Stamp, ...] = ()
@@ -171,10 +216,6 @@ class ScoredGroup(msgspec.Struct, frozen=True, tag="scored_group"):
     stamps: tuple[Stamp, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
-    def oldest_policy_version(self) -> int:
-        """Return the policy version of the oldest token in the group."""
-        return min(rollout.oldest_policy_version() for rollout in self.rollouts)
-
 
 Group = PromptGroup | CompletedGroup | ScoredGroup
 _GroupT = TypeVar("_GroupT", PromptGroup, CompletedGroup, ScoredGroup)
@@ -188,6 +229,12 @@ class _Head(msgspec.Struct):
     """The field with the schema version. It can be read even if the rest of a message cannot."""
 
     schema_version: int
+
+
+def oldest_policy_version(group: CompletedGroup | ScoredGroup) -> int:
+    """Return the policy version of the oldest sampled token in a group; 0 if none was sampled."""
+    rows = (row for rollout in group.rollouts for row in rollout.rows)
+    return min((span.policy_version for row in rows for span in row.version_spans), default=0)
 
 
 def encode(group: Group) -> bytes:

@@ -1,6 +1,7 @@
 """Reasons why a replica cannot serve, stored where a user who looks at a run finds them.
 
-    headrace:{RUN}:refusals   hash: "generator/ID" or "rewarder/ID" -> Refusal; until it serves the run, or the run goes
+    headrace:{RUN}:refusals   hash: "generator/ID", "rewarder/ID" or "sessions/ID" -> Refusal; until it serves the run,
+                              or the run goes
     headrace:refusals         the same for replicas that ended before they followed any run; until they do, or for a day
 
 They are only for people. No decision depends on them, and a replica that cannot write its reason goes on without.
@@ -21,7 +22,7 @@ from shared.redis.redis_connection import Redis, patiently
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["generator", "rewarder"]
+Kind = Literal["generator", "rewarder", "sessions"]
 _PATIENCE_S = 2.0
 _FORGET_AFTER_S = 24 * 3600
 

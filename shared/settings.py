@@ -29,7 +29,7 @@ _Settings = TypeVar("_Settings", bound=BaseSettings)
 
 
 class ServiceSettings(BaseSettings):
-    """Settings that all three services share."""
+    """Settings that all services share."""
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="forbid", frozen=True)
 

@@ -1,6 +1,10 @@
 """Makes stream messages for tests."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.messages import (
@@ -8,6 +12,7 @@ from shared.messages import (
     PromptGroup,
     RewardOutcome,
     Rollout,
+    Row,
     ScoredGroup,
     Stamp,
     Turn,
@@ -28,6 +33,30 @@ def prompt_group(group_id: str = "00000000", *, num_generations: int = 2, run_id
     )
 
 
+def row(
+    token_ids: Sequence[int], loss_mask: Sequence[int], policy_version: int = 0, *, finish_reason: str = "stop"
+) -> Row:
+    """Return a row whose sampled tokens all have a logprob of -0.5; each run of them is a turn."""
+    num_sampled = sum(loss_mask)
+    edges = np.flatnonzero(np.diff([0, *loss_mask, 0])).tolist()
+    return Row(
+        token_ids=pack_ids(token_ids),
+        loss_mask=pack_mask(loss_mask),
+        logprobs=pack_logprobs([-0.5] * num_sampled),
+        version_spans=(VersionSpan(policy_version, 0, num_sampled),),
+        turns=tuple(
+            Turn("assistant", start, end, finish_reason, 2.0, 3.0)
+            for start, end in zip(edges[::2], edges[1::2], strict=True)
+        ),
+    )
+
+
+def with_row(rollout: Rollout, **changes: Any) -> Rollout:
+    """Return a rollout of one row, with changed fields of its row."""
+    (only,) = rollout.rows
+    return msgspec.structs.replace(rollout, rows=(msgspec.structs.replace(only, **changes),))
+
+
 def rollout(
     group_id: str = "00000000",
     branch: int = 0,
@@ -45,11 +74,7 @@ def rollout(
         rollout_id=f"{group_id}-{branch}",
         group_id=group_id,
         branch=branch,
-        token_ids=pack_ids([*prompt_ids, *completion_ids]),
-        loss_mask=pack_mask([0] * len(prompt_ids) + [1] * num_sampled),
-        logprobs=pack_logprobs([-0.5] * num_sampled),
-        version_spans=(VersionSpan(policy_version, 0, num_sampled),),
-        turns=(Turn("assistant", 3, 3 + num_sampled, "stop", 2.0, 3.0),),
+        rows=(row([*prompt_ids, *completion_ids], [0] * len(prompt_ids) + [1] * num_sampled, policy_version),),
         completion=completion,
         rewards=rewards,
     )

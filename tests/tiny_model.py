@@ -21,7 +21,7 @@ CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU0123456789 =+"
 VOCAB_SIZE = len(SPECIAL) + len(CHARACTERS)
 EOS_TOKEN_ID = SPECIAL.index("<eos>")
 MAX_POSITIONS = 256
-CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}="
+CHAT_TEMPLATE = "{% if tools %}T{% endif %}{% for message in messages %}{{ message['content'] }}{% endfor %}="
 
 
 def make_tiny_tokenizer() -> PreTrainedTokenizerFast:

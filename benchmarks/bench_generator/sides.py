@@ -118,4 +118,4 @@ class Service:
         seconds = time.perf_counter() - began_at
         self._count += len(prompts)
         groups = [decode_completed_group(payload) for payload in payloads]
-        return seconds, sum(rollout.completion_ids().size for group in groups for rollout in group.rollouts)
+        return seconds, sum(rollout.num_sampled for group in groups for rollout in group.rollouts)

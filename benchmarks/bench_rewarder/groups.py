@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
-from shared.messages import CompletedGroup, PromptGroup, Rollout, Turn, VersionSpan, encode
+from shared.messages import CompletedGroup, PromptGroup, Rollout, Row, Turn, VersionSpan, encode
 
 NUM_PROMPT_TOKENS, NUM_COMPLETION_TOKENS = 100, 200
 _WORDS = [
@@ -104,11 +104,15 @@ def _rollout(rng: random.Random, group_id: str, branch: int, prompt_ids: list[in
         rollout_id=f"{group_id}-{branch}",
         group_id=group_id,
         branch=branch,
-        token_ids=pack_ids([*prompt_ids, *completion_ids]),
-        loss_mask=pack_mask([0] * len(prompt_ids) + [1] * len(completion_ids)),
-        logprobs=pack_logprobs([-rng.random() for _ in completion_ids]),
-        version_spans=(VersionSpan(0, 0, len(completion_ids)),),
-        turns=(Turn("assistant", len(prompt_ids), length, "stop", 2.0, 3.0),),
+        rows=(
+            Row(
+                token_ids=pack_ids([*prompt_ids, *completion_ids]),
+                loss_mask=pack_mask([0] * len(prompt_ids) + [1] * len(completion_ids)),
+                logprobs=pack_logprobs([-rng.random() for _ in completion_ids]),
+                version_spans=(VersionSpan(0, 0, len(completion_ids)),),
+                turns=(Turn("assistant", len(prompt_ids), length, "stop", 2.0, 3.0),),
+            ),
+        ),
         completion=_text(rng, NUM_COMPLETION_TOKENS),
     )
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from benchmarks.bench_rewarder.groups import Problem
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import RewarderSettings
+from shared.user_code.limits import Limits
+from shared.user_code.places import Places
 
 FUNCTION = "accuracy_reward"
 TIMEOUT_S = 60.0
@@ -35,8 +35,9 @@ async def scorer(num_workers: int) -> AsyncGenerator[Scorer]:
     """Start reward workers as the rewarder does."""
     settings = RewarderSettings.model_construct()
     metrics = RewarderMetrics()
-    loop_functions = LoopFunctions(places=RewardPlaces(), import_timeout_s=settings.import_timeout_s)
-    async with WorkerPool(
+    loop_functions = LoopFunctions(places=Places(), import_timeout_s=settings.import_timeout_s)
+    async with RewardPool(
+        RewardTasks(),
         num_workers=num_workers,
         limits=Limits(settings.worker_memory_mib << 20, settings.worker_open_files),
         queue_timeout_s=settings.queue_timeout_s,

@@ -151,7 +151,7 @@ class TrainerStandIn:
         seen = self.seen
         for waiting in batch.groups:
             seen.max_staleness = max(seen.max_staleness, self._version - waiting.oldest_policy_version)
-            seen.num_tokens += sum(rollout.completion_ids().size for rollout in waiting.group.rollouts)
+            seen.num_tokens += sum(rollout.num_sampled for rollout in waiting.group.rollouts)
         self._batches.take(batch, step=self._version + 1)
         await self._scored.ack(self._scored.settled())
         seen.num_groups += len(batch.groups)

@@ -28,9 +28,9 @@ def add_up(add_parser: AddParser) -> None:
     up = add_parser(
         "up",
         help="start Redis and the services on this machine",
-        description="Starts an embedded Redis (or uses the one at HEADRACE_REDIS_URL), the run API, the rewarder and "
-        "the generators, keeps them running, and ends all of them on Ctrl-C. HEADRACE_METRICS_PORT is the first of "
-        "consecutive ports for their Prometheus metrics (none).",
+        description="Starts an embedded Redis (or uses the one at HEADRACE_REDIS_URL), the run API, the rewarder, the "
+        "sessions service and the generators, keeps them running, and ends all of them on Ctrl-C. "
+        "HEADRACE_METRICS_PORT is the first of consecutive ports for their Prometheus metrics (none).",
     )
     service_finder.add_state_dir_argument(up)
     generators = up.add_mutually_exclusive_group()
@@ -168,6 +168,9 @@ def add_plan(add_parser: AddParser) -> None:
 def add_demo(add_parser: AddParser) -> None:
     """Add `demo`."""
     demo = add_parser("demo", help="train a small model from scratch through the real services")
+    demo.add_argument(
+        "--task", choices=("reverse", "tools"), default="reverse", help="what is learned; tools: to call a tool for it"
+    )
     demo.add_argument("--seed", type=seed, default=0, help="seed of data, model and run (0)")
     demo.add_argument("--state-dir", metavar="DIR", help="directory for all files (a new one in ./.headrace)")
     demo.add_argument("--keep", action="store_true", help="leave the services running at the end")

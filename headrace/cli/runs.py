@@ -2,9 +2,10 @@
 
 import argparse
 import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich import box
 from rich.console import Console
@@ -18,6 +19,7 @@ from headrace.run_file import read_run_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow
+from shared.chat_text import chat_text
 from shared.lineage import LineageVersion
 
 _PIPE_WIDTH = 120
@@ -156,21 +158,40 @@ def rollouts(arguments: argparse.Namespace) -> int:
         _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")
         return 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{run_id}, step {rows[0].get('step')}")
-    for column in ("prompt", "completion", "reward", "advantage", "version", "staleness"):
-        table.add_column(column, justify="left" if column in ("prompt", "completion") else "right")
-    for row in rows[: arguments.limit]:
+    shown = rows[: arguments.limit]
+    of_agents = {name: read for name, read in _OF_AGENTS.items() if any(read(row) for row in shown)}
+    for column in ("prompt", "completion", "reward", "advantage", "version", "staleness", *of_agents):
+        table.add_column(column, justify="left" if column in ("prompt", "completion", "lost") else "right")
+    for row in shown:
         table.add_row(
             Text(_shortened(row.get("prompt"))),
-            Text(_shortened(row.get("completion"))),
+            Text(_shortened(_said(row.get("completion")))),
             _number(row.get("reward")),
             _number(row.get("advantage")),
             _versions(row.get("policy_versions")),
             _number(row.get("staleness"), "d"),
+            *(Text(read(row) or "-") for read in of_agents.values()),
         )
     _console().print(table)
     if len(rows) > arguments.limit:
         _out(f"{len(rows) - arguments.limit} more: --limit {len(rows)}")
     return 0
+
+
+_OF_AGENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "rows": lambda row: "+".join(str(of_row.get("num_tokens")) for of_row in row.get("rows", ())),
+    "failed tool calls": lambda row: f"{row['tool_failures']}/{row['tool_calls']}" if "tool_calls" in row else "",
+    "lost": lambda row: _shortened(row.get("lost", "")),
+}
+"""Columns that are shown if a rollout has something in them. ``rows`` is the number of sampled tokens in each row."""
+
+
+def _said(completion: Any) -> Any:
+    """Return the messages of a completion as text."""
+    if not isinstance(completion, list):
+        return completion
+    messages = cast("list[dict[str, Any]]", completion)
+    return " ".join(f"{message.get('role', '')}: {chat_text(message)}" for message in messages)
 
 
 def _versions(spans: list[list[int]] | None) -> str:

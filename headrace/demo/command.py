@@ -27,8 +27,8 @@ from rich.text import Text
 
 from headrace.client import HeadraceClient
 from headrace.demo import task
-from headrace.demo.outcome import Outcome, make_outcome, trained_groups
-from headrace.demo.settings import RUN_OPTIONS
+from headrace.demo.demo_task import TASKS, ReverseTask
+from headrace.demo.outcome import Outcome, make_outcome, read_trained
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import DEFAULT_STATE_DIR, StateDir
@@ -44,12 +44,14 @@ _STALL_S = 240.0
 _STOP_PATIENCE_S = 75.0
 _NUM_SHOWN = 8
 _PIPE_WIDTH = 110
+_CALLS = "tools/call_frequency"
 
 
 @dataclass(frozen=True)
 class Prepared:
     """The data, model and run file that are made before the run is submitted."""
 
+    chosen: ReverseTask
     splits: task.Splits
     model_dir: Path
     run_file: Path
@@ -63,23 +65,26 @@ def demo(arguments: argparse.Namespace) -> int:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)
+    chosen = TASKS[arguments.task]
     directory = _directory(arguments.state_dir, arguments.seed)
     settings = UpSettings(state_dir=directory)
     console.print(f"[bold]headrace demo[/]  seed {arguments.seed}, no GPU needed; everything is kept in {directory}")
-    with _services(settings, keep=arguments.keep, console=console) as process:
-        prepared = _prepare(directory, overrides, warmed_up=arguments.model, seed=arguments.seed, console=console)
+    with _services(settings, chosen, keep=arguments.keep, console=console) as process:
+        prepared = _prepare(
+            directory, chosen, overrides, warmed_up=arguments.model, seed=arguments.seed, console=console
+        )
         endpoint = wait_until_up(settings, process)
         key = StateDir(directory).keys().api_key
         with HeadraceClient(endpoint.api_url, key, ca_file=endpoint.ca_file) as client:
             run_id = _submit(client, prepared, console)
-            before = _evaluate(prepared.model_dir, prepared.splits)
+            before = _evaluate(prepared.model_dir, prepared)
             console.print(
                 f"greedy accuracy on {len(prepared.splits.test)} held-out prompts before: [bold]{before[0]:.3f}[/]"
             )
             watch = follow(client, run_id, console=console, stall_s=_STALL_S)
     if watch.status != "finished":
         raise HeadraceError(f"the run {watch.status}: {watch.run.get('reason') or 'no reason was given'}")
-    after = _evaluate(Path(str(watch.run["run_dir"])) / "model", prepared.splits)
+    after = _evaluate(Path(str(watch.run["run_dir"])) / "model", prepared)
     return _report(watch, prepared, before, after, seed=arguments.seed, began_at=began_at, console=console)
 
 
@@ -92,11 +97,12 @@ def _directory(named: str | None, seed: int) -> Path:
 
 
 @contextlib.contextmanager
-def _services(settings: UpSettings, *, keep: bool, console: Console) -> "Generator[subprocess.Popen[bytes]]":
+def _services(
+    settings: UpSettings, chosen: ReverseTask, *, keep: bool, console: Console
+) -> "Generator[subprocess.Popen[bytes]]":
     """Start the launcher, and end it at the end or on an error. With `keep`, end it only on an error."""
-    # A user's reward function would be in the working directory. The demo's is in a package, which has to be allowed.
-    allowed = {"HEADRACE_REWARD_MODULES": REWARD.partition(":")[0]}
-    process = start_detached(settings, outlives_us=keep, variables=allowed)
+    # A user's functions would be in the working directory. The demo's are in a package, which has to be allowed.
+    process = start_detached(settings, outlives_us=keep, variables=chosen.allowed_modules)
     try:
         yield process
     except BaseException:
@@ -120,27 +126,33 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _prepare(
-    directory: Path, overrides: Mapping[str, Any], *, warmed_up: Path | None, seed: int, console: Console
+    directory: Path,
+    chosen: ReverseTask,
+    overrides: Mapping[str, Any],
+    *,
+    warmed_up: Path | None,
+    seed: int,
+    console: Console,
 ) -> Prepared:
     """Make the data, a tokenizer and a warmed-up model while the services start."""
     started = time.monotonic()
     model_dir, run_file, train_file = (directory / "demo" / name for name in ("model", "run.json", "train.jsonl"))
     model_dir.mkdir(parents=True, exist_ok=True)
     splits = task.make_splits(seed)
-    task.write_jsonl(train_file, splits.train)
+    task.write_jsonl(train_file, splits.train, row_of=chosen.row)
     console.print(f"the task: [cyan]{splits.test[0].prompt}[/]  ->  [cyan]{splits.test[0].answer}[/]", highlight=False)
     with console.status("warm-up: loading torch"):
         torch, transformers_logging = _quiet_torch()
         # A model this small does not train faster on two threads, and five times slower if the other core is busy.
         torch.set_num_threads(1)
     if warmed_up is None:
-        num_steps = _warm_up(model_dir, splits, transformers_logging, seed=seed, console=console)
+        num_steps = _warm_up(model_dir, chosen, splits, transformers_logging, seed=seed, console=console)
     else:
         _copy_model(warmed_up, model_dir)
         num_steps = 0
     own: dict[str, Any] = {
-        **RUN_OPTIONS,
-        "name": f"demo-seed-{seed}",
+        **chosen.run_options,
+        "name": f"demo-{chosen.name}-seed-{seed}",
         "model": str(model_dir),
         "dataset_name": str(train_file),
         "reward_funcs": [REWARD],
@@ -153,10 +165,18 @@ def _prepare(
         console.print(f"warm-up: {num_steps} steps of imitation in {seconds:.0f} s, then it is stopped on purpose")
     else:
         console.print(f"warm-up: taken from {warmed_up}", highlight=False)
-    return Prepared(splits, model_dir, run_file, seconds)
+    return Prepared(chosen, splits, model_dir, run_file, seconds)
 
 
-def _warm_up(model_dir: Path, splits: task.Splits, transformers_logging: Any, *, seed: int, console: Console) -> int:
+def _warm_up(
+    model_dir: Path,
+    chosen: ReverseTask,
+    splits: task.Splits,
+    transformers_logging: Any,
+    *,
+    seed: int,
+    console: Console,
+) -> int:
     """Make a model that answers some prompts right; return the number of imitation steps."""
     from headrace.demo.warmup import WarmupProgress, warm_up
 
@@ -170,7 +190,7 @@ def _warm_up(model_dir: Path, splits: task.Splits, transformers_logging: Any, *,
 
         transformers_logging.disable_progress_bar()
         try:
-            last = warm_up(model_dir, splits, seed=seed, on_progress=show)
+            last = warm_up(model_dir, splits, seed=seed, task=chosen, on_progress=show)
         except RuntimeError as error:
             raise UserError(f"the warm-up failed: {error}") from error
     return last.step
@@ -204,11 +224,12 @@ def _submit(client: HeadraceClient, prepared: Prepared, console: Console) -> str
     return submission.run_id
 
 
-def _evaluate(model_dir: Path, splits: task.Splits) -> tuple[float, list[str]]:
+def _evaluate(model_dir: Path, prepared: Prepared) -> tuple[float, list[str]]:
     from headrace.demo.evaluate import greedy_accuracy
 
+    asked = prepared.splits.test
     return greedy_accuracy(
-        model_dir, [example.prompt for example in splits.test], [example.answer for example in splits.test]
+        model_dir, [example.prompt for example in asked], [example.answer for example in asked], task=prepared.chosen
     )
 
 
@@ -227,18 +248,20 @@ def _report(
     metrics = curves.read_metrics(run_dir / "metrics.jsonl")
     png = run_dir / "curves.png"
     accuracy = (before[0], after[0])
-    curves.draw_curves(metrics, png, title=f"headrace demo, seed {seed}: reversing strings", accuracy=accuracy)
+    curves.draw_curves(metrics, png, title=f"headrace demo, seed {seed}: {prepared.chosen.title}", accuracy=accuracy)
     console.print(_comparison(prepared.splits, before[1], after[1]))
     console.print(
         f"greedy accuracy on {len(prepared.splits.test)} held-out prompts: "
         f"[bold]{before[0]:.3f}[/] before, [bold green]{after[0]:.3f}[/] after"
     )
+    if calls := [float(row[_CALLS]) for row in metrics if _CALLS in row]:
+        console.print(f"tool calls a rollout: [bold]{calls[0]:.2f}[/] in the first step, {calls[-1]:.2f} in the last")
     for label, path in (("model", run_dir / "model"), ("checkpoints", run_dir / "checkpoints"), ("curves", png)):
         console.print(f"{label:<12}{path}", markup=False, highlight=False, soft_wrap=True)
     outcome: Outcome = make_outcome(
         watch.run,
         metrics,
-        trained=trained_groups(run_dir),
+        trained=read_trained(run_dir),
         seed=seed,
         accuracy=accuracy,
         seconds=time.monotonic() - began_at,

@@ -11,39 +11,60 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headrace.demo import task
+from headrace.demo.demo_task import REVERSE, ReverseTask
 from headrace.demo.reward import exact_answer
 
 BATCH_PROMPTS = 256
-MAX_NEW_TOKENS = task.MAX_ANSWER_TOKENS + 2
-"""Longer than any right answer, so that cutting off a completion that does not end cannot make it right."""
+_MAX_TURNS = 4
 
 
-def greedy_accuracy(model_dir: Path, prompts: Sequence[str], answers: Sequence[str]) -> tuple[float, list[str]]:
-    """Load a transformers directory; return the share of exact answers and every completion."""
+def greedy_accuracy(
+    model_dir: Path, prompts: Sequence[str], answers: Sequence[str], *, task: ReverseTask = REVERSE
+) -> tuple[float, list[str]]:
+    """Load a transformers directory; return the share of exact answers, and the answer to every prompt."""
     tokenizer: Any = cast("Any", AutoTokenizer).from_pretrained(model_dir)
     model: Any = cast("Any", AutoModelForCausalLM).from_pretrained(model_dir, dtype=torch.float32)
-    return greedy_accuracy_of(model, tokenizer, prompts, answers)
+    return greedy_accuracy_of(model, tokenizer, prompts, answers, task=task)
 
 
 def greedy_accuracy_of(
-    model: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str]
+    model: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str], *, task: ReverseTask = REVERSE
 ) -> tuple[float, list[str]]:
     """Do the same for a model in memory, and restore its training mode."""
-    completions: list[str] = []
+    found: list[str] = []
     was_training = model.training
     model.eval()
     for start in range(0, len(prompts), BATCH_PROMPTS):
-        completions += _complete(model, tokenizer, list(prompts[start : start + BATCH_PROMPTS]))
+        found += _answer(model, tokenizer, task, prompts[start : start + BATCH_PROMPTS])
     model.train(was_training)
-    rewards = exact_answer(completions, list(answers))
-    return sum(rewards) / len(rewards), completions
+    rewards = exact_answer(found, list(answers))
+    return sum(rewards) / len(rewards), found
+
+
+def _answer(model: Any, tokenizer: Any, task: ReverseTask, prompts: Sequence[str]) -> list[str]:
+    """Return the last completion for each prompt. A completion that the task replies to is followed by another."""
+    texts = [task.text_of(prompt) for prompt in prompts]
+    found = [""] * len(prompts)
+    asked: Sequence[int] = range(len(prompts))
+    for _ in range(_MAX_TURNS):
+        if not asked:
+            break
+        completions = _complete(model, tokenizer, [texts[index] for index in asked], task)
+        unanswered: list[int] = []
+        for index, completion in zip(asked, completions, strict=True):
+            found[index] = completion
+            reply = task.reply(completion)
+            if reply is not None:
+                texts[index] += completion + tokenizer.eos_token + reply
+                unanswered.append(index)
+        asked = unanswered
+    return found
 
 
 @torch.inference_mode()
-def _complete(model: Any, tokenizer: Any, prompts: list[str]) -> list[str]:
+def _complete(model: Any, tokenizer: Any, texts: list[str], task: ReverseTask) -> list[str]:
     encoded: Any = tokenizer(
-        prompts,
+        texts,
         add_special_tokens=False,
         padding=True,
         padding_side="left",
@@ -52,7 +73,8 @@ def _complete(model: Any, tokenizer: Any, prompts: list[str]) -> list[str]:
     )
     tokens: torch.Tensor = model.generate(
         **encoded,
-        max_new_tokens=MAX_NEW_TOKENS,
+        # Longer than any right answer, so that cutting off a completion that does not end cannot make it right.
+        max_new_tokens=int(task.run_options["max_completion_length"]),
         do_sample=False,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -4,27 +4,36 @@ Both are made locally, so nothing is downloaded. Embeddings are untied because v
 `head_dim` is explicit because Qwen3's default of 128 suits a larger model.
 """
 
+import re
+
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from headrace.demo import task
+from headrace.demo.demo_task import REVERSE
 
 MAX_POSITIONS = 64
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
-_FRAME = ("reverse ", " =")
 
 
-def make_tokenizer(*, frame: tuple[str, ...] = _FRAME, max_positions: int = MAX_POSITIONS) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    *,
+    frame: tuple[str, ...] = REVERSE.frame,
+    chat_template: str | None = None,
+    max_positions: int = MAX_POSITIONS,
+) -> PreTrainedTokenizerFast:
     """Return a tokenizer whose tokens are the letters and the texts around them. A prompt needs no special token.
 
     Args:
-        frame: The texts around the letters, which may not have characters with a meaning in a regular expression.
+        frame: The texts around the letters. A text that begins with another one comes before it.
+        chat_template: Renders conversations; None if there are none.
         max_positions: The longest prompt with its completion, in tokens.
     """
     vocabulary = {token: index for index, token in enumerate((*SPECIAL, *frame, *task.LETTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join((*frame, "."))), behavior="isolated")
+    pattern = "|".join((*map(re.escape, frame), "."))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -35,6 +44,7 @@ def make_tokenizer(*, frame: tuple[str, ...] = _FRAME, max_positions: int = MAX_
         padding_side="left",
         model_max_length=max_positions,
         clean_up_tokenization_spaces=False,
+        chat_template=chat_template,
     )
 
 

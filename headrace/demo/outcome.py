@@ -42,6 +42,12 @@ class Outcome:
     groups_left_over: int
     groups_trained_twice: int
     generated_tokens_per_s: float
+    tool_calls: int
+    tool_failures: int
+    turns_mean: float
+    """Assistant messages for each rollout."""
+    drift_tokens: int
+    """Sampled tokens in rows after the first of a rollout, which a rewritten history begins."""
 
     def to_json(self) -> str:
         """Return one line of JSON, with floats rounded to four decimals."""
@@ -79,20 +85,44 @@ class Outcome:
         return found
 
 
-def trained_groups(run_dir: Path) -> list[str]:
-    """Return the group ids in the rollout log. A group id occurs once for each step that trained the group."""
-    found: list[str] = []
+@dataclass(frozen=True)
+class Trained:
+    """What the rollout log holds. A group id occurs once for each step that trained the group."""
+
+    groups: list[str]
+    tool_calls: int = 0
+    tool_failures: int = 0
+    turns_mean: float = 1.0
+    drift_tokens: int = 0
+
+
+def read_trained(run_dir: Path) -> Trained:
+    """Read the rollout log of a run."""
+    groups: list[str] = []
+    rollouts: list[dict[str, Any]] = []
     for path in sorted((run_dir / "rollouts").glob("step_*.jsonl")):
-        rows = path.read_text(encoding="utf-8").splitlines()
-        found += sorted({str(json.loads(row)["group_id"]) for row in rows})
-    return found
+        of_step = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        groups += sorted({str(rollout["group_id"]) for rollout in of_step})
+        rollouts += of_step
+    return Trained(
+        groups=groups,
+        tool_calls=sum(rollout.get("tool_calls", 0) for rollout in rollouts),
+        tool_failures=sum(rollout.get("tool_failures", 0) for rollout in rollouts),
+        turns_mean=sum(map(_num_turns, rollouts)) / max(len(rollouts), 1),
+        drift_tokens=sum(row["num_tokens"] for rollout in rollouts for row in rollout.get("rows", [])[1:]),
+    )
+
+
+def _num_turns(rollout: Mapping[str, Any]) -> int:
+    said = rollout.get("completion")
+    return sum(message["role"] == "assistant" for message in said) if isinstance(said, list) else 1
 
 
 def make_outcome(
     run: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
     *,
-    trained: Sequence[str],
+    trained: Trained,
     seed: int,
     accuracy: tuple[float, float],
     seconds: float,
@@ -103,14 +133,14 @@ def make_outcome(
     Args:
         run: The run's record after its end.
         metrics: The rows of its metrics log.
-        trained: The result of ``trained_groups``.
+        trained: The result of ``read_trained``.
         seed: The demo's seed.
         accuracy: Held-out greedy accuracy before and after the run.
         seconds: Duration of the whole demo.
         warmup_seconds: Duration of the supervised phase, a part of ``seconds``.
     """
     progress = cast("dict[str, Any]", run["progress"])
-    admitted, distinct = int(progress["groups_admitted"]), len(set(trained))
+    admitted, distinct = int(progress["groups_admitted"]), len(set(trained.groups))
     dropped = sum(int(number) for number in progress["groups_dropped"].values())
     before, after = accuracy
     config = cast("dict[str, Any]", run["config"])
@@ -135,8 +165,12 @@ def make_outcome(
         groups_dropped=dropped,
         groups_lost=admitted - distinct - dropped,
         groups_left_over=int(progress["groups_dropped"].get("run_ended", 0)),
-        groups_trained_twice=len(trained) - distinct,
+        groups_trained_twice=len(trained.groups) - distinct,
         generated_tokens_per_s=_rate(metrics, "throughput/generated_tokens_per_s"),
+        tool_calls=trained.tool_calls,
+        tool_failures=trained.tool_failures,
+        turns_mean=trained.turns_mean,
+        drift_tokens=trained.drift_tokens,
     )
 
 

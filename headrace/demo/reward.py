@@ -4,7 +4,17 @@ It has TRL's signature, so this file also works unchanged with TRL. A nearly rig
 completion is right can be checked, but how close it is would be an opinion.
 """
 
+from collections.abc import Sequence
+from typing import Any
 
-def exact_answer(completions: list[str], answer: list[str], **_columns: object) -> list[float]:
-    """Compare each completion, with special tokens removed, to the `answer` in its row."""
-    return [float(completion == expected) for completion, expected in zip(completions, answer, strict=True)]
+Completion = str | list[dict[str, Any]]
+"""Text, or the messages after the prompt."""
+
+
+def exact_answer(completions: Sequence[Completion], answer: list[str], **_columns: object) -> list[float]:
+    """Compare the end of each completion, with special tokens removed, to the `answer` in its row."""
+    return [float(_text(completion) == expected) for completion, expected in zip(completions, answer, strict=True)]
+
+
+def _text(completion: Completion) -> str:
+    return completion if isinstance(completion, str) else completion[-1]["content"] or ""

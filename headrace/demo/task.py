@@ -12,9 +12,10 @@ warm-up nor GRPO has seen. Palindromes are left out, because copying would solve
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LENGTHS = range(3, 6)
@@ -80,11 +81,17 @@ def copy_of(answer: str) -> str:
     return answer[::-1]
 
 
-def write_jsonl(path: Path, examples: Iterable[Example]) -> None:
-    """Write dataset rows for a run: ``{"prompt": ..., "answer": ...}``."""
+def row_of(example: Example) -> dict[str, Any]:
+    """Return the dataset row of an example."""
+    return {"prompt": example.prompt, "answer": example.answer}
+
+
+def write_jsonl(
+    path: Path, examples: Iterable[Example], *, row_of: Callable[[Example], dict[str, Any]] = row_of
+) -> None:
+    """Write dataset rows for a run."""
     with path.open("w", encoding="utf-8") as file:
-        for example in examples:
-            file.write(json.dumps({"prompt": example.prompt, "answer": example.answer}) + "\n")
+        file.writelines(json.dumps(row_of(example)) + "\n" for example in examples)
 
 
 def _draw(draw: random.Random, count: int, taken: set[str]) -> tuple[Example, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from headrace.demo.demo_task import REVERSE, ReverseTask
 from headrace.demo.evaluate import greedy_accuracy_of
 from headrace.demo.model import make_model, make_tokenizer
 from headrace.demo.task import Example, Splits, copy_of
@@ -49,6 +50,7 @@ def warm_up(
     splits: Splits,
     *,
     seed: int,
+    task: ReverseTask = REVERSE,
     plan: WarmupPlan | None = None,
     on_progress: Callable[[WarmupProgress], None] = lambda _: None,
 ) -> WarmupProgress:
@@ -59,13 +61,13 @@ def warm_up(
     """
     plan = plan or WarmupPlan()
     started = time.monotonic()
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(frame=task.frame, chat_template=task.chat_template)
     model = make_model(tokenizer, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / plan.ramp_steps))
     prompts = [example.prompt for example in splits.validation]
     answers = [example.answer for example in splits.validation]
-    batches = _batches(tokenizer, splits.warmup, batch_examples=plan.batch_examples, seed=seed)
+    batches = _batches(tokenizer, task, splits.warmup, batch_examples=plan.batch_examples, seed=seed)
     for step in range(1, plan.max_steps + 1):
         input_ids, labels, attention_mask = next(batches)
         loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
@@ -76,7 +78,7 @@ def warm_up(
         ramp.step()
         if step % plan.check_every_steps:
             continue
-        accuracy, completions = greedy_accuracy_of(model, tokenizer, prompts, answers)
+        accuracy, completions = greedy_accuracy_of(model, tokenizer, prompts, answers, task=task)
         teacher_like = sum(
             completion in (answer, copy_of(answer)) for completion, answer in zip(completions, answers, strict=True)
         ) / len(answers)
@@ -92,25 +94,31 @@ def warm_up(
 
 
 def _batches(
-    tokenizer: Any, examples: Sequence[Example], *, batch_examples: int, seed: int
+    tokenizer: Any, task: ReverseTask, examples: Sequence[Example], *, batch_examples: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield batches without end: `input_ids_BT`, `labels_BT` (prompt ignored) and `attention_mask_BT`, padded right."""
+    """Yield batches without end: `input_ids_BT`, `labels_BT` and `attention_mask_BT`, padded right.
+
+    Labels leave out what the teacher did not write.
+    """
     order = torch.Generator().manual_seed(seed)
-    prompts: list[list[int]] = tokenizer([example.prompt for example in examples], add_special_tokens=False)[
-        "input_ids"
-    ]
-    answers: list[list[int]] = tokenizer([example.answer for example in examples], add_special_tokens=False)[
-        "input_ids"
-    ]
-    tokens = max(len(prompt) + len(answer) + 1 for prompt, answer in zip(prompts, answers, strict=True))
+    lessons = [task.lesson(example, eos=tokenizer.eos_token) for example in examples]
+    encoded: list[list[int]] = tokenizer(
+        [piece.text for lesson in lessons for piece in lesson], add_special_tokens=False
+    )["input_ids"]
+    pieces = iter(encoded)
+    rows = [[(next(pieces), piece.is_learned) for piece in lesson] for lesson in lessons]
+    tokens = max(sum(len(ids) for ids, _ in row) for row in rows)
     input_ids = torch.full((len(examples), tokens), tokenizer.pad_token_id)
     labels = torch.full((len(examples), tokens), IGNORED_LABEL)
     attention_mask = torch.zeros((len(examples), tokens), dtype=torch.long)
-    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        whole = [*prompt, *answer, tokenizer.eos_token_id]
-        input_ids[row, : len(whole)] = torch.tensor(whole)
-        labels[row, len(prompt) : len(whole)] = torch.tensor(whole[len(prompt) :])
-        attention_mask[row, : len(whole)] = 1
+    for index, row in enumerate(rows):
+        end = 0
+        for ids, is_learned in row:
+            start, end = end, end + len(ids)
+            input_ids[index, start:end] = torch.tensor(ids)
+            if is_learned:
+                labels[index, start:end] = input_ids[index, start:end]
+        attention_mask[index, :end] = 1
     while True:
         for chosen in torch.randperm(len(examples), generator=order).split(batch_examples):  # type: ignore[no-untyped-call]
             yield input_ids[chosen], labels[chosen], attention_mask[chosen]

@@ -10,7 +10,7 @@ from shared.serving.listening import HTTP, METRICS
 
 DEFAULT_API_PORT = 8400
 _NUM_PORTS_TRIED = 50
-_TRAINER, _REWARDER, _FIRST_GENERATOR = 0, 1, 2
+_TRAINER, _REWARDER, _SESSIONS, _FIRST_GENERATOR = 0, 1, 2, 3
 """Offsets from the first metrics port."""
 
 
@@ -61,12 +61,13 @@ class LaunchPorts:
     redis: HeldPort
     trainer: Doors
     rewarder: Doors
+    sessions: Doors
     generators: list[Doors]
 
     def close(self) -> None:
         """Release all ports."""
         self.redis.close()
-        for doors in (self.trainer, self.rewarder, *self.generators):
+        for doors in (self.trainer, self.rewarder, self.sessions, *self.generators):
             doors.close()
 
 
@@ -88,10 +89,12 @@ def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int, 
         held.callback(trainer.close)
         rewarder = _doors(_other_port(for_metrics), metrics_port, _REWARDER, scheme)
         held.callback(rewarder.close)
+        sessions = _doors(_other_port(for_metrics), metrics_port, _SESSIONS, scheme)
+        held.callback(sessions.close)
         generators = hold_generators(range(num_generators), metrics_port=metrics_port, scheme=scheme)
         redis = _other_port(for_metrics)
         held.pop_all()
-    return LaunchPorts(redis, trainer, rewarder, generators)
+    return LaunchPorts(redis, trainer, rewarder, sessions, generators)
 
 
 def hold_generators(indices: range, *, metrics_port: int, scheme: str = "http") -> list[Doors]:

@@ -1,8 +1,8 @@
 """Runs all of headrace on one machine: an embedded Redis and the services, as children of this process.
 
-    lock --> end leftovers --> redis --> trainer, rewarder, generators --> (Ctrl-C) --> end in order --> none left
-                                                               ^
-                                          SIGUSR1: the number from `headrace scale` (generator_scaling.py)
+    lock --> end leftovers --> redis --> trainer, rewarder, sessions, generators --> (Ctrl-C) --> end in order
+                                                                         ^
+                                                    SIGUSR1: the number from `headrace scale` (generator_scaling.py)
 
 No process outlives the launcher. A child gets SIGTERM when the launcher dies, the launcher adopts every orphan, and a
 new launcher first ends the processes that a killed one left behind. All state is in Redis and in the runs'
@@ -23,6 +23,7 @@ from headrace.local.launch_ports import Doors, hold_ports
 from headrace.local.running_services import RunningServices
 from headrace.local.service_specs import (
     REWARDER,
+    SESSIONS,
     TRAINER,
     UpSettings,
     generator_spec,
@@ -253,7 +254,7 @@ class Launcher:
 
 def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> list[str]:
     """Return the lines that tell the user, once the API answers, where everything is."""
-    served = (TRAINER, REWARDER, *("generator" for _ in endpoint.generator_urls)) if metrics_port else ()
+    served = (TRAINER, REWARDER, SESSIONS, *("generator" for _ in endpoint.generator_urls)) if metrics_port else ()
     return [
         "headrace is up.",
         f"  runs        {endpoint.api_url}/v1/runs",

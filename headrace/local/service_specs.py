@@ -1,7 +1,7 @@
 """The processes of headrace on one machine, with their commands and environments.
 
-    redis --> trainer (run API; spawns ranks)   rewarder   generator-0 .. generator-(N-1)
-                                                           or one process of N simulated generators
+    redis --> trainer (run API; spawns ranks)   rewarder   sessions   generator-0 .. generator-(N-1)
+                                                                      or one process of N simulated generators
 
 Services are configured by environment variables. Keys and the Redis password are inherited as open files in memory
 instead, because command lines are public and every process of the same user can read an environment.
@@ -23,12 +23,18 @@ from shared.service.child_secrets import SECRETS
 from shared.service.secret_files import password_of, without_password
 
 _INTERNAL_KEY_FILE = "HEADRACE_INTERNAL_KEY_FILE"
-REDIS, TRAINER, REWARDER, SIMULATED = "redis", "trainer", "rewarder", "simulated"
+REDIS, TRAINER, REWARDER, SESSIONS, SIMULATED = "redis", "trainer", "rewarder", "sessions", "simulated"
 
 
 def default_commands() -> dict[str, tuple[str, ...]]:
     """Return the command of each kind of service."""
-    modules = {TRAINER: "trainer", REWARDER: "rewarder", "generator": "generator", SIMULATED: "generator.simulated"}
+    modules = {
+        TRAINER: "trainer",
+        REWARDER: "rewarder",
+        SESSIONS: "sessions",
+        "generator": "generator",
+        SIMULATED: "generator.simulated",
+    }
     return {name: (sys.executable, "-m", f"services.{module}") for name, module in modules.items()}
 
 
@@ -38,8 +44,8 @@ class UpSettings:
 
     Attributes:
         num_simulated: Number of simulated generators, which run in one process and replace all real ones; 0 for none.
-        metrics_port: Port of the trainer's metrics. The rewarder uses the next port, and the generators the ports
-            after it. 0 means no metrics.
+        metrics_port: Port of the trainer's metrics. The rewarder uses the next port, the sessions service the one after
+            it, and the generators the ports after that. 0 means no metrics.
         scheme: ``https`` if HEADRACE_TLS_CERT_FILE is set, which the services read themselves; else ``http``.
         ca_file: File with the CA of the services' certificate.
     """
@@ -124,6 +130,7 @@ def service_specs(
         spec(TRAINER, TRAINER, ports.trainer, trainer_environment, 30.0),
         *generators,
         spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0"}, 15.0),
+        spec(SESSIONS, SESSIONS, ports.sessions, {"HEADRACE_REPLICA_ID": "sessions-0"}, 15.0),
     ]
 
 
@@ -184,8 +191,9 @@ def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
         "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
-        # `my_rewards:function` is also looked for in the user's working directory.
+        # `my_rewards:function` and `my_tools:function` are also looked for in the user's working directory.
         "HEADRACE_REWARD_PATH": _joined_path(os.environ.get("HEADRACE_REWARD_PATH"), os.getcwd()),
+        "HEADRACE_TOOL_PATH": _joined_path(os.environ.get("HEADRACE_TOOL_PATH"), os.getcwd()),
     }
 
 

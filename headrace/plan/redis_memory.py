@@ -1,4 +1,7 @@
-"""Computes what Redis holds of a run at most: the size of an encoded group, times the number of groups."""
+"""Computes what Redis holds of a run at most: the size of an encoded group, times the number of groups.
+
+What is recorded of a group while sessions play it takes about as much, and is gone once the group is there.
+"""
 
 import math
 
@@ -9,6 +12,7 @@ from headrace.plan.workload import Workload
 from services.trainer.groups.schedule import BatchShape
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.messages import PromptGroup, RewardOutcome, Rollout, ScoredGroup, Stamp, Turn, VersionSpan, encode
+from shared.messages import Row as TokenRow
 
 REDIS = "redis"
 _TEXT_BYTES_PER_TOKEN = 4
@@ -19,16 +23,19 @@ _REWRITE = 2
 def group_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: int, reward_funcs: list[str]) -> int:
     """Return the size of an encoded scored group of these lengths. Columns of the data set are not counted."""
     total = prompt_tokens + completion_tokens
+    row = TokenRow(
+        token_ids=pack_ids(np.zeros(total, dtype=np.int32)),
+        loss_mask=pack_mask(np.repeat(np.array([0, 1], dtype=np.uint8), [prompt_tokens, completion_tokens])),
+        logprobs=pack_logprobs(np.zeros(completion_tokens, dtype=np.float32)),
+        version_spans=(VersionSpan(1000, 0, completion_tokens, 1),),
+        turns=(Turn("assistant", prompt_tokens, total, "stop", 1.5e9, 1.5e9),),
+    )
     rollouts = tuple(
         Rollout(
             rollout_id=f"00000000-{branch}",
             group_id="00000000",
             branch=branch,
-            token_ids=pack_ids(np.zeros(total, dtype=np.int32)),
-            loss_mask=pack_mask(np.repeat(np.array([0, 1], dtype=np.uint8), [prompt_tokens, completion_tokens])),
-            logprobs=pack_logprobs(np.zeros(completion_tokens, dtype=np.float32)),
-            version_spans=(VersionSpan(1000, 0, completion_tokens, 1),),
-            turns=(Turn("assistant", prompt_tokens, total, "stop", 1.5e9, 1.5e9),),
+            rows=(row,),
             completion="x" * (_TEXT_BYTES_PER_TOKEN * completion_tokens),
             rewards=tuple(RewardOutcome(name, "scored", 0.5, 1.0, version="0" * 12) for name in reward_funcs),
         )

@@ -13,8 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.rewarder.python_functions.reward_places import RewardPlaces, parse_modules
 from shared.errors import UserError
+from shared.user_code.places import Places, parse_modules
 
 REWARD_PATH_VARIABLE = "HEADRACE_REWARD_PATH"
 REWARD_MODULES_VARIABLE = "HEADRACE_REWARD_MODULES"
@@ -31,7 +31,7 @@ class NamedFunction:
     """
 
     name: str
-    places: RewardPlaces
+    places: Places
     file: Path | None = None
 
 
@@ -57,7 +57,7 @@ def named_function(text: str) -> NamedFunction:
             packages = parse_modules(os.environ.get(REWARD_MODULES_VARIABLE, ""))
         except ValueError as error:
             raise UserError(f"{REWARD_MODULES_VARIABLE}: {error}") from error
-        return NamedFunction(text, RewardPlaces((*directories, os.getcwd()), packages))
+        return NamedFunction(text, Places((*directories, os.getcwd()), packages))
     file = Path(place).expanduser().absolute()
     if not file.is_file():
         raise UserError(f"the file {file} does not exist")
@@ -69,7 +69,7 @@ def named_function(text: str) -> NamedFunction:
             f"{''.join(c if c.isalnum() else '_' for c in file.stem)}.py"
         )
     _refuse_hidden(file)
-    return NamedFunction(f"{file.stem}:{function}", RewardPlaces((str(file.parent),)), file)
+    return NamedFunction(f"{file.stem}:{function}", Places((str(file.parent),)), file)
 
 
 def _refuse_hidden(file: Path) -> None:

@@ -19,10 +19,8 @@ from headrace.local.service_specs import importable_environment
 from headrace.reward_check.row_groups import RowGroup
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.sandbox.chosen import SandboxChoice
@@ -32,6 +30,9 @@ from shared.arrays import pack_ids
 from shared.errors import UserError
 from shared.messages import RewardOutcome
 from shared.settings import from_environment
+from shared.user_code.limits import Limits
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import Refused
 
 LANE = "check"
 MAX_COMPLETION_LENGTH = 512
@@ -61,7 +62,7 @@ async def try_function(
     name: str,
     groups: Sequence[RowGroup],
     *,
-    places: RewardPlaces,
+    places: Places,
     timeout_s: float,
     kwargs: Mapping[str, Any] | None = None,
     say: Callable[[str], None],
@@ -75,11 +76,12 @@ async def try_function(
     """
     settings = RewarderSettings.model_construct()  # the defaults: the environment is not read
     num_workers = min(len(groups), max(2, os.cpu_count() or 1))
-    limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, places, _sandbox(num_workers))
+    limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files)
     metrics = RewarderMetrics()
     loop_functions = LoopFunctions(places=places, import_timeout_s=settings.import_timeout_s)
     with _Heard() as heard, _environment_of_a_service():
-        async with WorkerPool(
+        async with RewardPool(
+            RewardTasks(places, _sandbox(num_workers)),
             num_workers=num_workers,
             limits=limits,
             queue_timeout_s=(timeout_s + settings.import_timeout_s) * len(groups),

@@ -42,12 +42,14 @@ def make_app(
     state: ServiceState,
     openai: OpenAiRoutes,
     weight_routes: APIRouter,
+    turn_routes: APIRouter,
     engine_check: APIRouter | None = None,
     replica_id: str = "",
 ) -> App:
     """Return the guarded application. ``replica_id`` defaults to the replica's name in the settings."""
     app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
     app.include_router(weight_routes)
+    app.include_router(turn_routes)
     if engine_check is not None:
         app.include_router(engine_check)
     app.router.routes.extend(Route(path, openai, methods=methods) for path, methods in PATHS.items())

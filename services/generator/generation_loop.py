@@ -9,7 +9,8 @@
 Generation waits for no particular step of training. It stops when the trainer, which has fallen behind, admits no more
 prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished group
 stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim it.
-In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change.
+In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change. The prompts
+of agent runs are read by the sessions service, which asks this replica for turns (turns/).
 """
 
 import asyncio
@@ -17,9 +18,9 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from services.generator.engine.output_gate import UnverifiedError
 from services.generator.fair_share import READ_BLOCK_S, Demand, FairShare, look
@@ -36,6 +37,8 @@ from shared.run_options.run_config import RunConfig
 from shared.service.logs import about
 
 log = logging.getLogger(__name__)
+
+_SampledT = TypeVar("_SampledT")
 
 
 class SamplingEngine(Protocol):
@@ -136,6 +139,8 @@ class GenerationLoop:
             ExceptionGroup: Holds the first failure: the engine died, Redis stayed unreachable, or the run's streams are
                 gone.
         """
+        if self._config.is_agentic:
+            await asyncio.Event().wait()
         async with asyncio.TaskGroup() as groups:
             while True:
                 demand = await self._until_open()
@@ -239,18 +244,32 @@ class GenerationLoop:
             self._metrics.duplicates.inc()
 
     async def _complete(self, prompt: PromptGroup) -> Sequence[SampledCompletion]:
-        """Sample the group; sample it again if weights that had a part in it are refused. Its entry stays pending."""
-        attempts = itertools.count(1)
-        request_id = f"{prompt.run_id}-{prompt.group_id}"
-        while True:
-            try:
-                return await self._engine.complete(
-                    unpack_ids(prompt.prompt_ids).tolist(),
-                    num_completions=prompt.num_generations,
-                    config=self._config,
-                    request_id=request_id,
-                )
-            except UnverifiedError as error:
-                log.warning("group %s is sampled again: %s", prompt.group_id, error)
-                request_id = f"{prompt.run_id}-{prompt.group_id}-again-{next(attempts)}"
-                await self._gate.wait_open(self.required_version)
+        """Sample the group. Its entry stays pending."""
+        prompt_ids = unpack_ids(prompt.prompt_ids).tolist()
+        return await until_verified(
+            lambda request_id: self._engine.complete(
+                prompt_ids, num_completions=prompt.num_generations, config=self._config, request_id=request_id
+            ),
+            request_id=f"{prompt.run_id}-{prompt.group_id}",
+            gate=self._gate,
+            required_version=lambda: self.required_version,
+        )
+
+
+async def until_verified(
+    sample: Callable[[str], Awaitable[_SampledT]],
+    *,
+    request_id: str,
+    gate: WeightGate,
+    required_version: Callable[[], LineageVersion],
+) -> _SampledT:
+    """Return what ``sample`` returns for a request id; sample again if weights that had a part in it are refused."""
+    attempts = itertools.count(1)
+    attempt_id = request_id
+    while True:
+        try:
+            return await sample(attempt_id)
+        except UnverifiedError as error:
+            log.warning("%s is sampled again: %s", request_id, error)
+            attempt_id = f"{request_id}-again-{next(attempts)}"
+            await gate.wait_open(required_version())

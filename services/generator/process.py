@@ -17,6 +17,8 @@ from services.generator.run_follower import RunFollower
 from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from services.generator.turns.turn_route import make_turn_router
+from services.generator.turns.turn_sampler import TurnDesk
 from shared.redis.redis_connection import Redis, connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.refusals import refuse
@@ -47,6 +49,7 @@ async def _serve(settings: GeneratorSettings) -> int:
     receiver = WeightReceiver(replica_id=settings.name, weight_roots=settings.places_of_weights())
     state = ServiceState(receiver)
     openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.held_version.policy_version)
+    turns = TurnDesk(state)
     metrics = GeneratorMetrics()
     metrics.name_replica(settings.name)
     keyring = settings.keyring()
@@ -57,7 +60,7 @@ async def _serve(settings: GeneratorSettings) -> int:
     log.info("generator %s listens on %s", settings.name, url)
     redis = connect(settings.redis_url.get_secret_value())
     follower = RunFollower(
-        settings, redis=redis, receiver=receiver, state=state, openai=openai, metrics=metrics, url=url
+        settings, redis=redis, receiver=receiver, state=state, openai=openai, turns=turns, metrics=metrics, url=url
     )
     checker = EngineChecker(
         settings.engine_args,
@@ -71,6 +74,7 @@ async def _serve(settings: GeneratorSettings) -> int:
         state=state,
         openai=openai,
         weight_routes=make_router(receiver),
+        turn_routes=make_turn_router(turns),
         engine_check=make_check_router(checker),
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask, unpack_ids
 from shared.errors import MessageError
 from shared.lineage import LineageVersion
-from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp, Turn, VersionSpan
+from shared.messages import CompletedGroup, PromptGroup, Rollout, Row, Stamp, Turn, VersionSpan
 
 
 @dataclass(frozen=True)
@@ -63,31 +63,33 @@ def _rollout(
 ) -> Rollout:
     rollout_id = f"{group_id}-{branch}"
     num_prompt, num_sampled = len(prompt_ids), len(completion.token_ids)
-    if num_sampled == 0:
-        raise MessageError(f"rollout {rollout_id} has no sampled token")
-    if len(completion.logprobs) != num_sampled:
-        raise MessageError(f"rollout {rollout_id} has {len(completion.logprobs)} logprobs for {num_sampled} tokens")
-    if any(map(math.isinf, completion.logprobs)) or all(map(math.isnan, completion.logprobs)):
-        raise MessageError(
-            f"rollout {rollout_id} has an infinite logprob, or only NaN logprobs: the weights have diverged"
-        )
-    return Rollout(
-        rollout_id=rollout_id,
-        group_id=group_id,
-        branch=branch,
+    spans = version_spans(f"rollout {rollout_id}", completion)
+    row = Row(
         token_ids=pack_ids([*prompt_ids.tolist(), *completion.token_ids]),
         loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
         logprobs=pack_logprobs(completion.logprobs),
-        version_spans=_version_spans(rollout_id, completion),
+        version_spans=spans,
         turns=(
             Turn("assistant", num_prompt, num_prompt + num_sampled, completion.finish_reason, started_at_s, ended_at_s),
         ),
-        completion=completion.text,
     )
+    return Rollout(rollout_id, group_id, branch, (row,), completion.text)
 
 
-def _version_spans(rollout_id: str, completion: SampledCompletion) -> tuple[VersionSpan, ...]:
-    """Return the spans with policy versions in place of labels; every token must have a version."""
+def version_spans(name: str, completion: SampledCompletion) -> tuple[VersionSpan, ...]:
+    """Return the spans of a completion that may be trained on, with policy versions in place of labels.
+
+    Raises:
+        MessageError: It has no token, an infinite logprob or only NaN, or a token without a version. ``name`` says
+            whose tokens they are, such as "rollout 00000000-1".
+    """
+    num_sampled = len(completion.token_ids)
+    if num_sampled == 0:
+        raise MessageError(f"{name} has no sampled token")
+    if len(completion.logprobs) != num_sampled:
+        raise MessageError(f"{name} has {len(completion.logprobs)} logprobs for {num_sampled} tokens")
+    if any(map(math.isinf, completion.logprobs)) or all(map(math.isnan, completion.logprobs)):
+        raise MessageError(f"{name} has an infinite logprob, or only NaN logprobs: the weights have diverged")
     spans: list[VersionSpan] = []
     end = 0
     for label, start, stop in completion.spans:
@@ -96,9 +98,9 @@ def _version_spans(rollout_id: str, completion: SampledCompletion) -> tuple[Vers
         except ValueError:
             version = None
         if start != end or stop <= start or version is None:
-            raise MessageError(f"rollout {rollout_id} was sampled under weights without a version: {completion.spans}")
+            raise MessageError(f"{name} was sampled under weights without a version: {completion.spans}")
         spans.append(VersionSpan(version.policy_version, start, stop, version.incarnation))
         end = stop
-    if end != len(completion.token_ids):
-        raise MessageError(f"rollout {rollout_id} has versions for {end} of its {len(completion.token_ids)} tokens")
+    if end != num_sampled:
+        raise MessageError(f"{name} has versions for {end} of its {num_sampled} tokens")
     return tuple(spans)

@@ -26,6 +26,8 @@ from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.registration import Seat, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from services.generator.turns.chat_format import load_chat_format
+from services.generator.turns.turn_sampler import TurnDesk, TurnSampler
 from shared import refusals
 from shared.errors import StateLostError, UserError
 from shared.health_check import NO_RUN
@@ -81,6 +83,7 @@ class RunFollower:
         receiver: Receives weights.
         state: Updated with what the replica is waiting for.
         openai: Gets the engine that answers its requests.
+        turns: Gets the sampler of the run's turns.
         metrics: Metrics of this process.
         url: URL at which the trainer reaches this replica.
     """
@@ -93,6 +96,7 @@ class RunFollower:
         receiver: Receiver,
         state: ServiceState,
         openai: OpenAiRoutes,
+        turns: TurnDesk,
         metrics: GeneratorMetrics,
         url: str,
     ) -> None:
@@ -102,6 +106,7 @@ class RunFollower:
         self._receiver = receiver
         self._state = state
         self._openai = openai
+        self._turns = turns
         self._metrics = metrics
         self._url = url
         self.run_id: str | None = None
@@ -169,6 +174,7 @@ class RunFollower:
                 roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
                 require_places(config, **roots, opens_data_sets=False)
                 engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
+                turns = await self._turn_sampler(record.run_id, config, engine)
                 receiving = await self._receiving_with(engine, config)
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))
@@ -185,7 +191,8 @@ class RunFollower:
             self._state.serve()
             await seat.serve()
             try:
-                await self._generate(record.run_id, keys, config, engine)
+                with self._turns.serving(turns):
+                    await self._generate(record.run_id, keys, config, engine)
             finally:
                 try:
                     await seat.leave()  # first, so that the trainer can tell leaving from failing
@@ -281,6 +288,24 @@ class RunFollower:
             generating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await generating
+
+    async def _turn_sampler(self, run_id: str, config: RunConfig, engine: Engine) -> TurnSampler | None:
+        """Return the sampler of the run's turns; None if it has no tools, and so no turns.
+
+        Raises:
+            UserError: The model's tokenizer, its chat template or the run's parser is not made for tools.
+        """
+        if not config.tools:
+            return None
+        return TurnSampler(
+            engine,
+            run_id=run_id,
+            config=config,
+            gate=self._receiver,
+            required_version=lambda: self._state.required_version,
+            chat_format=await asyncio.to_thread(load_chat_format, config, engine.client.vllm_config),
+            metrics=self._metrics,
+        )
 
     def _require_living_engine(self) -> None:
         if self._engine is not None and self._engine.is_dead:

@@ -5,14 +5,24 @@ CompletedGroup --call_for--> RewardCall --scoring.py--> outcomes --with_rewards-
 
 import copy
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from services.rewarder.reward_call import RewardCall, TrainerState, own_text
-from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp
+from shared.messages import (
+    CompletedGroup,
+    Completion,
+    RewardOutcome,
+    Rollout,
+    ScoredGroup,
+    Stamp,
+    oldest_policy_version,
+)
 from shared.run_options.reward_kwargs import RewardKwargs
 from shared.run_options.run_config import RunConfig
+from shared.user_code.error_text import printable
 
 
 def call_without_rows(config: RunConfig) -> RewardCall:
@@ -30,28 +40,32 @@ def call_for(
     chat_template_kwargs: dict[str, Any] | None = None,
     reward_kwargs: RewardKwargs | None = None,
 ) -> RewardCall:
-    """Return the call for all reward functions of the run with this group, in TRL's shape.
+    """Return the call for all reward functions of the run with the rollouts that are not lost, in TRL's shape.
 
     It shares no mutable object with the group. The arguments from the configuration are not copied.
     """
     prompt = group.prompt
     is_conversational = not isinstance(prompt.prompt, str)
-    num_completions = len(group.rollouts)
+    rollouts = [rollout for rollout in group.rollouts if not rollout.lost]
+    num_completions = len(rollouts)
     return RewardCall(
-        prompts=[own_text(prompt.prompt) for _ in group.rollouts],
-        completions=[
-            [{"role": "assistant", "content": rollout.completion}] if is_conversational else rollout.completion
-            for rollout in group.rollouts
-        ],
+        prompts=[own_text(prompt.prompt) for _ in rollouts],
+        completions=[_completion(rollout, is_conversational=is_conversational) for rollout in rollouts],
         columns={name: _own_values(value, num_completions) for name, value in prompt.columns.items()},
-        completion_ids=[rollout.packed_completion_ids() for rollout in group.rollouts],
+        completion_ids=[rollout.packed_completion_ids() for rollout in rollouts],
         trainer_state=state,
         max_completion_length=max_completion_length,
         group_id=prompt.group_id,
-        policy_version=min(rollout.oldest_policy_version() for rollout in group.rollouts),
+        policy_version=oldest_policy_version(group),
         chat_template_kwargs=chat_template_kwargs or {},
         reward_kwargs=reward_kwargs or {},
     )
+
+
+def _completion(rollout: Rollout, *, is_conversational: bool) -> Completion:
+    if is_conversational and isinstance(rollout.completion, str):
+        return [{"role": "assistant", "content": rollout.completion}]
+    return own_text(rollout.completion)
 
 
 def _own_values(value: object, count: int) -> list[Any]:
@@ -60,10 +74,31 @@ def _own_values(value: object, count: int) -> list[Any]:
     return [copy.deepcopy(value) for _ in range(count)]
 
 
-def with_rewards(group: CompletedGroup, outcomes: list[tuple[RewardOutcome, ...]], *, by: str) -> ScoredGroup:
-    """Return the group with one outcome per function on every rollout."""
+def with_rewards(
+    group: CompletedGroup,
+    outcomes: Sequence[tuple[RewardOutcome, ...]],
+    config: RunConfig,
+    *,
+    by: str,
+) -> ScoredGroup:
+    """Return the group with one outcome per function on every rollout.
+
+    Args:
+        group: The completed group.
+        outcomes: The outcomes of the rollouts that are not lost, in order.
+        config: The run's settings.
+        by: This replica.
+    """
+    scored = iter(outcomes)
     rollouts = tuple(
-        msgspec.structs.replace(rollout, rewards=rewards)
-        for rollout, rewards in zip(group.rollouts, outcomes, strict=True)
+        msgspec.structs.replace(rollout, rewards=_lost(rollout.lost, config) if rollout.lost else next(scored))
+        for rollout in group.rollouts
     )
     return ScoredGroup(group.prompt, rollouts, (*group.stamps, Stamp("scored", time.time(), by)))
+
+
+def _lost(reason: str, config: RunConfig) -> tuple[RewardOutcome, ...]:
+    return tuple(
+        RewardOutcome(name, "lost", None, weight, printable(reason))
+        for name, weight in zip(config.reward_funcs, config.weights(), strict=True)
+    )

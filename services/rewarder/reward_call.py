@@ -12,7 +12,6 @@ import inspect
 import itertools
 import math
 import numbers
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, cast
@@ -23,12 +22,11 @@ from services.rewarder.function_parameters import may_see, parameters_of, requir
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.message_invariants import Finite
-from shared.messages import Outcome, Prompt
+from shared.messages import CallOutcome, Completion, Prompt
 from shared.run_options.reward_kwargs import also_columns
+from shared.user_code.error_text import at_most, printable
 
-Completion = str | list[dict[str, str]]
 RewardFunction = Callable[..., Any]
-MAX_DETAIL_CHARS = 300
 
 NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on, because the call has arguments with these or similar names."""
@@ -38,8 +36,11 @@ _GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state",
 
 
 def text_of(completion: Completion) -> str:
-    """Return the text of a completion in either of TRL's formats."""
-    return completion if isinstance(completion, str) else completion[0]["content"]
+    """Return the text of a completion in either of TRL's formats. Of several messages, the assistant's last counts."""
+    if isinstance(completion, str):
+        return completion
+    said = [message for message in completion if message.get("role") == "assistant"] or completion
+    return said[-1].get("content") or ""
 
 
 class TrainerState(msgspec.Struct, frozen=True):
@@ -94,15 +95,19 @@ def own_copy(call: RewardCall) -> RewardCall:
     )
 
 
-def own_text(text: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+def own_text(text: Completion) -> Completion:
     """Return a copy of a prompt or completion."""
-    return text if isinstance(text, str) else [dict(message) for message in text]
+    return text if isinstance(text, str) else [_own_message(message) for message in text]
+
+
+def _own_message(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if type(value) is str else copy.deepcopy(value) for name, value in message.items()}
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The outcome of one function for one completion. Only ``scored`` has a value."""
 
-    outcome: Outcome
+    outcome: CallOutcome
     value: Finite | None = None
     detail: str = ""
     components: dict[str, Finite] = {}
@@ -176,7 +181,7 @@ def arguments_for(
         if not is_built_in:
             ways.append("give the parameter a default")
         raise CallError(
-            f"needs {_quoted(missing)}, and there is no such column; the columns are: {_at_most(120, columns)}. "
+            f"needs {_quoted(missing)}, and there is no such column; the columns are: {at_most(120, columns)}. "
             f"{', or '.join(ways).capitalize()}"
         )
     if takes_any(parameters):
@@ -203,11 +208,6 @@ def required_columns(function: RewardFunction) -> list[str]:
     return [] if parameters is None else [name for name in required(parameters) if name not in _GIVEN]
 
 
-def is_async(function: RewardFunction) -> bool:
-    """Return whether calling ``function`` returns an awaitable."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
 def judge(returned: object, num_completions: int, *, is_built_in: bool = False) -> list[Verdict]:
     """Return one verdict per completion for any value that a function returned.
 
@@ -228,34 +228,9 @@ def judge(returned: object, num_completions: int, *, is_built_in: bool = False) 
     return [value if is_built_in and isinstance(value, Verdict) else _judge_one(value) for value in values]
 
 
-def everyone(num_completions: int, outcome: Outcome, detail: str) -> list[Verdict]:
+def everyone(num_completions: int, outcome: CallOutcome, detail: str) -> list[Verdict]:
     """Return the same verdict for every completion."""
     return [Verdict(outcome, None, printable(detail))] * num_completions
-
-
-def describe(error: BaseException) -> str:
-    """Return the type and message of an exception in user code."""
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001  user code: __str__ may do anything
-        message = "(its message cannot be shown)"
-    return printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
-
-
-def users_trace(error: BaseException) -> str:
-    """Return the stack trace without our own frame, for the log."""
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    text = "".join(traceback.format_exception(type(error), error, frames, limit=-8))
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def printable(text: str) -> str:
-    """Return at most ``MAX_DETAIL_CHARS`` characters of ``text``. Escapes characters that UTF-8 cannot encode."""
-    return _at_most(MAX_DETAIL_CHARS, text).encode("utf-8", "backslashreplace").decode()
-
-
-def _at_most(num_characters: int, text: str) -> str:
-    return text if len(text) <= num_characters else f"{text[: num_characters - 3]}..."
 
 
 def _judge_one(value: object) -> Verdict:

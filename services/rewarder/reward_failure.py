@@ -1,6 +1,6 @@
 """The failure of a call of a reward function, as every kind of reward function raises it."""
 
-from shared.messages import Outcome
+from shared.messages import CallOutcome
 
 
 class RewardFailure(Exception):  # noqa: N818  becomes the function's outcome, not an error of the service
@@ -12,9 +12,9 @@ class RewardFailure(Exception):  # noqa: N818  becomes the function's outcome, n
         seconds: Time spent on the call, without waiting for a turn.
     """
 
-    def __init__(self, outcome: Outcome, detail: str, *, seconds: float = 0.0) -> None:
+    def __init__(self, outcome: CallOutcome, detail: str, *, seconds: float = 0.0) -> None:
         super().__init__(detail)
-        self.outcome: Outcome = outcome
+        self.outcome: CallOutcome = outcome
         self.detail = detail
         self.seconds = seconds
         self.version = ""

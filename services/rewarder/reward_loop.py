@@ -15,7 +15,7 @@ from services.rewarder.group_call import call_for, with_rewards
 from services.rewarder.reward_call import TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
-from shared.messages import CompletedGroup, ScoredGroup, decode_completed_group, encode, require_place
+from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, decode_completed_group, encode, require_place
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import lease
 from shared.redis.redis_connection import Redis
@@ -138,11 +138,13 @@ class RewardLoop:
             chat_template_kwargs=self._config.chat_template_kwargs,
             reward_kwargs=self._config.reward_kwargs,
         )
-        outcomes = await self._scorer.score(
-            call,
-            self._functions,
-            timeout_s=self._config.reward_timeout_s,
-            lane=self._keys.run_id,
-            is_known_to_be_sendable=True,
-        )
-        return with_rewards(group, outcomes, by=self._replica_id)
+        outcomes: list[tuple[RewardOutcome, ...]] = []
+        if call.completions:  # none if every rollout is lost
+            outcomes = await self._scorer.score(
+                call,
+                self._functions,
+                timeout_s=self._config.reward_timeout_s,
+                lane=self._keys.run_id,
+                is_known_to_be_sendable=True,
+            )
+        return with_rewards(group, outcomes, self._config, by=self._replica_id)

@@ -3,12 +3,13 @@
 import contextlib
 import math
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from shared.access.keyring import Keyring, keys_file_gauge
-from shared.messages import Outcome
+from shared.messages import CallOutcome
 
 HTTP_LANE, SELF_TEST_LANE = "http", "self-test"
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -93,6 +94,14 @@ class RewarderMetrics:
             registry=self.registry,
         )
 
+    def worker_replaced(self, reason: str) -> None:
+        """See PoolMetrics."""
+        self.worker_kills.labels(reason).inc()
+
+    def waiting_for_worker(self, lane: str) -> AbstractContextManager[object]:
+        """See PoolMetrics."""
+        return self.queued.labels("workers", lane_kind(lane)).track_inprogress()
+
     def observe_values(self, function: str, values: Iterable[float]) -> None:
         """Add values that a function scored to its mean and standard deviation."""
         drift = self._drifts.setdefault(function, ValueDrift())
@@ -117,7 +126,7 @@ class RewarderMetrics:
             _remove(metric, name)
         for reason in RETRY_REASONS:
             _remove(self.endpoint_retries, name, reason)
-        for outcome in get_args(Outcome):
+        for outcome in get_args(CallOutcome):
             _remove(self.outcomes, name, outcome)
             _remove(self.seconds, name, outcome)
 

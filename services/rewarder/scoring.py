@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 from services.rewarder.outages import Outages
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall, Verdict, answers_all, everyone, own_copy, require_sendable
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import SELF_TEST_LANE, RewarderMetrics
 from shared.errors import UnavailableError, UserError
 from shared.messages import RewardOutcome, is_failure
+from shared.user_code.worker_frames import Refused
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.module_watch import ModuleWatch
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.python_functions.rate_limits import FunctionLimits
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
@@ -43,6 +42,7 @@ from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
 from shared.serving.metrics_server import serving_metrics
 from shared.serving.shared_answer import SharedAnswer
+from shared.user_code.limits import Limits
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,10 @@ class RewarderService:
         self._metrics = RewarderMetrics()
         self._metrics.name_replica(self._replica_id)
         self._redis = connect(settings.redis_url.get_secret_value())
-        self._pool = WorkerPool(
+        self._pool = RewardPool(
+            RewardTasks(places, settings.sandbox_choice()),
             num_workers=settings.num_reward_workers,
-            limits=Limits(
-                settings.worker_memory_mib * MIB, settings.worker_open_files, places, settings.sandbox_choice()
-            ),
+            limits=Limits(settings.worker_memory_mib * MIB, settings.worker_open_files),
             queue_timeout_s=settings.queue_timeout_s,
             import_timeout_s=settings.import_timeout_s,
             metrics=self._metrics,

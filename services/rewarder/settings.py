@@ -10,9 +10,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
 from services.rewarder.python_functions.rate_limits import CallLimits, check_names, read_limits
-from services.rewarder.python_functions.reward_places import RewardPlaces, parse_modules
 from services.rewarder.sandbox.chosen import DEFAULT_IMAGE, Kind, SandboxChoice
 from shared.settings import ServiceSettings
+from shared.user_code.places import Places, parse_modules
 
 MIB = 1024 * 1024
 
@@ -118,9 +118,9 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         check_names(limits)
         return limits
 
-    def reward_places(self) -> RewardPlaces:
+    def reward_places(self) -> Places:
         """Return the places that reward functions may come from."""
-        return RewardPlaces(tuple(map(str, self.reward_path)), parse_modules(self.reward_modules))
+        return Places(tuple(map(str, self.reward_path)), parse_modules(self.reward_modules))
 
     def sandbox_choice(self) -> SandboxChoice:
         """Return the sandbox of each worker."""

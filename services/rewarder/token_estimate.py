@@ -2,6 +2,8 @@
 
 from services.rewarder.reward_call import RewardCall
 from shared.arrays import ID_DTYPE
+from shared.chat_text import chat_text
+from shared.messages import Completion
 
 CHARACTERS_PER_TOKEN = 4
 """Used for text without token ids."""
@@ -16,5 +18,5 @@ def num_tokens(call: RewardCall) -> int:
     return num_ids + -(-characters // CHARACTERS_PER_TOKEN)
 
 
-def _num_characters(text: str | list[dict[str, str]]) -> int:
-    return len(text) if isinstance(text, str) else sum(len(message.get("content") or "") for message in text)
+def _num_characters(text: Completion) -> int:
+    return len(text) if isinstance(text, str) else sum(len(chat_text(message)) for message in text)

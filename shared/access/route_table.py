@@ -144,6 +144,7 @@ REWARDER: Final = RouteTable(
     Route("check_rewards", "POST", "/v1/rewards/check", "score"),
     Route("score_completions", "POST", "/v1/score", "score"),
 )
+SESSIONS: Final = RouteTable(*_OPEN, _DOCUMENT, _ABOUT, _INTERNAL_ABOUT)
 GENERATOR: Final = RouteTable(
     *_OPEN,
     Route("get_health", "GET", "/health", None),
@@ -160,4 +161,5 @@ GENERATOR: Final = RouteTable(
         for step in ("join", "begin", "commit", "abort", "sleep")
     ),
     Route("check_engine", "POST", "/internal/v1/engine/check", INTERNAL),
+    Route("sample_turn", "POST", "/internal/v1/turns", INTERNAL),
 )

@@ -4,7 +4,8 @@
 --   admit       dataset -> prompts       once per group id, fenced by the trainer's epoch
 --   readmit     the same for groups that were acked after the checkpoint from which the run resumes
 --   withdraw    prompts -> nowhere       removes unsampled groups, fenced by the trainer's epoch
---   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
+--   hand_off    one stream -> the next   publish downstream (first result wins), ack upstream, delete what was recorded
+--   record      keeps a turn of a session, only for the consumer that still owns the group's entry
 --   settle      ack and delete           fenced by the trainer's epoch
 --   take_over   begins a new epoch       trainers with an older epoch are fenced
 --   require     sets the version generators must hold, fenced by the trainer's epoch
@@ -12,7 +13,7 @@
 --   ask         sets the desired state of the run
 --   point       sets the run that the generator fleet serves
 --   list_run    adds a run to a list of runs
---   bury        a stream -> dead         only by the consumer that still owns the entry
+--   bury        a stream -> dead         only by the consumer that still owns the entry; deletes what was recorded
 --   replay      dead -> the stream it died on
 --   renew / alive / reclaim              leases: an entry is reclaimed if its consumer is dead, not if it is slow
 --   share                                returns the number of prompts, of generators, and the required version
@@ -75,7 +76,7 @@ redis.register_function('headrace_readmit_groups', function(keys, args)
   return (#args - 1) / 2
 end)
 
--- keys: epoch prompts started seen:prompts   args: epoch consumer_group (entry_id group_id)...
+-- keys: epoch prompts started seen:prompts sessions...   args: epoch consumer_group (entry_id group_id)...
 -- Skips groups that were handed off meanwhile: they have been sampled.
 redis.register_function{function_name='headrace_withdraw', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
@@ -86,13 +87,14 @@ redis.register_function{function_name='headrace_withdraw', flags={'allow-oom'}, 
       redis.call('XACK', keys[2], args[2], args[i])
       redis.call('HDEL', keys[3], args[i + 1])
       redis.call('SREM', keys[4], args[i + 1])
+      redis.call('DEL', keys[4 + (i - 1) / 2])
       withdrawn = withdrawn + 1
     end
   end
   return withdrawn
 end}
 
--- keys: source destination seen:destination   args: consumer_group entry_id group_id payload
+-- keys: source destination seen:destination sessions...   args: consumer_group entry_id group_id payload
 redis.register_function('headrace_hand_off', function(keys, args)
   local refused = gone(keys[1]) or gone(keys[2])
   if refused then return refused end
@@ -101,8 +103,21 @@ redis.register_function('headrace_hand_off', function(keys, args)
     redis.call('XADD', keys[2], '*', 'group_id', args[3], 'payload', args[4])
   end
   redis.call('XACK', keys[1], args[1], args[2])
-  redis.call('XDEL', keys[1], args[2])
+  -- An entry that is gone was handed off before. The group may have been admitted again, and be recorded in another.
+  if redis.call('XDEL', keys[1], args[2]) == 1 then
+    for k = 4, #keys do redis.call('DEL', keys[k]) end
+  end
   return first
+end)
+
+-- keys: prompts sessions   args: consumer_group consumer entry_id field payload
+-- 0 if another consumer has the group, or has recorded something else there
+redis.register_function('headrace_record', function(keys, args)
+  local refused = gone(keys[1])
+  if refused then return refused end
+  if #redis.call('XPENDING', keys[1], args[1], args[3], args[3], 1, args[2]) == 0 then return 0 end
+  if redis.call('HSETNX', keys[2], args[4], args[5]) == 1 then return 1 end
+  return redis.call('HGET', keys[2], args[4]) == args[5] and 1 or 0
 end)
 
 -- keys: epoch stream started seen...   args: epoch consumer_group (entry_id group_id)...
@@ -157,13 +172,14 @@ redis.register_function{function_name='headrace_list_run', flags={'allow-oom'}, 
   return redis.call('ZADD', keys[1], args[2], args[1])
 end}
 
--- keys: stream dead   args: consumer_group consumer entry_id group_id reason payload
+-- keys: stream dead sessions...   args: consumer_group consumer entry_id group_id reason payload
 redis.register_function('headrace_bury', function(keys, args)
   local owner = redis.call('XPENDING', keys[1], args[1], args[3], args[3], 1, args[2])
   if #owner == 0 then return 0 end
   redis.call('XADD', keys[2], '*', 'stream', keys[1], 'group_id', args[4], 'reason', args[5], 'payload', args[6])
   redis.call('XACK', keys[1], args[1], args[3])
   redis.call('XDEL', keys[1], args[3])
+  for k = 3, #keys do redis.call('DEL', keys[k]) end
   return 1
 end)
 

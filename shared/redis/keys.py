@@ -21,6 +21,8 @@
     headrace:{RUN}:generators          hash: replica id -> address, and what it does before it serves
     headrace:{RUN}:refusals            hash: replica -> why it cannot serve this run
     headrace:{RUN}:started             hash: group id -> weights with which its sampling began (lineage.py)
+    headrace:{RUN}:sessions:GROUP      hash: "ROLLOUT/ENTRY", both numbers -> what was recorded in a group's sessions,
+                                       from its start (so the group is in `started`) until it is handed off or buried
     headrace:{RUN}:required_version    the weights a generator must hold to take prompts (lineage.py)
     headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never authoritative
 
@@ -111,6 +113,10 @@ class RunKeys:
         """Hash of group id to the LineageVersion with which its sampling began."""
         return self._key("started")
 
+    def sessions(self, group_id: str) -> str:
+        """Hash of what was recorded in the sessions of one group (services/sessions/session_store.py)."""
+        return self._key(f"sessions:{group_id}")
+
     @property
     def required_version(self) -> str:
         """The oldest LineageVersion that a generator may hold to take prompts."""
@@ -126,7 +132,7 @@ class RunKeys:
         return ((self.prompts, GENERATORS), (self.completions, REWARDERS), (self.scored, TRAINERS))
 
     def everything(self) -> tuple[str, ...]:
-        """Every key of the run, for deletion."""
+        """Every key of the run, for deletion. The keys of `sessions` are not here: their groups are in `started`."""
         streams = (self.prompts, self.completions, self.scored)
         leases = tuple(self.leases(group) for group in (GENERATORS, REWARDERS, TRAINERS))
         seen = tuple(self.seen(stream) for stream in streams)

@@ -19,8 +19,9 @@ from shared.run_options.run_config import RunConfig, parse_run_config
 
 Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
 WaitingKind = Literal[
-    "queue", "user", "rank", "restarting", "silent_rank", "generator", "rewarder", "push_failed", "disk", "work"
-]
+    "queue", "user", "rank", "restarting", "silent_rank", "generator", "sessions", "rewarder", "push_failed", "disk",
+    "work",
+]  # fmt: skip
 TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
 
 

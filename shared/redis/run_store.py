@@ -241,7 +241,10 @@ class RunStore:
         """Delete the run's streams and record. Its directory stays."""
         await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
         await self.lists.leave_others(run_id, "deleted", waits_for_room=False)
-        await self._asked(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
+        keys = RunKeys(run_id)
+        started = await self._patiently(lambda: self._redis.hgetall(keys.started), "reading which groups were begun")
+        sessions = [keys.sessions(group_id.decode()) for group_id in started]
+        await self._asked(lambda: self._redis.delete(*keys.everything(), *sessions), "deleting the run's keys")
 
     async def _write(self, run_id: str, fields: dict[Any, Any], *, waits_for_room: bool = True) -> None:
         keys = RunKeys(run_id)

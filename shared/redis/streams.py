@@ -14,7 +14,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -44,27 +44,27 @@ class Delivery:
     payload: bytes
 
     async def hand_off(self, destination: str, seen: str, payload: bytes) -> bool:
-        """Publish ``payload`` to ``destination`` and ack this entry, in one step.
+        """Publish ``payload`` to ``destination``, ack this entry and delete its group's keys, in one step.
 
         Returns:
             False if another consumer's result for this group was first; ours is dropped.
         """
         first = await self.consumer.calls.call(
             "headrace_hand_off",
-            keys=(self.consumer.stream, destination, seen),
+            keys=(self.consumer.stream, destination, seen, *self.consumer.keys_of(self.group_id)),
             args=(self.consumer.consumer_group, self.entry_id, self.group_id, payload),
         )
         self.consumer.settled(self.entry_id)
         return int(first) == 1
 
     async def bury(self, reason: str) -> None:
-        """Move this entry to the dead letters, where it can be listed and replayed."""
+        """Move this entry to the dead letters, where it can be listed and replayed. Deletes its group's keys."""
         stream = self.consumer.stream
         log.error("buried group %s from %s: %s", self.group_id, stream, reason, extra={"group_id": self.group_id})
         await call(
             self.consumer.redis,
             "headrace_bury",
-            keys=(self.consumer.stream, self.consumer.dead),
+            keys=(self.consumer.stream, self.consumer.dead, *self.consumer.keys_of(self.group_id)),
             args=(
                 self.consumer.consumer_group, self.consumer.name, self.entry_id, self.group_id, reason, self.payload,
             ),
@@ -94,6 +94,7 @@ class StreamConsumer:
         reclaim_every_s: Seconds between two looks for entries of dead consumers; None never looks.
         max_deliveries: The delivery at which an entry is buried unread; None never buries.
         look_every_s: Seconds between two looks whether Redis was restarted.
+        keys_of: Returns the keys that belong to the entry of a group, and are deleted with it.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class StreamConsumer:
         reclaim_every_s: float | None = 5.0,
         max_deliveries: int | None = MAX_DELIVERIES,
         look_every_s: float = 5.0,
+        keys_of: Callable[[str], Sequence[str]] = lambda _: (),
     ) -> None:
         self.redis = redis
         self.calls = PipelinedCalls(redis)
@@ -115,6 +117,7 @@ class StreamConsumer:
         self.consumer_group = consumer_group
         self.name = name
         self.dead = dead
+        self.keys_of = keys_of
         self._leases = leases
         self._reclaim_every_s = reclaim_every_s
         self._max_deliveries = max_deliveries
@@ -184,6 +187,11 @@ class StreamConsumer:
     def settled(self, entry_id: str) -> None:
         """Forget an entry that was handed off, buried or acked."""
         self._in_hand.discard(entry_id)
+
+    def dropped(self, entry_id: str) -> None:
+        """Forget an entry that another consumer took over. If it is ours again, it is read again."""
+        self._in_hand.discard(entry_id)
+        self._has_lost_a_reply = True
 
     def _take_redelivered(self, count: int) -> list[Delivery]:
         return [self._redelivered.popleft() for _ in range(min(count, len(self._redelivered)))]

@@ -94,7 +94,6 @@ ABSENT: Mapping[str, str] = {
     "transformers_continuous_batching_config": _CONTINUOUS,
     "use_transformers_paged": _CONTINUOUS,
     "ds3_gather_for_generation": "the generator has its own weights, which the trainer pushes",
-    "max_tool_calling_iterations": "completions are text, without calls of tools",
     "log_multimodal": "prompts are text",
     "output_dir": _PLACE,
     "overwrite_output_dir": _PLACE,

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from shared.errors import UserError
 from shared.near_name import nearest
+from shared.run_options.agents import AgentOptions
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs, GenerationOptions
@@ -33,7 +34,14 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
 class RunConfig(
-    GenerationOptions, LossOptions, TrainingOptions, LoraOptions, DataOptions, KeepingOptions, PushingOptions
+    GenerationOptions,
+    AgentOptions,
+    LossOptions,
+    TrainingOptions,
+    LoraOptions,
+    DataOptions,
+    KeepingOptions,
+    PushingOptions,
 ):
     """One GRPO run. Every field except ``model``, the data set and ``reward_funcs`` has a default."""
 

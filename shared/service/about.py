@@ -1,7 +1,7 @@
-"""A service's report of itself: the same body from all three services, read by `headrace doctor`.
+"""A service's report of itself: the same body from all services, read by `headrace doctor`.
 
-    GET /v1/about            API key         trainer, rewarder, generator
-    GET /internal/v1/about   internal key    trainer, generator: the two sides of a weight push
+    GET /v1/about            API key         trainer, rewarder, generator, sessions
+    GET /internal/v1/about   internal key    trainer, generator, sessions: they call each other
 
 There are two routes so that each key is tried where it is used. Releases are read from the installed packages, without
 importing torch or vLLM.
@@ -23,7 +23,7 @@ from shared.version import VERSION
 
 ABOUT_PATH = "/v1/about"
 INTERNAL_ABOUT_PATH = "/internal/v1/about"
-ServiceName = Literal["trainer", "rewarder", "generator"]
+ServiceName = Literal["trainer", "rewarder", "generator", "sessions"]
 _NCCL_PACKAGE = re.compile(r"nvidia-nccl-cu\d+")
 
 

@@ -81,7 +81,7 @@ def test_the_loss_and_the_gradients_of_adapters_are_trls(
         for row, scores in zip(train_rows(groups, config), of_start, strict=True)
     ]
     num_tokens = sum(row.num_sampled for row in complete)
-    totals = StepTotals(num_rows=len(complete), num_tokens=float(num_tokens), num_step_tokens=num_tokens)
+    totals = StepTotals(num_rollouts=len(complete), num_tokens=float(num_tokens), num_step_tokens=num_tokens)
     metrics = core.accumulate(complete, totals=totals).token_stats.metrics()
     assert abs(metrics["loss"] - loss) <= TOLERANCE * abs(loss)
     assert metrics["kl"] == pytest.approx(oracle.metrics(theirs)["kl"], rel=TOLERANCE)

@@ -163,7 +163,7 @@ class Ours:
         }
 
     def loss_and_gradients(
-        self, rows: list[TrainRow], config: RunConfig, *, num_rows: int
+        self, rows: list[TrainRow], config: RunConfig, *, num_rollouts: int
     ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """Return the metrics of one step, including the loss, and the gradient of each weight."""
         core = self._core
@@ -183,7 +183,7 @@ class Ours:
             for row, known in zip(rows, scored, strict=True)
         ]
         num_tokens = sum(row.num_sampled for row in rows)
-        totals = StepTotals(num_rows=num_rows, num_tokens=float(num_tokens), num_step_tokens=num_tokens)
+        totals = StepTotals(num_rollouts=num_rollouts, num_tokens=float(num_tokens), num_step_tokens=num_tokens)
         stats = core.accumulate(complete, totals=totals).token_stats
         gradients = {
             name: torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -274,7 +274,7 @@ def test_loss_gradients_and_metrics_are_trls(
             case = of_loss | left_out
             config = make_core_config(models, case)
             rows = train_rows(groups, config)
-            mine, my_gradients = ours.loss_and_gradients(rows, config, num_rows=12)
+            mine, my_gradients = ours.loss_and_gradients(rows, config, num_rollouts=12)
             losses.append(loss)
             happened |= {name for name, value in mine.items() if value != 0}
             worst.num_cases += 1
@@ -318,7 +318,7 @@ def test_with_an_advantage_for_each_token_loss_and_gradients_are_trls(
                 replace(row, advantage=row.advantages + _at_sampled(drift_T, completion))
                 for row, completion in zip(train_rows(groups, config), completions, strict=True)
             ]
-            mine, my_gradients = ours.loss_and_gradients(rows, config, num_rows=12)
+            mine, my_gradients = ours.loss_and_gradients(rows, config, num_rollouts=12)
             worst.num_cases += 1
             worst.see("loss", relative(mine["loss"], loss), case | left_out)
             worst.see("gradient", gradient_difference(my_gradients, gradients), case | left_out)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from services.rewarder.reward_call import Completion, RewardCall
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from shared.messages import Prompt
+from shared.messages import Completion, Prompt
 from tests.conformance.batches import random_groups
 from tests.conformance.conftest import Models
 from tests.conformance.oracle import make_oracle

@@ -18,7 +18,7 @@ from services.trainer.telemetry.metric_catalogue import METRICS
 from services.trainer.telemetry.step_metrics import TrainedGroup, num_seen_tokens, rollout_metrics
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.messages import PromptGroup as SentGroup
-from shared.messages import Rollout, ScoredGroup, Turn, VersionSpan
+from shared.messages import Rollout, Row, ScoredGroup, Turn, VersionSpan
 from shared.run_options.run_config import RunConfig
 from tests.conformance.batches import REWARD_NAMES, PromptGroup, outcomes, random_groups
 from tests.conformance.conftest import Models
@@ -59,11 +59,19 @@ def _scored(number: int, group: PromptGroup) -> ScoredGroup:
             rollout_id=f"{group_id}-{branch}",
             group_id=group_id,
             branch=branch,
-            token_ids=pack_ids([*group.prompt_ids, *completion.token_ids]),
-            loss_mask=pack_mask([0] * num_prompt + list(completion.is_sampled)),
-            logprobs=pack_logprobs(list(itertools.compress(completion.generator_logprobs, completion.is_sampled))),
-            version_spans=(VersionSpan(0, 0, sum(completion.is_sampled)),),
-            turns=(Turn("assistant", num_prompt, 0, "length" if completion.is_truncated else "stop", 0.0, 1.0),),
+            rows=(
+                Row(
+                    token_ids=pack_ids([*group.prompt_ids, *completion.token_ids]),
+                    loss_mask=pack_mask([0] * num_prompt + list(completion.is_sampled)),
+                    logprobs=pack_logprobs(
+                        list(itertools.compress(completion.generator_logprobs, completion.is_sampled))
+                    ),
+                    version_spans=(VersionSpan(0, 0, sum(completion.is_sampled)),),
+                    turns=(
+                        Turn("assistant", num_prompt, 0, "length" if completion.is_truncated else "stop", 0.0, 1.0),
+                    ),
+                ),
+            ),
             completion="",
             rewards=tuple(said),
         )
@@ -104,11 +112,11 @@ def test_the_metrics_of_rollouts_are_trls(options: dict[str, Any], models: Model
 
 
 def test_every_metric_of_trls_grpo_trainer_is_one_of_ours() -> None:
-    """All except the metrics of tools, which a run cannot have. Trainer itself adds a few more."""
+    """Trainer itself adds a few more."""
     source = inspect.getsource(importlib.import_module("trl.trainer.grpo_trainer"))
     theirs = set(re.findall(r'_metrics\[(?:mode|"train")\]\[f?"([^"]+)"\]', source))
     assert len(theirs) > 25, "the names are found in the source"
     theirs = {name.replace("{reward_func_name}", "{reward}") for name in theirs}
     ours = {metric.name for metric in METRICS if metric.in_trl}
-    assert theirs - ours == {"tools/call_frequency", "tools/failure_frequency"}
+    assert theirs - ours == set()
     assert ours - theirs == {"loss", "grad_norm", "learning_rate", "eval_runtime"}

@@ -49,7 +49,7 @@ def gradients_of(core: PolicyCore) -> dict[str, Tensor]:
 def totals_of(rows: list[TrainRow]) -> StepTotals:
     num_tokens = sum(row.num_sampled for row in rows)
     return StepTotals(
-        num_rows=len(rows),
+        num_rollouts=len(rows),
         num_tokens=float(num_tokens),
         num_step_tokens=num_tokens,
         num_pass_tokens=sum(row.token_ids.size for row in rows),

@@ -139,7 +139,7 @@ def test_every_step_of_a_batch_has_trls_loss_gradient_and_metrics(
             of_batch = scored_rows(core, train_rows(groups[batch * GROUPS_PER_BATCH :][:GROUPS_PER_BATCH], config))
         rows = [of_batch[key] for key in step.rows if key in of_batch]
         totals = StepTotals(
-            num_rows=len(step.rows),
+            num_rollouts=len(step.rows),
             num_tokens=sum(row.num_sampled for row in of_batch.values()) / STEPS,
             num_step_tokens=sum(row.num_sampled for row in rows),
         )

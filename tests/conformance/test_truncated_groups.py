@@ -79,7 +79,7 @@ def test_a_step_of_only_such_groups_changes_weights_only_by_the_optimizers_momen
     config = make_config(models.start, reward_funcs=list(REWARD_NAMES), mask_truncated_completions=True)
     groups = [cut_off(group) for group in random_groups(2, 4, seed=5)]
     minibatch = make_minibatch(as_trained(groups, config), config)
-    assert (minibatch.rows, minibatch.num_masked_rows) == ((), 8)
+    assert (minibatch.rows, minibatch.num_masked_rollouts) == ((), 8)
     core = make_core(models.start, mask_truncated_completions=True)
     core.accumulate(minibatch.rows, totals=step_totals([minibatch])[0])
     stats = core.step()

@@ -9,20 +9,20 @@ from typing import Any
 import msgspec
 import pydantic
 
-from services.rewarder.python_functions import worker_frames
+from services.rewarder.python_functions.reward_tasks import RewardTasks
 from services.rewarder.reward_models import model_frames
 from services.trainer.checkpoints.checkpoint import parse_state
 from services.trainer.groups.ledger import Ledger
 from shared import control
 from shared.errors import HeadraceError, MessageError
 from shared.lineage import LineageVersion
-from shared.messages import decode_completed_group, decode_prompt_group, decode_scored_group, encode
+from shared.messages import RewardOutcome, decode_completed_group, decode_prompt_group, decode_scored_group, encode
 from shared.refusals import decode_refusals
 from shared.registration import decode_registration
 from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 from shared.weights.weight_manifest import Manifest, describe_file, file_name
 from tests.fuzz import invariants, msgpack_reader, mutations
-from tests.groups import completed_group, prompt_group, rollout, scored_group
+from tests.groups import completed_group, prompt_group, rollout, row, scored_group
 
 Refusal = type[BaseException] | tuple[type[BaseException], ...]
 
@@ -102,8 +102,24 @@ def _version(text: bytes) -> Iterator[str]:
 
 def _groups() -> list[Decoder]:
     several = completed_group(num_generations=3)
-    turns = msgspec.structs.replace(
-        several, rollouts=tuple(rollout(branch=branch, completion_ids=(8, 9, 10, 11)) for branch in range(3))
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": "{}"}}]}
+    forked = msgspec.structs.replace(
+        rollout(),
+        rows=(row((5, 6, 7, 8, 9, 3, 10), (0, 0, 0, 1, 1, 0, 1)), row((5, 6, 7, 8, 9, 4, 10), (0, 0, 0, 0, 0, 0, 1))),
+        completion=[call, {"role": "tool", "content": "42"}],
+        tool_calls=2,
+        tool_failures=1,
+    )
+    lost = msgspec.structs.replace(rollout(branch=2), rows=(), completion=[], lost="a tool hung")
+    turns = msgspec.structs.replace(several, rollouts=(forked, rollout(branch=1, completion_ids=(8, 9, 10, 11)), lost))
+    scored = scored_group()
+    was_lost = RewardOutcome("exact", "lost", None, 1.0, "a tool hung")
+    unscored = msgspec.structs.replace(
+        scored,
+        rollouts=(
+            msgspec.structs.replace(forked, rewards=scored.rollouts[0].rewards),
+            msgspec.structs.replace(lost, branch=1, rewards=(was_lost,)),
+        ),
     )
     rich = msgspec.structs.replace(
         prompt_group(), prompt=[{"role": "user", "content": "6 * 7?"}],
@@ -114,7 +130,8 @@ def _groups() -> list[Decoder]:
                 msgpack_reader.read, invariants.prompt_group, _from_msgpack, 3),
         Decoder("completed group", [encode(several), encode(turns)], decode_completed_group, MessageError,
                 msgpack_reader.read, invariants.completed_group, _from_msgpack, 8),
-        Decoder("scored group", [encode(scored_group()), encode(scored_group(rewards=(0.0, 0.5, 1.0)))],
+        Decoder("scored group",
+                [encode(scored), encode(scored_group(rewards=(0.0, 0.5, 1.0))), encode(unscored)],
                 decode_scored_group, MessageError, msgpack_reader.read, invariants.scored_group, _from_msgpack, 8),
     ]  # fmt: skip
 
@@ -190,7 +207,7 @@ def _frames() -> list[Decoder]:
     models = [{"type": "Scored", "id": 3, "verdicts": verdicts}, {"type": "Working", "ids": [1, 2], "is_scoring": True},
               {"type": "Passed", "num_texts": 2, "num_tokens": 9, "num_padded_tokens": 12, "seconds": 0.5}]  # fmt: skip
     return [
-        Decoder("worker reply", [msgspec.msgpack.encode(reply) for reply in ours], worker_frames.decode_reply,
+        Decoder("worker reply", [msgspec.msgpack.encode(reply) for reply in ours], RewardTasks().decode_reply,
                 msgspec.DecodeError, msgpack_reader.read, invariants.worker_reply, _from_msgpack, 2),
         Decoder("model reply", [msgspec.msgpack.encode(reply) for reply in models], model_frames.decode_reply,
                 msgspec.DecodeError, msgpack_reader.read, invariants.model_reply, _from_msgpack),

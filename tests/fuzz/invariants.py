@@ -16,11 +16,12 @@ from tests.fuzz.mutations import is_list, is_table
 _MOST_GROUPS = 10**6
 """Limit for the ledgers here; decoders.py makes no larger ones."""
 _OUTCOMES = {"scored", "not_applicable", "timeout", "invalid", "overload", "error"}
+_SCHEMA = 2
 
 
 def prompt_group(group: Any) -> Iterator[str]:
     """Check a prompt group."""
-    if group["type"] != "prompt_group" or group.get("schema_version", 1) != 1:
+    if group["type"] != "prompt_group" or group.get("schema_version", _SCHEMA) != _SCHEMA:
         yield "it is of another kind or release"
     yield from _prompt(group)
     yield from _stamps(group)
@@ -28,7 +29,7 @@ def prompt_group(group: Any) -> Iterator[str]:
 
 def completed_group(group: Any) -> Iterator[str]:
     """Check a completed group."""
-    if group["type"] != "completed_group" or group.get("schema_version", 1) != 1:
+    if group["type"] != "completed_group" or group.get("schema_version", _SCHEMA) != _SCHEMA:
         yield "it is of another kind or release"
     yield from _whole(group)
     for rollout in group["rollouts"]:
@@ -38,14 +39,19 @@ def completed_group(group: Any) -> Iterator[str]:
 
 def scored_group(group: Any) -> Iterator[str]:
     """Check a scored group."""
-    if group["type"] != "scored_group" or group.get("schema_version", 1) != 1:
+    if group["type"] != "scored_group" or group.get("schema_version", _SCHEMA) != _SCHEMA:
         yield "it is of another kind or release"
     yield from _whole(group)
     functions = [[(reward["name"], reward["weight"]) for reward in rollout["rewards"]] for rollout in group["rollouts"]]
     if not functions[0] or any(each != functions[0] for each in functions):
         yield "rollouts have no, or other, reward functions"
-    for reward in (reward for rollout in group["rollouts"] for reward in rollout["rewards"]):
-        yield from outcome(reward)
+    for rollout, reward in ((each, reward) for each in group["rollouts"] for reward in each["rewards"]):
+        if (reward["outcome"] == "lost") != bool(rollout.get("lost")):
+            yield "a rollout is lost, or its outcome, but not both"
+        if reward["outcome"] != "lost":
+            yield from outcome(reward)
+        elif reward.get("value") is not None:
+            yield "a lost rollout has a value"
         if not math.isfinite(reward["weight"]) or not 0 <= reward.get("latency_s", 0.0) <= 1e11:
             yield "a weight or a latency is not a number"
         if not reward["name"]:
@@ -83,8 +89,8 @@ def _prompt(prompt: Any) -> Iterator[str]:
         yield "num_generations cannot be"
     if not re.fullmatch("[0-9A-Za-z][0-9A-Za-z._-]*", prompt["group_id"]) or not prompt["run_id"]:
         yield "the group's id is invalid"
-    if not prompt["prompt_ids"] or min(_numbers("<i", prompt["prompt_ids"])) < 0:
-        yield "a prompt id is negative, or the prompt is empty"
+    if min(_numbers("<i", prompt["prompt_ids"]), default=0) < 0:
+        yield "a prompt id is negative"
     yield from (f"a column has {what}" for what in _not_data(prompt["columns"], depth=0))
 
 
@@ -94,30 +100,40 @@ def _stamps(group: Any) -> Iterator[str]:
 
 
 def _rollout(rollout: Any, prompt: Any) -> Iterator[str]:
-    ids = _numbers("<i", rollout["token_ids"])
-    mask = list(rollout["loss_mask"])
-    logprobs = _numbers("<f", rollout["logprobs"])
-    num_sampled = mask.count(1)
-    prompt_ids = _numbers("<i", prompt["prompt_ids"])
     if rollout["group_id"] != prompt["group_id"]:
         yield "a rollout is of another group"
+    if not rollout["rows"] and not rollout.get("lost"):
+        yield "a rollout has no row, and is not lost"
+    if not 0 <= rollout.get("tool_failures", 0) <= rollout.get("tool_calls", 0):
+        yield "more tool calls failed than there were"
+    yield from (f"a completion has {what}" for what in _not_data(rollout["completion"], depth=0))
+    for row in rollout["rows"]:
+        yield from _row(row, prompt)
+
+
+def _row(row: Any, prompt: Any) -> Iterator[str]:
+    ids = _numbers("<i", row["token_ids"])
+    mask = list(row["loss_mask"])
+    logprobs = _numbers("<f", row["logprobs"])
+    num_sampled = mask.count(1)
+    prompt_ids = _numbers("<i", prompt["prompt_ids"])
     if min(ids) < 0 or len(ids) != len(mask) or set(mask) - {0, 1}:
         yield "token ids and mask contradict each other"
-    if ids[: len(prompt_ids)] != prompt_ids or any(mask[: len(prompt_ids)]) or not num_sampled:
+    if ids[: len(prompt_ids)] != prompt_ids or any(mask[: max(len(prompt_ids), 1)]) or not num_sampled:
         yield "it does not begin with the prompt, or samples nothing after it"
     if len(logprobs) != num_sampled or all(map(math.isnan, logprobs)):
         yield "logprobs are missing"
     if any(logprob > 0.0011 or logprob == -math.inf for logprob in logprobs):
         yield "a logprob is no logprob"
     tiled: list[int] = []
-    for span in rollout["version_spans"]:
+    for span in row["version_spans"]:
         tiled += _places(span[1], span[2], len(ids))
         if not 0 <= span[0] < 10**12 or not 0 <= (span[3] if len(span) > 3 else 0) < 10**8 or span[2] <= span[1]:
             yield "a version span cannot be"
     if tiled != list(range(num_sampled)):
         yield "version spans do not tile the sampled tokens"
     held: list[int] = []
-    for turn in rollout["turns"]:
+    for turn in row["turns"]:
         held += _places(turn["start"], turn["end"], len(ids))
         if (
             not 0 <= turn["start"] < turn["end"] <= len(ids)

@@ -118,12 +118,15 @@ async def test_a_group_comes_out_whole_with_the_logprobs_transformers_computes(
     assert [stamp.event for stamp in group.stamps] == ["claimed", "generated"]
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     for rollout in group.rollouts:
-        ids = unpack_ids(rollout.token_ids)
+        (row,) = rollout.rows
+        ids = unpack_ids(row.token_ids)
         with torch.no_grad():
             logits = model(torch.tensor(ids.astype(np.int64))[None]).logits[0] / temperature
         expected = torch.log_softmax(logits, dim=-1)[range(2, len(ids) - 1), ids[3:].astype(np.int64)]
-        assert np.abs(rollout.generator_logprobs() - expected.numpy()).max() < 1e-4
-        assert [(span.policy_version, span.start, span.end) for span in rollout.version_spans] == [(0, 0, len(ids) - 3)]
+        assert np.abs(row.generator_logprobs() - expected.numpy()).max() < 1e-4
+        assert [(span.policy_version, span.start, span.end) for span in rollout.version_spans()] == [
+            (0, 0, len(ids) - 3)
+        ]
         assert rollout.is_truncated() == (ids[-1] != EOS_TOKEN_ID)
         assert "<eos>" not in rollout.completion
     assert await session_redis.xlen(KEYS.prompts) == 0
@@ -163,7 +166,9 @@ async def test_weights_relabelled_in_a_pause_give_spans_that_tile_the_completion
         await engine.client.resume_generation()
         groups = await completed(session_redis, 16)
     await engine.client.update_weight_version("0")
-    spans = [[span.policy_version for span in rollout.version_spans] for group in groups for rollout in group.rollouts]
+    spans = [
+        [span.policy_version for span in rollout.version_spans()] for group in groups for rollout in group.rollouts
+    ]
     assert [0, 1] in spans, "no completion crossed the change of weights"
     assert all(versions in ([0], [1], [0, 1]) for versions in spans)
 

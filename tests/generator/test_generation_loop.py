@@ -172,6 +172,16 @@ async def test_an_entry_that_is_not_a_prompt_is_buried_and_the_next_is_generated
     assert letter["group_id"] == b"00000000"
 
 
+async def test_the_prompts_of_an_agent_run_are_left_to_the_sessions_service(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
+) -> None:
+    await admit(redis, run_keys, "00000000")
+    async with generating(redis, run_keys, run_config.model_copy(update={"tools": ["my_tools:add"]}), engine) as loop:
+        await asyncio.sleep(1.0)  # twice as long as a read
+        assert not loop.done()
+    assert (await redis.xpending(run_keys.prompts, GENERATORS))["pending"] == 0
+
+
 async def test_a_wiped_redis_ends_the_loop(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
 ) -> None:

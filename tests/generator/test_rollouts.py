@@ -32,13 +32,14 @@ def make(*completions: SampledCompletion) -> CompletedGroup:
 def test_a_row_is_prompt_and_completion_with_the_mask_only_on_sampled_tokens() -> None:
     group = make(a_completion(), a_completion((9,), (-2.0,)))
     first, second = group.rollouts
-    assert unpack_ids(first.token_ids).tolist() == [5, 6, 7, 8, 9, 2]
-    assert unpack_mask(first.loss_mask).tolist() == [0, 0, 0, 1, 1, 1]
-    assert first.generator_logprobs().tolist() == [-0.5, -1.5, -0.25]
-    assert first.turns == (Turn("assistant", 3, 6, "stop", 10.0, 12.0),)
+    (row,) = first.rows
+    assert unpack_ids(row.token_ids).tolist() == [5, 6, 7, 8, 9, 2]
+    assert unpack_mask(row.loss_mask).tolist() == [0, 0, 0, 1, 1, 1]
+    assert row.generator_logprobs().tolist() == [-0.5, -1.5, -0.25]
+    assert row.turns == (Turn("assistant", 3, 6, "stop", 10.0, 12.0),)
     assert first.completion == "xy"
     assert (first.rollout_id, second.rollout_id) == ("00000000-0", "00000000-1")
-    assert unpack_ids(second.token_ids).tolist() == [5, 6, 7, 9]
+    assert unpack_ids(second.rows[0].token_ids).tolist() == [5, 6, 7, 9]
     assert [(stamp.event, stamp.at_s, stamp.by) for stamp in group.stamps] == [
         ("claimed", 10.0, "g-0"),
         ("generated", 12.0, "g-0"),
@@ -47,8 +48,7 @@ def test_a_row_is_prompt_and_completion_with_the_mask_only_on_sampled_tokens() -
 
 def test_a_change_of_weights_mid_completion_is_two_spans() -> None:
     group = make(a_completion(spans=[("3", 0, 1), ("4", 1, 3)]))
-    assert group.rollouts[0].version_spans == (VersionSpan(3, 0, 1), VersionSpan(4, 1, 3))
-    assert group.rollouts[0].oldest_policy_version() == 3
+    assert group.rollouts[0].rows[0].version_spans == (VersionSpan(3, 0, 1), VersionSpan(4, 1, 3))
 
 
 def test_rollouts_pass_the_check_of_their_readers() -> None:
@@ -77,7 +77,7 @@ def test_diverged_weights_are_reported_as_diverged(logprobs: tuple[float, ...]) 
 
 def test_a_token_with_an_unknown_logprob_is_published_with_the_others() -> None:
     (first, *_) = make(a_completion(logprobs=(-0.5, math.nan, -1.0))).rollouts
-    assert first.generator_logprobs().tolist() == pytest.approx([-0.5, math.nan, -1.0], nan_ok=True)
+    assert first.rows[0].generator_logprobs().tolist() == pytest.approx([-0.5, math.nan, -1.0], nan_ok=True)
 
 
 def test_a_completion_without_a_token_or_with_too_few_logprobs_is_refused() -> None:

@@ -26,6 +26,7 @@ from services.generator.simulated.fleet import SimulatedFleet
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.simulated_replica import SimulatedReplica
 from services.generator.simulated.simulation_settings import SimulationSettings
+from services.generator.turns.turn_sampler import TurnDesk
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -139,12 +140,14 @@ def follow(
     monkeypatch.setattr(run_follower, "start_engine", start_engine)
     monkeypatch.setattr(run_follower, "VllmReceivingEngine", NoReceiving)
     receiver, metrics = HoldingReceiver(), GeneratorMetrics()
+    state = ServiceState(receiver)
     follower = RunFollower(
         settings,
         redis=redis,
         receiver=cast("Any", receiver),
-        state=ServiceState(receiver),
+        state=state,
         openai=cast("Any", NoRoutes()),
+        turns=TurnDesk(state),
         metrics=metrics,
         url="http://127.0.0.1:1",
     )

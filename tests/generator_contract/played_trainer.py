@@ -149,8 +149,8 @@ class PlayedTrainer:
         await eventually(are_there, within_s=within_s)
         found = await entries(self.redis, self.keys.completions)
         groups = [decode_completed_group(fields["payload"]) for _, fields in found]
-        for rollout in (rollout for group in groups for rollout in group.rollouts):
-            _check_logprobs(rollout.generator_logprobs())
+        for row in (row for group in groups for rollout in group.rollouts for row in rollout.rows):
+            _check_logprobs(row.generator_logprobs())
         return groups
 
     async def dead_letters(self, count: int) -> dict[str, str]:

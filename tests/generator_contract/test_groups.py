@@ -47,16 +47,17 @@ async def test_a_group_is_published_whole_with_its_replica_and_its_weights(
     assert group.stamps[0].at_s <= group.stamps[1].at_s
     assert [rollout.rollout_id for rollout in group.rollouts] == [f"00000007-{branch}" for branch in range(4)]
     for branch, rollout in enumerate(group.rollouts):
-        ids, mask = unpack_ids(rollout.token_ids), unpack_mask(rollout.loss_mask)
+        (row,) = rollout.rows
+        ids, mask = unpack_ids(row.token_ids), unpack_mask(row.loss_mask)
         num_sampled = len(ids) - 3
         assert rollout.branch == branch
         assert ids[:3].tolist() == [4, 5, 6]
         assert mask.tolist() == [0] * 3 + [1] * num_sampled
         assert 1 <= num_sampled <= 200
         assert 0 <= ids.min() <= ids.max() < VOCAB_SIZE
-        assert rollout.generator_logprobs().size == num_sampled
-        assert rollout.version_spans == (VersionSpan(3, 0, num_sampled, trainer.incarnation),)
-        (turn,) = rollout.turns
+        assert row.generator_logprobs().size == num_sampled
+        assert row.version_spans == (VersionSpan(3, 0, num_sampled, trainer.incarnation),)
+        (turn,) = row.turns
         assert (turn.role, turn.start, turn.end) == ("assistant", 3, 3 + num_sampled)
         assert turn.finish_reason in ("stop", "length")
         assert turn.finish_reason == "stop" or num_sampled == 200
@@ -173,7 +174,7 @@ async def test_every_token_says_which_version_sampled_it_when_weights_change_in_
     admitting.cancel()
     await asyncio.gather(admitting, return_exceptions=True)
     groups = await trainer.completed(count)
-    spans = [[span.policy_version for span in r.version_spans] for group in groups for r in group.rollouts]
+    spans = [[span.policy_version for span in r.version_spans()] for group in groups for r in group.rollouts]
     assert all(versions == list(range(versions[0], versions[-1] + 1)) for versions in spans)
     assert {version for versions in spans for version in versions} <= set(range(num_pushes + 1))
     assert any(len(versions) > 1 for versions in spans), "no completion crossed a push"
@@ -256,4 +257,4 @@ async def test_asked_to_stop_it_is_gone_in_ten_seconds_and_what_it_had_stays_pen
 
 
 def versions_of(group: CompletedGroup) -> set[int]:
-    return {span.policy_version for rollout in group.rollouts for span in rollout.version_spans}
+    return {span.policy_version for rollout in group.rollouts for span in rollout.version_spans()}

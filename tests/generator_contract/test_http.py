@@ -17,10 +17,11 @@ POLICY_ROUTES = [
     ("POST", "/v1/generate"),
 ]
 ABOUT_ROUTE = ("GET", "/v1/about")
-WEIGHT_ROUTES = [
+INTERNAL_ROUTES = [
     ("GET", "/internal/v1/about"),
     ("GET", "/internal/v1/weights"),
     *(("POST", f"/internal/v1/weights/{move}") for move in ("join", "begin", "commit", "abort")),
+    ("POST", "/internal/v1/turns"),
 ]
 
 
@@ -46,7 +47,7 @@ async def test_ready_means_that_it_holds_the_required_version(
         assert "run" not in reply.replace("running", ""), "a client without a key learns nothing"
 
 
-@pytest.mark.parametrize(("method", "path"), [*POLICY_ROUTES, ABOUT_ROUTE, *WEIGHT_ROUTES])
+@pytest.mark.parametrize(("method", "path"), [*POLICY_ROUTES, ABOUT_ROUTE, *INTERNAL_ROUTES])
 async def test_a_route_wants_its_own_key(
     trainer: PlayedTrainer, generator: GeneratorProcess, method: str, path: str
 ) -> None:

@@ -104,7 +104,7 @@ async def test_a_push_that_is_given_up_before_its_commit_changes_nothing(
     assert (info.policy_version, info.epoch, info.is_held) == (0, 0, False)
     await trainer.admit(trainer.prompt("00000000"))
     (group,) = await trainer.completed(1)
-    assert {span.policy_version for rollout in group.rollouts for span in rollout.version_spans} == {0}
+    assert {span.policy_version for rollout in group.rollouts for span in rollout.version_spans()} == {0}
     result = await trainer.push(1)
     assert result.communicator_epoch > epoch
 

@@ -40,7 +40,7 @@ def local_service(directory: Path, api_url: str, *, rewarder_url: str = "", redi
     return state
 
 
-ALL = ("trainer", "rewarder", "generator")
+ALL = ("trainer", "rewarder", "sessions", "generator")
 
 
 class LauncherRig:

@@ -1,4 +1,4 @@
-"""The three services as real processes, each with a metrics port, for tests of hostile clients."""
+"""The services as real processes, each with a metrics port, for tests of hostile clients."""
 
 import contextlib
 import os
@@ -21,6 +21,7 @@ _MODULES: Final = {
     "trainer": "services.trainer",
     "rewarder": "services.rewarder",
     "generator": "services.generator.simulated",
+    "sessions": "services.sessions",
 }
 
 _METER: Final = [str(Path(__file__).parent / "loop_meter.py")]
@@ -30,7 +31,7 @@ class ServiceProcess:
     """One service on sockets that are already bound. It is alive when the constructor returns.
 
     Args:
-        kind: trainer, rewarder or generator.
+        kind: trainer, rewarder, generator or sessions.
         redis_url: The URL of Redis.
         directory: Directory for its log and its runs.
         settings: Additional environment variables.

@@ -11,11 +11,10 @@ import yaml
 
 from services.rewarder.built_ins.accuracy import accuracy_reward
 from services.rewarder.built_ins.think_format import think_format_reward
-from services.rewarder.reward_call import Completion
 from services.trainer.data.dataset import open_dataset
 from services.trainer.data.row_format import RowFormat
 from services.trainer.submit_checks.dataset_check import check_dataset
-from shared.messages import Prompt
+from shared.messages import Completion, Prompt
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 pytestmark = pytest.mark.unit

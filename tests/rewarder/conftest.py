@@ -18,19 +18,20 @@ import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
 from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
 from shared.arrays import pack_ids
+from shared.user_code.limits import Limits
+from shared.user_code.places import Places
 from tests.rewarder.bwrap_binary import find_or_fetch
 from tests.shared_process import SharedProcess, lent
 
 USER_CODE = Path(__file__).parent / "user_code"
 ROOT = Path(__file__).parent.parent.parent
-LIMITS = Limits(4 << 30, 256, RewardPlaces((str(USER_CODE),)))
+LIMITS = Limits(4 << 30, 256)
+TASKS = RewardTasks(Places((str(USER_CODE),)))
 MODULE = "rewards_under_test"
 
 
@@ -88,6 +89,20 @@ def is_worker(pid: int) -> bool:
     return fields[0] != "Z" and int(fields[3]) == pid
 
 
+def fork_servers(pid: int) -> set[int]:
+    """Return the running fork servers of a process."""
+
+    def is_one(child: int) -> bool:
+        try:
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            parent = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return b"multiprocessing.forkserver" in command and parent == pid and is_running(child)
+
+    return {child for child in descendants(pid) if is_one(child)}
+
+
 async def until(condition: Callable[[], Awaitable[object]], *, what: str, timeout_s: float = 120.0) -> None:
     """Poll until ``condition`` is true, without blocking the event loop."""
     deadline = time.monotonic() + timeout_s
@@ -111,12 +126,12 @@ def metrics() -> RewarderMetrics:
 
 @contextlib.asynccontextmanager
 async def pool_and_scorer(
-    metrics: RewarderMetrics, limits: Limits = LIMITS
-) -> AsyncGenerator[tuple[WorkerPool, Scorer]]:
+    metrics: RewarderMetrics, tasks: RewardTasks = TASKS, *, limits: Limits = LIMITS
+) -> AsyncGenerator[tuple[RewardPool, Scorer]]:
     """Start two workers and a scorer, and check afterwards that no process of them is left."""
-    loop_functions = LoopFunctions(places=limits.places, import_timeout_s=20.0)
-    async with WorkerPool(
-        num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
+    loop_functions = LoopFunctions(places=tasks.places, import_timeout_s=20.0)
+    async with RewardPool(
+        tasks, num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
     ) as pool:
         functions = PythonFunctions(pool, loop_functions=loop_functions, import_timeout_s=20.0, check_timeout_s=20.0)
         yield pool, Scorer(functions, metrics=metrics)
@@ -126,18 +141,18 @@ async def pool_and_scorer(
 
 
 @pytest.fixture
-async def both(metrics: RewarderMetrics) -> AsyncIterator[tuple[WorkerPool, Scorer]]:
+async def both(metrics: RewarderMetrics) -> AsyncIterator[tuple[RewardPool, Scorer]]:
     async with pool_and_scorer(metrics) as both:
         yield both
 
 
 @pytest.fixture
-def pool(both: tuple[WorkerPool, Scorer]) -> WorkerPool:
+def pool(both: tuple[RewardPool, Scorer]) -> RewardPool:
     return both[0]
 
 
 @pytest.fixture
-def scorer(both: tuple[WorkerPool, Scorer]) -> Scorer:
+def scorer(both: tuple[RewardPool, Scorer]) -> Scorer:
     return both[1]
 
 

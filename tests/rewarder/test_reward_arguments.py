@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from services.rewarder.group_call import call_for
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.scoring import Scorer, WeightedFunction
+from shared.user_code.worker_frames import Refused
 from tests.conftest import RedisServer
 from tests.groups import completed_group
 from tests.rewarder.conftest import RewarderProcess, call_with, shared_rewarder, user

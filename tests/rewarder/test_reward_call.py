@@ -15,12 +15,12 @@ from services.rewarder.reward_call import (
     TrainerState,
     Verdict,
     arguments_for,
-    is_async,
     judge,
-    printable,
     required_columns,
 )
 from shared.arrays import pack_ids
+from shared.user_code.error_text import printable
+from shared.user_code.function_loading import is_async
 
 pytestmark = pytest.mark.unit
 

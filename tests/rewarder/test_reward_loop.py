@@ -131,6 +131,28 @@ async def test_a_group_whose_reward_hangs_holds_up_no_other_and_is_not_lost(
     assert all(rollout.rewards[0].value == 1.0 for group in scored[:-1] for rollout in group.rollouts)
 
 
+async def test_lost_rollouts_are_published_unscored_and_no_function_sees_them(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("exact")])
+    whole = completed_group("00000000")
+    lost = msgspec.structs.replace(whole.rollouts[0], lost="a tool hung")  # with the turns before the call
+    nothing = tuple(msgspec.structs.replace(each, rows=(), lost="no tool") for each in completed_group("2").rollouts)
+    groups = (
+        msgspec.structs.replace(whole, rollouts=(lost, whole.rollouts[1])),
+        msgspec.structs.replace(completed_group("2"), rollouts=nothing),
+    )
+    await add(redis, keys, *groups)
+    async with scoring(redis, scorer, metrics):
+        scored = await wait_for_scored(redis, keys, 2)
+    found = {group.prompt.group_id: [rollout.rewards[0] for rollout in group.rollouts] for group in scored}
+    outcomes = {name: [(one.outcome, one.value, one.detail) for one in of_group] for name, of_group in found.items()}
+    assert outcomes == {
+        "00000000": [("lost", None, "a tool hung"), ("scored", 1.0, "")],
+        "2": [("lost", None, "no tool")] * 2,
+    }
+
+
 async def test_a_reward_that_vanished_after_submit_is_an_error_outcome_and_no_crash(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:

@@ -1,9 +1,14 @@
 """The rewarder as a process: real HTTP, signals, kill -9."""
 
 import asyncio
+import functools
+import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +25,14 @@ from shared.refusals import decode_refusals
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.groups import completed_group
-from tests.rewarder.conftest import ROOT, RewarderProcess, descendants, is_running, until, user, wait_for
+from tests.rewarder.conftest import ROOT, RewarderProcess, descendants, fork_servers, is_running, until, user, wait_for
 from tests.stream_view import entries
 
 StartRewarder = Callable[..., RewarderProcess]
+
+
+def has_gone(pid: int) -> bool:
+    return not is_running(pid)
 
 
 def has_started(directory: Path) -> bool:
@@ -191,3 +200,41 @@ def test_without_redis_it_is_alive_but_not_ready_and_gives_up_with_exit_1(start_
     assert rewarder.process.wait(timeout=120) == 1
     assert "Redis PING failed for 3 s" in rewarder.log()
     assert "Traceback" not in rewarder.log()
+
+
+def test_a_rewarder_whose_fork_server_is_killed_while_it_starts_comes_up(start_rewarder: StartRewarder) -> None:
+    rewarder = start_rewarder()
+    for _ in range(3):
+        wait_for(lambda: fork_servers(rewarder.process.pid), what="a fork server", timeout_s=120)
+        (server,) = fork_servers(rewarder.process.pid)
+        os.kill(server, signal.SIGKILL)
+        wait_for(functools.partial(has_gone, server), what="its end")
+    rewarder.wait_until_ready()
+    assert rewarder.stop() == 0, rewarder.log()
+    assert "the fork server ended meanwhile" in rewarder.log()
+    assert "Traceback" not in rewarder.log()
+
+
+def test_a_rewarder_that_can_start_no_worker_any_more_ends_and_says_why(
+    start_rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    # A socket's path has at most 107 bytes, which is too short for the names of tests.
+    directory, is_ready = Path(tempfile.mkdtemp(prefix="headrace-")), tmp_path / "is-ready"
+    impatient = (
+        "import pathlib, sys, threading, time\n"
+        "from services.rewarder import __main__\nfrom shared.user_code import worker_pool\n"
+        "def hurry():\n"
+        f"    while not pathlib.Path({str(is_ready)!r}).exists(): time.sleep(0.02)\n"
+        "    worker_pool._GIVE_UP_AFTER_S = 2.0\n"
+        "threading.Thread(target=hurry, daemon=True).start()\n"
+        "sys.exit(__main__.main([]))"
+    )
+    rewarder = start_rewarder(command=(sys.executable, "-c", impatient), TMPDIR=str(directory))
+    rewarder.wait_until_ready()
+    is_ready.touch()  # on a busy machine the first worker needs longer than that
+    (server,) = fork_servers(rewarder.process.pid)
+    shutil.rmtree(directory)  # the path of the next fork server's socket
+    os.kill(server, signal.SIGKILL)
+    assert rewarder.process.wait(timeout=120) == 1
+    (reason,) = (line for line in rewarder.log().splitlines() if '"CRITICAL"' in line)
+    assert "no reward worker could be started for" in reason

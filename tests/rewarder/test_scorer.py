@@ -8,13 +8,13 @@ import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_frames import Answer, Inspected
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall, Verdict
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from shared.messages import Outcome, RewardOutcome
+from shared.user_code.places import Places
 
 pytestmark = pytest.mark.unit
 
@@ -45,7 +45,7 @@ class FakeSource:
 def scorer(source: FakeSource, metrics: RewarderMetrics) -> Scorer:
     functions = PythonFunctions(
         cast("Any", None),
-        loop_functions=LoopFunctions(places=RewardPlaces(), import_timeout_s=60),
+        loop_functions=LoopFunctions(places=Places(), import_timeout_s=60),
         import_timeout_s=60,
         check_timeout_s=60,
     )

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
+from shared.user_code.places import Places
 from tests.rewarder.conftest import (
     LIMITS,
+    TASKS,
     call_with,
     descendants,
     is_running,
@@ -79,7 +79,7 @@ async def test_an_async_function_that_cancels_itself_is_an_error(scorer: Scorer)
 
 
 async def test_a_function_that_kills_its_process_is_an_error_and_the_worker_is_replaced(
-    scorer: Scorer, pool: WorkerPool
+    scorer: Scorer, pool: RewardPool
 ) -> None:
     rows = await outcomes_of(scorer, user("crashes"), call=call_with("a"))
     assert rows[0][0].outcome == "error"
@@ -104,7 +104,7 @@ async def test_the_exit_code_is_the_process_s_own_while_others_are_started(score
 
 
 async def test_a_hanging_function_is_killed_at_its_deadline_with_its_children_and_delays_no_other(
-    scorer: Scorer, pool: WorkerPool, metrics: RewarderMetrics, tmp_path: Path
+    scorer: Scorer, pool: RewardPool, metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     await outcomes_of(scorer, user("one"), user("step_as_reward"), user("hangs"), call=call_with("a"), timeout_s=0.1)
     pid_file = tmp_path / "pids"
@@ -178,8 +178,8 @@ async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: Re
     file = tmp_path / "changing_rewards.py"
     sync, on_loop = "changing_rewards:sync", "changing_rewards:on_loop"
     source = "def sync(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
-    async with pool_and_scorer(metrics, limits) as (_, scorer):
+    tasks = RewardTasks(Places((str(tmp_path),)))
+    async with pool_and_scorer(metrics, tasks) as (_, scorer):
         file.write_text(source.format("1.0"))
         assert all(what.__class__.__name__ == "Inspected" for what in (await scorer.check([sync, on_loop])).values())
         rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
@@ -199,10 +199,10 @@ async def test_no_worker_imports_an_edited_file_before_a_check_and_all_do_afterw
         "import os\ndef sync(**_): return [{0}]\ndef crashes(**_): os._exit(7)\n"
         "def late(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
     )
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
+    tasks = RewardTasks(Places((str(tmp_path),)))
     versions = [hashlib.sha256(source.format(value).encode()).hexdigest()[:12] for value in ("1.0", "3.0625")]
 
-    async with pool_and_scorer(metrics, limits) as (_, scorer):
+    async with pool_and_scorer(metrics, tasks) as (_, scorer):
         file.write_text(source.format("1.0"))
         await scorer.check([sync, crashes, on_loop])
         rows = await outcomes_of(scorer, sync, call=call_with("a"))
@@ -235,7 +235,9 @@ async def test_a_failed_outcome_has_its_version_too(scorer: Scorer, name: str, f
 
 async def test_closing_the_pool_leaves_no_worker(metrics: RewarderMetrics) -> None:
     before = descendants(os.getpid())
-    async with WorkerPool(num_workers=2, limits=LIMITS, queue_timeout_s=5, import_timeout_s=5, metrics=metrics) as pool:
+    async with RewardPool(
+        TASKS, num_workers=2, limits=LIMITS, queue_timeout_s=5, import_timeout_s=5, metrics=metrics
+    ) as pool:
         assert pool.num_alive == 2
         hanging = asyncio.create_task(pool.call(user("hangs"), _encoded(call_with("a")), lane="x", timeout_s=60))
         wait_for(lambda: len(descendants(os.getpid()) - before) >= 2, what="two workers")

@@ -15,6 +15,8 @@ from shared.errors import MessageError
 from shared.messages import (
     MAX_MESSAGE_BYTES,
     RewardOutcome,
+    Rollout,
+    Row,
     Stamp,
     Turn,
     VersionSpan,
@@ -22,14 +24,19 @@ from shared.messages import (
     decode_prompt_group,
     decode_scored_group,
     encode,
+    oldest_policy_version,
 )
-from tests.groups import completed_group, prompt_group, rollout, scored_group
+from tests.groups import completed_group, prompt_group, rollout, row, scored_group, with_row
 
 pytestmark = pytest.mark.unit
 
 
 def turn(start: int, end: int, *, ended_at_s: float = 3.0) -> Turn:
     return Turn("assistant", start, end, "stop", 2.0, ended_at_s)
+
+
+def rollout_of(*rows: Row, **changes: Any) -> Rollout:
+    return msgspec.structs.replace(rollout(), rows=rows, **changes)
 
 
 def deep(levels: int) -> list[Any]:
@@ -45,27 +52,42 @@ def test_every_kind_of_group_survives_the_wire() -> None:
     assert decode_scored_group(encode(scored_group())) == scored_group()
 
 
-def test_a_rollout_yields_its_sampled_tokens_and_their_logprobs() -> None:
-    row = rollout(completion_ids=(8, 9, 10))
-    assert row.completion_ids().tolist() == [8, 9, 10]
-    assert row.generator_logprobs().tolist() == [-0.5, -0.5, -0.5]
+def test_a_row_yields_its_sampled_tokens_and_their_logprobs() -> None:
+    one_turn = row((5, 6, 7, 8, 9, 10), (0, 0, 0, 1, 1, 1))
+    two_turns = row((5, 6, 8, 3, 9, 10, 4), (0, 0, 1, 0, 1, 1, 0))
+    for each, num_prompt in ((one_turn, 3), (two_turns, 2)):
+        assert (each.num_prompt, each.num_sampled) == (num_prompt, 3)
+        assert each.sampled_ids().tolist() == [8, 9, 10]
+        assert each.generator_logprobs().tolist() == [-0.5, -0.5, -0.5]
 
 
-def test_the_sampled_tokens_of_several_turns_are_returned_in_order() -> None:
-    one = rollout(completion_ids=(8, 9, 10))
-    ids, mask = (1, 2, 8, 3, 9, 10, 4), (0, 0, 1, 0, 1, 1, 0)
-    several = msgspec.structs.replace(one, token_ids=pack_ids(ids), loss_mask=pack_mask(mask))
-    for row in (one, several):
-        assert row.completion_ids().tolist() == [8, 9, 10]
-        assert row.packed_completion_ids() == pack_ids((8, 9, 10))
+def test_the_completion_ids_of_a_rollout_contain_tool_results_as_in_trl() -> None:
+    forked = rollout_of(row((5, 8, 3, 9), (0, 1, 0, 1)), row((5, 8, 4, 10), (0, 0, 0, 1)))
+    assert forked.packed_completion_ids() == pack_ids((8, 3, 9, 10))
+    assert forked.num_sampled == 3
+
+
+def test_a_rollout_is_truncated_if_the_turn_that_ended_last_is() -> None:
+    def ended(finish_reason: str, at_s: float) -> Row:
+        one = row((5, 8), (0, 1), finish_reason=finish_reason)
+        return msgspec.structs.replace(one, turns=(msgspec.structs.replace(one.turns[0], ended_at_s=at_s),))
+
+    assert rollout_of(ended("stop", 3.0), ended("length", 4.0)).is_truncated()
+    assert rollout_of(ended("length", 4.0), ended("stop", 3.0)).is_truncated()
+    assert not rollout_of(ended("stop", 4.0), ended("length", 3.0)).is_truncated()
+    assert not rollout_of(lost="a tool hung").is_truncated()
 
 
 def test_a_group_is_as_old_as_its_oldest_token() -> None:
     group = scored_group(policy_version=7)
-    spans = (VersionSpan(5, 0, 1), VersionSpan(8, 1, 2))
-    mixed = msgspec.structs.replace(group.rollouts[1], version_spans=spans)
+    mixed = with_row(group.rollouts[1], version_spans=(VersionSpan(5, 0, 1), VersionSpan(8, 1, 2)))
     group = msgspec.structs.replace(group, rollouts=(group.rollouts[0], mixed))
-    assert group.oldest_policy_version() == 5
+    assert oldest_policy_version(group) == 5
+    second = msgspec.structs.replace(mixed, rows=(*group.rollouts[0].rows, row((5, 6, 7, 8), (0, 0, 0, 1), 4)))
+    assert oldest_policy_version(msgspec.structs.replace(group, rollouts=(group.rollouts[0], second))) == 4
+    lost = rollout_of(lost="a tool hung")
+    assert oldest_policy_version(msgspec.structs.replace(group, rollouts=(group.rollouts[0], lost))) == 7
+    assert oldest_policy_version(msgspec.structs.replace(group, rollouts=(lost,))) == 0
 
 
 def test_one_kind_is_not_taken_for_another() -> None:
@@ -98,7 +120,6 @@ def test_a_group_that_is_not_whole_is_refused() -> None:
         ({"version_spans": (VersionSpan(0, 0, 1),)}, "over 1 of its 2 sampled tokens"),
         ({"version_spans": (VersionSpan(0, 0, 1), VersionSpan(1, 0, 2))}, "do not tile"),
         ({"turns": ()}, "has no turn"),
-        ({"group_id": "00000001"}, "belongs to group 00000001"),
         ({"token_ids": pack_ids([1, 2, 3])}, "12 bytes of token ids for 5 mask entries"),
         ({"token_ids": pack_ids([5, 6, 7, 8, -7])}, "has a negative token id"),
         ({"token_ids": pack_ids([5, 6, 8, 8, 9])}, "does not begin with the prompt of its group"),
@@ -115,11 +136,34 @@ def test_a_group_that_is_not_whole_is_refused() -> None:
         ({"turns": (turn(0, 4),)}, "1 sampled tokens outside its turns"),
         ({"turns": (turn(3, 5, ended_at_s=math.nan),)}, "`float` >= 0.0"),
         ({"turns": (turn(3, 5, ended_at_s=1.7e12),)}, "`float` <= 100000000000.0"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
+    group = completed_group()
+    first, second = group.rollouts
+    (good,) = first.rows
+    bad = msgspec.structs.replace(good, **change)
+    for rows in ((bad,), (good, bad)):
+        broken = msgspec.structs.replace(first, rows=rows)
+        with pytest.raises(MessageError, match=reason):
+            decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(broken, second))))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"group_id": "00000001"}, "belongs to group 00000001"),
         ({"branch": 1}, r"branches that are not 0 to 1: \[1, 1\]"),
         ({"branch": 2}, r"branches that are not 0 to 1: \[2, 1\]"),
         ({"branch": -1}, "`int` >= 0"),
         ({"rollout_id": "00000000-1"}, "two rollouts with the same id"),
         ({"rewards": (RewardOutcome("exact", "scored", 1.0, 1.0),)}, "has rewards, although it was not scored yet"),
+        ({"rows": ()}, "rollout 00000000-0 has no row, although it is not lost"),
+        ({"tool_calls": 1, "tool_failures": 2}, "has 2 failed tool calls of 1"),
+        ({"tool_calls": -1}, "`int` >= 0"),
+        ({"completion": [{"role": "tool", "content": deep(40)}]}, "has messages that are nested deeper than 32"),
+        ({"completion": [{"role": "tool", "content": msgspec.msgpack.Ext(5, b"x")}]}, "a value that is not data"),
+        ({"completion": ["text"]}, r"at `\$\.rollouts\[0\]\.completion\[0\]`"),
     ],
 )
 def test_a_rollout_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
@@ -128,6 +172,40 @@ def test_a_rollout_that_contradicts_itself_is_refused(change: dict[str, Any], re
     data = encode(msgspec.structs.replace(group, rollouts=(broken, *group.rollouts[1:])))
     with pytest.raises(MessageError, match=reason):
         decode_completed_group(data)
+
+
+def test_a_wrong_row_is_named() -> None:
+    group = completed_group()
+    forked = msgspec.structs.replace(group.rollouts[0], rows=(*group.rollouts[0].rows, row((5, 6, 7), (0, 0, 0))))
+    with pytest.raises(MessageError, match="row 1 of rollout 00000000-0 has a loss mask that marks no sampled token"):
+        decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(forked, group.rollouts[1]))))
+
+
+def test_a_rollout_of_several_rows_and_a_lost_one_survive_the_wire() -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": "{}"}}]}
+    forked = msgspec.structs.replace(
+        rollout(),
+        rows=(row((5, 6, 7, 8, 3, 9), (0, 0, 0, 1, 0, 1)), row((5, 6, 7, 8, 4, 10), (0, 0, 0, 0, 0, 1), 2)),
+        completion=[call, {"role": "tool", "content": "42"}],
+        tool_calls=2,
+        tool_failures=1,
+    )
+    lost = msgspec.structs.replace(rollout(branch=1), rows=(), completion=[], lost="a tool hung")
+    group = msgspec.structs.replace(completed_group(), rollouts=(forked, lost))
+    assert decode_completed_group(encode(group)) == group
+    only_lost = (msgspec.structs.replace(lost, branch=0, rollout_id="00000000-0"), lost)
+    group = msgspec.structs.replace(group, rollouts=only_lost)
+    assert decode_completed_group(encode(group)) == group
+
+
+def test_the_rows_of_a_group_without_prompt_ids_begin_with_tokens_of_their_own() -> None:
+    group = completed_group()
+    group = msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, prompt_ids=b""))
+    assert decode_prompt_group(encode(group.prompt)) == group.prompt
+    assert decode_completed_group(encode(group)) == group
+    sampled = msgspec.structs.replace(group.rollouts[0], rows=(row((8, 9), (1, 1)),))
+    with pytest.raises(MessageError, match="or marks it as sampled"):
+        decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(sampled, group.rollouts[1]))))
 
 
 @pytest.mark.parametrize("num_generations", [0, -1, 1025, 2**31, 2**63])
@@ -141,7 +219,7 @@ def test_a_prompt_asks_for_as_many_completions_as_a_run_file_may(num_generations
     [
         ({"group_id": "../../etc"}, r"at `\$\.group_id`"),
         ({"group_id": ""}, r"at `\$\.group_id`"),
-        ({"prompt_ids": b""}, "length >= 4"),
+        ({"prompt_ids": b"abc"}, "has 3 bytes of prompt ids"),
         ({"prompt_ids": pack_ids([5, -1])}, "has a negative prompt id"),
         ({"stamps": (Stamp("admitted", math.inf, "t"),)}, "`float` <= 100000000000.0"),
         (
@@ -173,6 +251,7 @@ def test_columns_hold_what_data_sets_hold() -> None:
         ({"weight": math.nan}, "`float` >= -1"),
         ({"weight": 2.0}, "has reward 'exact' where another rollout has 'exact', or another weight"),
         ({"name": "other"}, "has reward 'exact' where another rollout has 'other'"),
+        ({"outcome": "lost", "value": None}, "has reward 'exact' lost, and is lost: False"),
         ({"latency_s": -1.0}, "`float` >= 0.0"),
         ({"components": {"a": math.nan}}, "`float` >= -1"),
     ],
@@ -180,17 +259,17 @@ def test_columns_hold_what_data_sets_hold() -> None:
 def test_an_outcome_that_cannot_be_is_refused(change: dict[str, Any], reason: str) -> None:
     group = scored_group()
     reward = msgspec.structs.replace(group.rollouts[0].rewards[0], **change)
-    row = msgspec.structs.replace(group.rollouts[0], rewards=(reward,))
+    changed = msgspec.structs.replace(group.rollouts[0], rewards=(reward,))
     with pytest.raises(MessageError, match=reason):
-        decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
+        decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(changed, group.rollouts[1]))))
 
 
 def test_every_rollout_has_an_outcome_of_every_function() -> None:
     group = scored_group()
     for rewards, reason in (((), "has no outcome"), (group.rollouts[0].rewards * 2, "of 1 reward functions, another")):
-        row = msgspec.structs.replace(group.rollouts[0], rewards=rewards)
+        changed = msgspec.structs.replace(group.rollouts[0], rewards=rewards)
         with pytest.raises(MessageError, match=reason):
-            decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
+            decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(changed, group.rollouts[1]))))
 
 
 def test_a_message_without_a_kind_is_refused() -> None:
@@ -202,17 +281,28 @@ def test_a_message_without_a_kind_is_refused() -> None:
 
 def test_the_logprob_of_a_token_may_be_unknown() -> None:
     group = completed_group()
-    row = msgspec.structs.replace(group.rollouts[0], logprobs=pack_logprobs([-0.5, float("nan")]))
-    decoded = decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(row, *group.rollouts[1:]))))
-    assert [math.isnan(value) for value in decoded.rollouts[0].generator_logprobs().tolist()] == [False, True]
+    unsure = with_row(group.rollouts[0], logprobs=pack_logprobs([-0.5, float("nan")]))
+    decoded = decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(unsure, *group.rollouts[1:]))))
+    assert [math.isnan(value) for value in decoded.rollouts[0].rows[0].generator_logprobs()] == [False, True]
+
+
+def test_the_outcomes_of_a_lost_rollout_are_lost() -> None:
+    group = scored_group()
+    outcome = RewardOutcome("exact", "lost", None, 1.0, "a tool hung")
+    lost = msgspec.structs.replace(group.rollouts[0], lost="a tool hung", rewards=(outcome,))
+    there = msgspec.structs.replace(group, rollouts=(lost, group.rollouts[1]))
+    assert decode_scored_group(encode(there)) == there
+    lie = msgspec.structs.replace(lost, rewards=group.rollouts[0].rewards)
+    with pytest.raises(MessageError, match="has reward 'exact' scored, and is lost: True"):
+        decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(lie, group.rollouts[1]))))
 
 
 def test_a_failed_reward_cannot_carry_a_value() -> None:
     group = scored_group()
     lie = msgspec.structs.replace(group.rollouts[0].rewards[0], outcome="timeout", value=0.0)
-    row = msgspec.structs.replace(group.rollouts[0], rewards=(lie,))
+    changed = msgspec.structs.replace(group.rollouts[0], rewards=(lie,))
     with pytest.raises(MessageError, match=r"says timeout with value 0\.0"):
-        decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
+        decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(changed, group.rollouts[1]))))
 
 
 def test_a_value_that_the_wire_cannot_carry_is_refused_before_it_is_sent() -> None:

@@ -17,6 +17,7 @@ from shared.messages import (
     PromptGroup,
     RewardOutcome,
     Rollout,
+    Row,
     ScoredGroup,
     Turn,
     VersionSpan,
@@ -197,11 +198,15 @@ def rollout_of(
         rollout_id=f"{prompt.group_id}-{branch}",
         group_id=prompt.group_id,
         branch=branch,
-        token_ids=prompt.prompt_ids + pack_ids(completion_ids),
-        loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
-        logprobs=pack_logprobs(list(logprobs)),
-        version_spans=(VersionSpan(policy_version, 0, num_sampled, incarnation),),
-        turns=(Turn("assistant", num_prompt, num_prompt + num_sampled, finish_reason, 0.0, 1.0),),
+        rows=(
+            Row(
+                token_ids=prompt.prompt_ids + pack_ids(completion_ids),
+                loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
+                logprobs=pack_logprobs(list(logprobs)),
+                version_spans=(VersionSpan(policy_version, 0, num_sampled, incarnation),),
+                turns=(Turn("assistant", num_prompt, num_prompt + num_sampled, finish_reason, 0.0, 1.0),),
+            ),
+        ),
         completion="b",
     )
 
@@ -215,3 +220,29 @@ def scored(group: CompletedGroup, rewards: Iterable[float | None]) -> ScoredGrou
         for rollout, value in zip(group.rollouts, rewards, strict=True)
     )
     return ScoredGroup(prompt=group.prompt, rollouts=rollouts)
+
+
+def as_agents(group: ScoredGroup) -> ScoredGroup:
+    """Return the group as sessions play it: the first rollout is lost, the others have called a tool and forked."""
+    first, *others = group.rollouts
+    lost = tuple(msgspec.structs.replace(reward, outcome="lost", value=None) for reward in first.rewards)
+    return ScoredGroup(
+        prompt=msgspec.structs.replace(group.prompt, prompt_ids=b""),
+        rollouts=(msgspec.structs.replace(first, rows=(), rewards=lost, lost="a tool hung"), *map(_forked, others)),
+    )
+
+
+def _forked(rollout: Rollout) -> Rollout:
+    """Return a rollout with a second row, which begins with the first one's tokens."""
+    (row,) = rollout.rows
+    context = len(row.loss_mask)
+    second = msgspec.structs.replace(
+        row,
+        token_ids=row.token_ids + pack_ids([3, 7, 8, 2]),
+        loss_mask=bytes(context + 1) + pack_mask([1, 1, 1]),
+        logprobs=pack_logprobs([-4.0, -4.0, -4.0]),
+        version_spans=(msgspec.structs.replace(row.version_spans[0], end=3),),
+        turns=(Turn("assistant", context + 1, context + 4, "stop", 1.0, 2.0),),
+    )
+    completion = [{"role": "assistant", "content": "b"}, {"role": "tool", "content": "no"}]
+    return msgspec.structs.replace(rollout, rows=(row, second), completion=completion, tool_calls=2, tool_failures=1)

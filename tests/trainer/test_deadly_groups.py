@@ -19,6 +19,7 @@ from shared.messages import ScoredGroup, VersionSpan, decode_scored_group
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
+from tests.groups import with_row
 from tests.stream_view import entries
 from tests.tiny_model import VOCAB_SIZE
 from tests.trainer.deadly_rank import DEADLY_TOKEN
@@ -32,14 +33,14 @@ DEADLY = "00000005"
 def with_last_token(group: ScoredGroup, token: int) -> ScoredGroup:
     """Return the group with a different last token in its second completion."""
     first, second, *others = group.rollouts
-    second = msgspec.structs.replace(second, token_ids=second.token_ids[:-4] + pack_ids([token]))
+    second = with_row(second, token_ids=second.rows[0].token_ids[:-4] + pack_ids([token]))
     return msgspec.structs.replace(group, rollouts=(first, second, *others))
 
 
 def from_the_future(group: ScoredGroup) -> ScoredGroup:
     """Return the group with a policy version that the run never reaches."""
     first, *others = group.rollouts
-    first = msgspec.structs.replace(first, version_spans=(VersionSpan(7, 0, 2, 1),))
+    first = with_row(first, version_spans=(VersionSpan(7, 0, 2, 1),))
     return msgspec.structs.replace(group, rollouts=(first, *others))
 
 
@@ -124,7 +125,7 @@ async def test_a_group_that_a_rank_dies_of_twice_is_buried_with_its_post_mortem(
     assert (report["group_id"], report["deaths"], report["last_words"]) == (DEADLY, 2, said)
     assert [rollout["rollout_id"] for rollout in report["rollouts"]] == [f"{DEADLY}-{branch}" for branch in range(4)]
     kept = decode_scored_group((where / "groups" / f"{DEADLY}.msgpack").read_bytes())
-    assert all(DEADLY_TOKEN in rollout.completion_ids() for rollout in kept.rollouts)
+    assert all(DEADLY_TOKEN in rollout.rows[0].sampled_ids() for rollout in kept.rollouts)
     record = await RunStore(redis).get(RUN_ID)
     assert record is not None
     assert record.status == "finished"

@@ -100,10 +100,22 @@ class Engine:
         load: EngineLoad = self.client.take_load()
         return load
 
+    @property
+    def max_model_len(self) -> int:
+        """Maximum tokens of prompt and completion together."""
+        return int(self.client.vllm_config.model_config.max_model_len)
+
     async def complete(
-        self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        config: RunConfig,
+        request_id: str,
+        max_tokens: int | None = None,
     ) -> list[SampledCompletion]:
-        """Sample ``num_completions`` sequences. Cancelling the call aborts the request.
+        """Sample ``num_completions`` sequences of at most ``max_tokens`` tokens, or of the run's
+        ``max_completion_length``. Cancelling the call aborts the request.
 
         A push that keeps the KV cache may come while a request is still queued. Older weights may then have read the
         prompt of its completions, so these are discarded and sampled again.
@@ -121,18 +133,21 @@ class Engine:
                 num_completions=num_completions - len(completions),
                 config=config,
                 request_id=f"{request_id}-{len(completions)}" if completions else request_id,
+                max_tokens=max_tokens or config.max_completion_length,
             )
             completions += [one for one in sampled if not _read_before(label, one, config)]
         return completions
 
     async def _sample(
-        self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
+        self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str, max_tokens: int
     ) -> list[SampledCompletion]:
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        params = SamplingParams(**sampling_arguments(config, num_completions=num_completions))
+        params = SamplingParams(
+            **sampling_arguments(config, num_completions=num_completions) | {"max_tokens": max_tokens}
+        )
         final: Any = None
         try:
             async for output in self.client.generate(

@@ -123,7 +123,7 @@ def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, 
 
 
 def check_sampling(config: RunConfig, vllm_config: Any) -> None:
-    """Have vLLM check the run's sampling settings.
+    """Have vLLM check the run's sampling settings, and the parser of its tool calls.
 
     Raises:
         UserError: vLLM would refuse every prompt.
@@ -145,6 +145,21 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
         is_regex = config.vllm_structured_outputs_regex is not None
         field = "vllm_structured_outputs_regex" if is_regex else "generation_kwargs"
         raise UserError(f"vLLM refuses these sampling settings: {what_it_says(error)}", field=field) from error
+    if config.tools:
+        check_tool_call_parser(config.parser_of_tool_calls())
+
+
+def check_tool_call_parser(name: str) -> None:
+    """Raise UserError if vLLM has no parser of this name."""
+    from vllm.tool_parsers import ToolParserManager
+
+    parsers: Any = ToolParserManager  # partly untyped
+    known: list[str] = sorted(parsers.list_registered())
+    if name not in known:
+        raise UserError(
+            f"vLLM has no parser {name!r}; choose the parser that fits the model: {', '.join(known)}",
+            field="tool_call_parser",
+        )
 
 
 def what_it_says(error: BaseException) -> str:

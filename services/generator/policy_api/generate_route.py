@@ -10,9 +10,9 @@ Shape letters: ``P`` prompts, ``N`` = ``n`` completions a prompt, ``T`` tokens, 
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.exceptions import HTTPException
 
+from services.generator.hang_up import HUNG_UP, unless_hung_up
 from shared.errors import MessageError, UnavailableError
 from shared.serving.http_guard import problem
 
@@ -43,8 +44,6 @@ FURTHER_OPTIONS = frozenset(
 )
 """Options of vLLM's SamplingParams that ``generation_kwargs`` may hold, besides the fields of the body."""
 _SAMPLING = frozenset({"repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"})
-_HUNG_UP = 499
-_ResultT = TypeVar("_ResultT")
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 """``fail_fast``: only the first of many errors is reported."""
@@ -177,13 +176,13 @@ def make_generate_router(sampler: Sampler) -> APIRouter:
     @router.post(GENERATE_PATH, response_model=None)
     async def generate(body: GenerateRequest, request: Request) -> GenerateAnswer | JSONResponse:
         try:
-            sampled = await _unless_hung_up(request, _sample_all(sampler, body))
+            sampled = await unless_hung_up(request.receive, _sample_all(sampler, body))
         except MessageError as error:
             return _refuse(problem(400, "Bad request", str(error)))
         except UnavailableError as error:
             return _refuse(problem(503, "Engine failed", str(error)))
         if sampled is None:
-            return _refuse(problem(_HUNG_UP, "Hung up", "The client disconnected."))
+            return _refuse(problem(HUNG_UP, "Hung up", "The client disconnected."))
         return _answer(sampled, has_logprobs=body.logprobs is not None)
 
     return router
@@ -210,33 +209,16 @@ async def _refuse_json(_: Request, error: Exception) -> JSONResponse:
 
 async def _sample_all(sampler: Sampler, body: GenerateRequest) -> list[SampledPrompt]:
     wanted: Sequence[str | Sequence[int]] = body.prompts
-    async with asyncio.TaskGroup() as prompts:
-        tasks = [
-            prompts.create_task(sampler.sample(prompt, body), name=f"generate prompt {index}")
-            for index, prompt in enumerate(wanted)
-        ]
-    return [task.result() for task in tasks]
-
-
-async def _unless_hung_up(request: Request, work: Coroutine[Any, Any, _ResultT]) -> _ResultT | None:
-    """Return the result of ``work``. If the client disconnects first, cancel ``work`` and return None."""
-    working = asyncio.create_task(work, name="generate")
-    watching = asyncio.create_task(_hung_up(request), name="generate: is the client there")
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        return await working if working.done() else None
+        async with asyncio.TaskGroup() as prompts:
+            tasks = [
+                prompts.create_task(sampler.sample(prompt, body), name=f"generate prompt {index}")
+                for index, prompt in enumerate(wanted)
+            ]
     except ExceptionGroup as errors:
         # If several prompts fail, reporting the first error is enough.
         raise errors.exceptions[0] from errors
-    finally:
-        watching.cancel()
-        working.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return [task.result() for task in tasks]
 
 
 def _answer(sampled: list[SampledPrompt], *, has_logprobs: bool) -> GenerateAnswer:

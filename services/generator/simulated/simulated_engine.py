@@ -56,11 +56,18 @@ class SimulatedEngine:
         self._requests: dict[DecodedSequence, SimulatedRequest] = {}
 
     async def complete(
-        self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        config: RunConfig,
+        request_id: str,
+        max_tokens: int | None = None,
     ) -> list[SampledCompletion]:
-        """See generation_loop.SamplingEngine."""
+        """See generation_loop.SamplingEngine and turn_sampler.TurnEngine."""
         self._check_prompt(prompt_ids)
-        requests = self.start(len(prompt_ids), n=num_completions, max_tokens=config.max_completion_length)
+        most = max_tokens or config.max_completion_length
+        requests = self.start(len(prompt_ids), n=num_completions, max_tokens=most)
         spans = await self.wait(requests)
         return [
             SampledCompletion(

@@ -15,8 +15,11 @@ from services.generator.settings import GeneratorSettings
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.openai_answers import make_simulated_handlers
 from services.generator.simulated.receiving import SimulatedReceivingEngine
+from services.generator.simulated.simulated_chat_format import SimulatedChatFormat
 from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
+from services.generator.turns.turn_route import make_turn_router
+from services.generator.turns.turn_sampler import TurnDesk, TurnSampler
 from shared import refusals
 from shared.access.keyring import Keyring
 from shared.redis.keys import RunKeys
@@ -58,6 +61,7 @@ class SimulatedReplica:
         self._openai = OpenAiRoutes(
             self.state.why_policy_closed, policy_version=lambda: self.receiver.held_version.policy_version
         )
+        self._turns = TurnDesk(self.state)
         self._redis = connect(settings.redis_url.get_secret_value())
 
     def app(self, keyring: Keyring) -> App:
@@ -68,6 +72,7 @@ class SimulatedReplica:
             state=self.state,
             openai=self._openai,
             weight_routes=make_router(self.receiver),
+            turn_routes=make_turn_router(self._turns),
             replica_id=self.name,
         )
 
@@ -115,8 +120,18 @@ class SimulatedReplica:
                 metrics=self._metrics,
                 patience_s=patience_s,
             )
+            turns = TurnSampler(
+                engine,
+                run_id=run_id,
+                config=config,
+                gate=self.receiver,
+                required_version=lambda: self.state.required_version,
+                chat_format=SimulatedChatFormat(facts),
+                metrics=self._metrics,
+            )
             try:
-                await loop.run()
+                with self._turns.serving(turns):
+                    await loop.run()
             finally:
                 self._openai.close()
                 try:

@@ -19,7 +19,8 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from services.rewarder.built_ins.gold_answers import GSM8K_MARK, gold_answers
 from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
-from services.rewarder.reward_call import Completion, Verdict, text_of
+from services.rewarder.reward_call import Verdict, text_of
+from shared.messages import Completion
 
 STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
 """Limits for one parse or one comparison, in processor time. A plain answer takes 4 ms."""

@@ -12,6 +12,7 @@ from services.rewarder.built_ins.built_in_options import Option, why_not_options
 from services.rewarder.reward_call import RewardFunction
 from shared.errors import UserError
 from shared.near_name import nearest
+from shared.user_code import function_loading
 
 _PACKAGE = "services.rewarder.built_ins"
 _GOLD = (("solution", "answer"),)
@@ -145,6 +146,15 @@ def _imported(place: str) -> Callable[..., Any]:
 def built_in(name: str) -> BuiltIn | None:
     """Return the built-in of this name or alias, or None."""
     return BUILT_INS.get(ALIASES.get(name, name))
+
+
+def check_name(name: str) -> None:
+    """Raise UserError if ``name`` is neither a built-in nor ``package.module:function``."""
+    if built_in(name) is not None:
+        return
+    if ":" not in name:
+        raise unknown_name(name)
+    function_loading.check_name(name)
 
 
 def unknown_name(name: str) -> UserError:

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.rewarder.built_ins.fenced_blocks import fenced_blocks
-from services.rewarder.reward_call import Completion, Verdict, everyone, printable, text_of
+from services.rewarder.reward_call import Verdict, everyone, text_of
 from services.rewarder.sandbox import inside
 from services.rewarder.sandbox.chosen import num_at_once, usable_sandbox
 from services.rewarder.sandbox.sandbox import Limits, Sandbox, SandboxUnavailableError
+from shared.messages import Completion
+from shared.user_code.error_text import printable
 
 _PYTHON = ("python", "python3", "py")
 TIMEOUT_S, CPU_S, MEMORY_MIB = 10.0, 3, 512

@@ -1,7 +1,8 @@
 """Compares a completion with the gold answer as text."""
 
 from services.rewarder.built_ins.gold_answers import MISSING, gold_answers
-from services.rewarder.reward_call import Completion, Verdict, text_of
+from services.rewarder.reward_call import Verdict, text_of
+from shared.messages import Completion
 
 
 def exact_match_reward(

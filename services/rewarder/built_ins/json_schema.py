@@ -17,7 +17,9 @@ from referencing.exceptions import Unresolvable
 
 from services.rewarder.built_ins.fenced_blocks import fenced_blocks
 from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
-from services.rewarder.reward_call import CallError, Completion, Verdict, printable, text_of
+from services.rewarder.reward_call import CallError, Verdict, text_of
+from shared.messages import Completion
+from shared.user_code.error_text import printable
 
 VALIDATION_TIMEOUT_S = 1.0
 """Limit for one completion, because a regular expression in a schema may backtrack without end."""

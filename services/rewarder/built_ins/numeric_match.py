@@ -11,7 +11,8 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 from services.rewarder.built_ins.gold_answers import GSM8K_MARK, MISSING, gold_answers
-from services.rewarder.reward_call import Completion, Verdict, text_of
+from services.rewarder.reward_call import Verdict, text_of
+from shared.messages import Completion
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))"
 _NUMBER = rf"(?<![\w.])[-+]?[$€£]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d{{1,4}}(?!\d))?(?:\s?/\s?\d+)?"

@@ -7,7 +7,8 @@ accuracy_reward, a gold answer that does not parse is not applicable, even if th
 
 from services.rewarder.built_ins.accuracy import accuracy_reward, without_answer
 from services.rewarder.built_ins.gold_answers import gold_answers
-from services.rewarder.reward_call import Completion, Verdict, text_of
+from services.rewarder.reward_call import Verdict, text_of
+from shared.messages import Completion
 
 DELIMITERS = ("</think>",)
 

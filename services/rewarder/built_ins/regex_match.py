@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
-from services.rewarder.reward_call import Completion, Verdict, printable, text_of
+from services.rewarder.reward_call import Verdict, text_of
+from shared.messages import Completion
+from shared.user_code.error_text import printable
 
 SEARCH_TIMEOUT_S = 1.0
 """Limit for one completion. An ordinary search takes microseconds."""

@@ -7,7 +7,8 @@ The n-grams are of token ids, as in TRL, or of lower-case words, as in open-r1.
 
 from collections.abc import Hashable, Sequence
 
-from services.rewarder.reward_call import CallError, Completion, text_of
+from services.rewarder.reward_call import CallError, text_of
+from shared.messages import Completion
 
 
 def repetition_penalty_reward(

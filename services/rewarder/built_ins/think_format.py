@@ -2,7 +2,8 @@
 
 import re
 
-from services.rewarder.reward_call import Completion, text_of
+from services.rewarder.reward_call import text_of
+from shared.messages import Completion
 
 _THINK = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
 

@@ -20,13 +20,14 @@ from services.rewarder.endpoints.transport.http_exchange import HttpExchange
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules, target
 from services.rewarder.endpoints.transport.pinned_network import PinnedNetwork, Resolve
 from services.rewarder.endpoints.transport.secret_files import SecretFiles
-from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
 from shared.errors import UnavailableError, UserError
 from shared.near_name import nearest
 from shared.redis.redis_connection import Redis
+from shared.user_code.worker_frames import Refused
 
 _LOOK_UP_TIMEOUT_S = 2.0
 _SCOPES: dict[Scope, str] = {"runs": "runs", "score": "POST /v1/score"}

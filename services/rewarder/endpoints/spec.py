@@ -16,9 +16,9 @@ from services.rewarder.endpoints.judge_options import JudgeOptions
 from services.rewarder.endpoints.transport.outbound_rules import MAX_URL_CHARACTERS
 from services.rewarder.endpoints.transport.secret_files import SECRET_NAME
 from services.rewarder.endpoints.transport.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER
-from services.rewarder.python_functions.module_sources import VERSION_CHARACTERS
 from services.rewarder.strict_body import Body
 from services.rewarder.token_estimate import CHARACTERS_PER_TOKEN
+from shared.user_code.module_sources import VERSION_CHARACTERS
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 MAX_HEADERS = 32

@@ -12,30 +12,22 @@ import threading
 import time
 from concurrent.futures import Future
 
-from services.rewarder.python_functions.function_loading import load_function
 from services.rewarder.python_functions.module_loop import NoAnswer
 from services.rewarder.python_functions.module_loops import ModuleLoops
-from services.rewarder.python_functions.module_sources import Sources, forget_imported
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_frames import Answer
-from services.rewarder.reward_call import (
-    CallError,
-    RewardCall,
-    RewardFunction,
-    arguments_for,
-    describe,
-    everyone,
-    judge,
-    users_trace,
-)
+from services.rewarder.reward_answer import Answer
+from services.rewarder.reward_call import CallError, RewardCall, RewardFunction, arguments_for, everyone, judge
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import UserError
+from shared.user_code.error_text import describe, users_trace
+from shared.user_code.function_loading import load_function
+from shared.user_code.module_sources import Sources, forget_imported
+from shared.user_code.places import Places
 
 
 class LoopFunctions:
     """The async functions that are imported into this process. A worker has imported each of them before."""
 
-    def __init__(self, *, places: RewardPlaces, import_timeout_s: float) -> None:
+    def __init__(self, *, places: Places, import_timeout_s: float) -> None:
         self._places = places
         self._import_timeout_s = import_timeout_s
         self._functions: dict[tuple[str, str], RewardFunction] = {}

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from services.rewarder.python_functions.worker_frames import Answer
+from services.rewarder.reward_answer import Answer
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.rewarder.python_functions.module_sources import SourceFile, Sources, is_on_disk
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
+from shared.user_code.module_sources import SourceFile, Sources, is_on_disk
+from shared.user_code.places import Places
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ModuleWatch:
         every_s: Time between two looks, in seconds.
     """
 
-    def __init__(self, functions: PythonFunctions, *, places: RewardPlaces, every_s: float) -> None:
+    def __init__(self, functions: PythonFunctions, *, places: Places, every_s: float) -> None:
         self._functions = functions
         self._places = places
         self._every_s = every_s

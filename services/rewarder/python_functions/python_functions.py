@@ -20,16 +20,17 @@ from typing import Any
 
 import msgspec
 
-from services.rewarder.built_ins.built_in_rewards import built_in
-from services.rewarder.python_functions.function_loading import check_name
+from services.rewarder.built_ins.built_in_rewards import built_in, check_name
 from services.rewarder.python_functions.loop_functions import LoopFunctions
-from services.rewarder.python_functions.module_sources import Sources, is_on_disk
 from services.rewarder.python_functions.rate_limits import FunctionLimits
-from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import HeadraceError
+from shared.user_code.call_failure import CallFailure
+from shared.user_code.module_sources import Sources, is_on_disk
+from shared.user_code.worker_frames import Refused
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class PythonFunctions:
 
     def __init__(
         self,
-        pool: WorkerPool,
+        pool: RewardPool,
         *,
         loop_functions: LoopFunctions,
         import_timeout_s: float,
@@ -145,6 +146,10 @@ class PythonFunctions:
                     answer, seconds = await self._pool.call(
                         name, encoded, lane=lane, timeout_s=timeout_s, sources=sources
                     )
+        except CallFailure as failure:
+            failed = RewardFailure(failure.outcome, failure.detail, seconds=failure.seconds)
+            failed.version = _version(version)
+            raise failed from failure
         except RewardFailure as failure:
             failure.version = _version(version)
             raise

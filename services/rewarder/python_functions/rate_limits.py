@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.rewarder.python_functions.function_loading import check_name
+from services.rewarder.built_ins.built_in_rewards import check_name
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind

@@ -20,9 +20,10 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from services.rewarder.reward_call import Completion, Verdict, describe, printable
+from services.rewarder.reward_call import Verdict
 from shared.errors import UserError
-from shared.messages import Prompt
+from shared.messages import Completion, Prompt
+from shared.user_code.error_text import describe, printable
 
 _POSITIONS = ("position_embeddings", "embed_positions", "wpe")
 _MAX_LENGTH_UNKNOWN = 1_000_000_000

@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from services.rewarder.python_functions.worker_frames import decode_frame
-from services.rewarder.reward_call import Completion, Verdict
+from services.rewarder.reward_call import Verdict
 from shared.message_invariants import Count, Seconds
-from shared.messages import Prompt
+from shared.messages import Completion, Prompt
+from shared.user_code.worker_frames import decode_frame
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):

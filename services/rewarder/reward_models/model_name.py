@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from services.rewarder.reward_call import printable
 from shared.errors import UserError
 from shared.file_roots import FileRoots
+from shared.user_code.error_text import printable
 
 _HUB_ID = re.compile(
     r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?"

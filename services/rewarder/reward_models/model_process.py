@@ -20,8 +20,8 @@ from typing import Self
 import msgspec
 
 import services
-from services.rewarder.python_functions.worker_frames import HEADER, MAX_FRAME_BYTES
 from services.rewarder.reward_models.model_frames import Reply, Request, decode_reply
+from shared.user_code.worker_frames import HEADER, MAX_FRAME_BYTES
 
 _MODULE = "services.rewarder.reward_models.model_worker"
 

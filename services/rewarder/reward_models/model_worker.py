@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from services.rewarder.python_functions.module_sources import VERSION_CHARACTERS
-from services.rewarder.python_functions.worker_frames import receive_frame, send_frame
-from services.rewarder.reward_call import Verdict, describe, everyone, users_trace
+from services.rewarder.reward_call import Verdict, everyone
 from services.rewarder.reward_models.batching import next_round, passes
 from services.rewarder.reward_models.model_files import check_config, check_files, content_hash, fingerprint
 from services.rewarder.reward_models.model_frames import (
@@ -42,6 +40,9 @@ from services.rewarder.reward_models.model_frames import (
 )
 from shared.errors import UserError
 from shared.service.logs import configure_logging
+from shared.user_code.error_text import describe, users_trace
+from shared.user_code.module_sources import VERSION_CHARACTERS
+from shared.user_code.worker_frames import receive_frame, send_frame
 
 if TYPE_CHECKING:  # imports torch, which is not needed to refuse a model for its files
     from services.rewarder.reward_models.classifier import Classifier, Encoding

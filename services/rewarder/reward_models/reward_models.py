@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_files import Fingerprint, fingerprint
@@ -19,6 +19,7 @@ from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.served_model import ServedModel
 from shared.errors import UserError
+from shared.user_code.worker_frames import Refused
 
 _NEEDED = ("torch", "transformers", "safetensors")
 _MAX_REMEMBERED = 64

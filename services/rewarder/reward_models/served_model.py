@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from services.rewarder.python_functions.fork_server import describe_exit
-from services.rewarder.python_functions.worker_frames import Answer
-from services.rewarder.reward_call import RewardCall, describe
+from services.rewarder.reward_answer import Answer
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_frames import (
     Cancel,
@@ -40,6 +39,8 @@ from services.rewarder.reward_models.model_process import Activity, ModelDiedErr
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.waiting_call import WaitingCall
+from shared.user_code.error_text import describe
+from shared.user_code.fork_server import describe_exit
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ import asyncio
 import time
 from typing import Any
 
-from services.rewarder.python_functions.worker_frames import Answer
+from services.rewarder.reward_answer import Answer
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_frames import Score
-from shared.messages import Outcome
+from shared.messages import CallOutcome
 
 
 class WaitingCall:
@@ -27,7 +27,7 @@ class WaitingCall:
         if not self.begun.done():
             self.begun.set_result(time.monotonic())
 
-    def fail(self, outcome: Outcome, detail: str) -> None:
+    def fail(self, outcome: CallOutcome, detail: str) -> None:
         """End the call with a failure, unless it has an answer already."""
         if not self.answer.done():
             seconds = time.monotonic() - self.begun.result() if self.begun.done() else 0.0

@@ -26,8 +26,7 @@ from starlette.requests import ClientDisconnect
 
 from services.rewarder.built_ins.built_in_rewards import built_in
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
-from services.rewarder.reward_call import printable
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.score_api.bodies import (
     CheckRequest,
@@ -47,6 +46,8 @@ from shared.errors import UserError
 from shared.messages import RewardOutcome
 from shared.service.about import ABOUT_PATH, About, about
 from shared.serving.json_body import BodyError, decode_json, require_json
+from shared.user_code.error_text import printable
+from shared.user_code.worker_frames import Refused
 
 _MAX_ERRORS = 100
 _ROWS_AT_ONCE = 16

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from services.rewarder.python_functions.worker_frames import Kind
+from services.rewarder.reward_answer import Kind
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.strict_body import Body, refuse_deep_nesting
 from shared.arrays import ID_DTYPE, pack_ids
-from shared.messages import Outcome
+from shared.messages import CallOutcome, Prompt
 from shared.near_name import nearest
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 from shared.serving.page_cursor import NEXT_MEANING
@@ -132,7 +132,7 @@ class Rows(Body):
         )
 
 
-def _plain(text: Text) -> str | list[dict[str, str]]:
+def _plain(text: Text) -> Prompt:
     if isinstance(text, str):
         return text
     return [{"role": message.role, "content": message.content} for message in text]
@@ -187,7 +187,7 @@ class OutcomeBody(Body):
     """The outcome of one function for one completion. Only ``scored`` has a value."""
 
     name: str
-    outcome: Outcome
+    outcome: CallOutcome
     value: float | None
     weight: float
     detail: str

@@ -19,7 +19,6 @@ from services.rewarder.built_ins.built_in_rewards import BUILT_INS, built_in
 from services.rewarder.endpoints.endpoint_client import EndpointClient
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.registry import MAX_ENDPOINTS
-from services.rewarder.reward_call import printable
 from services.rewarder.score_api.bodies import RewardFunctionInfo, RewardFunctionPage
 from services.rewarder.score_api.endpoint_bodies import (
     EndpointState,
@@ -35,6 +34,7 @@ from shared.errors import NoRoomError, UnavailableError
 from shared.service.current_request import name_subject
 from shared.serving.page_cursor import MAX_CURSOR, MEANING, decode_cursor, encode_cursor
 from shared.serving.query_number import WHOLE
+from shared.user_code.error_text import printable
 
 Responses = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]

@@ -180,7 +180,7 @@ class Admission:
                 run_id=self._keys.run_id,
                 label=group_id(number),
                 num_generations=self._config.num_generations,
-                max_prompt_length=self._config.max_prompt_length,
+                config=self._config,
                 replica_id=self._replica_id,
             )
         except UnusableRowError as error:
@@ -230,10 +230,12 @@ def prompt_payload(
     run_id: str,
     label: str,
     num_generations: int,
-    max_prompt_length: int | None,
+    config: RunConfig,
     replica_id: str,
 ) -> bytes:
     """Return the entry of the prompts stream that requests completions for a row.
+
+    In an agent run it has no token ids: sessions render the prompt, with the tools.
 
     Raises:
         UnusableRowError: The row does not give a prompt, or its prompt is too long.
@@ -244,13 +246,14 @@ def prompt_payload(
         prompt_ids = encoder.encode(row.prompt)
     except UserError as error:
         raise UnusableRowError(BAD_ROW, str(error)) from error
-    if max_prompt_length is not None and len(prompt_ids) > max_prompt_length:
-        raise UnusableRowError(PROMPT_TOO_LONG, f"{len(prompt_ids)} tokens, max_prompt_length={max_prompt_length}")
+    longest = config.max_prompt_length
+    if longest is not None and len(prompt_ids) > longest:
+        raise UnusableRowError(PROMPT_TOO_LONG, f"{len(prompt_ids)} tokens, max_prompt_length={longest}")
     group = PromptGroup(
         run_id=run_id,
         group_id=label,
         prompt=row.prompt,
-        prompt_ids=pack_ids(prompt_ids),
+        prompt_ids=b"" if config.is_agentic else pack_ids(prompt_ids),
         columns=row.columns,
         num_generations=num_generations,
         stamps=(Stamp("admitted", time.time(), replica_id),),

@@ -8,6 +8,7 @@ Among equally old groups, the group admitted first is taken, so the choice depen
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,6 +72,9 @@ class BatchBuilder:
         min_scored = self._config.min_scored_completions
         has_enough = is_scorable(rewards_G, min_scored=min_scored)
         self.failures.note(waiting.number, outcomes, is_scorable=has_enough)
+        if lost := Counter(rollout.lost for rollout in rollouts if rollout.lost):
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in lost.most_common())
+            log.warning("group %s has lost rollouts: %s", group_id(waiting.number), reasons)
         if not has_enough:
             self._last_failure = first_failure(outcomes) or "no reward function applies to it"
             log.warning(

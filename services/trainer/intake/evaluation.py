@@ -232,7 +232,7 @@ class Evaluations:
             run_id=self._keys.run_id,
             label=label,
             num_generations=self._config.num_generations_eval or self._config.num_generations,
-            max_prompt_length=self._config.max_prompt_length,
+            config=self._config,
             replica_id=self._replica_id,
         )
 
@@ -268,7 +268,7 @@ def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder:
                 run_id="",
                 label="",
                 num_generations=1,
-                max_prompt_length=config.max_prompt_length,
+                config=config,
                 replica_id="",
             )
         except UnusableRowError as error:

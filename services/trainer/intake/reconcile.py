@@ -46,12 +46,16 @@ async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, inc
     ]
     num_withdrawn = 0
     for start in range(0, len(entries), _PAGE):
+        some = entries[start : start + _PAGE]
         num_withdrawn += await call(
             redis,
             "headrace_withdraw",
-            keys=(keys.epoch, keys.prompts, keys.started, keys.seen(keys.prompts)),
-            args=(incarnation, GENERATORS, *(part for entry in entries[start : start + _PAGE] for part in entry)),
-        )
+            keys=(
+                keys.epoch, keys.prompts, keys.started, keys.seen(keys.prompts),
+                *(keys.sessions(label) for _, label in some),
+            ),
+            args=(incarnation, GENERATORS, *(part for entry in some for part in entry)),
+        )  # fmt: skip
     if num_withdrawn:
         log.info("withdrew %d prompts until the steps since the checkpoint are repeated", num_withdrawn)
     return num_withdrawn

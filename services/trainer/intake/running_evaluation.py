@@ -11,7 +11,7 @@ import numpy as np
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import combined_rewards
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
-from shared.messages import ScoredGroup
+from shared.messages import ScoredGroup, oldest_policy_version
 from shared.run_options.run_config import RunConfig
 
 
@@ -37,7 +37,7 @@ class RunningEvaluation:
         rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])
         self.groups.append(
             TrainedGroup(
-                waiting=WaitingGroup(index, group, group.oldest_policy_version()),
+                waiting=WaitingGroup(index, group, oldest_policy_version(group)),
                 rewards_G=rewards_G,
                 advantages_G=np.zeros_like(rewards_G),
                 has_signal=False,
@@ -54,11 +54,12 @@ class RunningEvaluation:
         metrics: dict[str, float] = {}
         if groups:
             of_rollouts = rollout_metrics(groups, policy_version=self.step, config=config)
-            versions = [group.waiting.oldest_policy_version for group in groups]
+            sampled = [group.waiting for group in groups if any(each.rows for each in group.waiting.group.rollouts)]
+            versions = [float(waiting.oldest_policy_version) for waiting in sampled] or [np.nan]
             metrics = {name: value for name, value in of_rollouts.items() if not name.startswith("staleness/")} | {
-                "policy_version/min": float(min(versions)),
+                "policy_version/min": min(versions),
                 "policy_version/mean": float(np.mean(versions)),
-                "policy_version/max": float(max(versions)),
+                "policy_version/max": max(versions),
             }
         metrics |= {
             "groups/done": float(len(groups)),

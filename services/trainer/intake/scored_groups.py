@@ -18,7 +18,7 @@ from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.waiting_group import WaitingGroup
 from shared.arrays import unpack_ids
 from shared.errors import MessageError
-from shared.messages import ScoredGroup, decode_scored_group, require_place
+from shared.messages import ScoredGroup, decode_scored_group, oldest_policy_version, require_place
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, call, patiently
 from shared.redis.streams import Delivery, StreamConsumer, bury_malformed
@@ -104,7 +104,7 @@ class ScoredGroups:
                     evaluated.append(delivery)
                 else:
                     self._arrive(delivery, group, await self._admitted_number(delivery.group_id))
-                self._num_arrived_tokens += sum(rollout.completion_ids().size for rollout in group.rollouts)
+                self._num_arrived_tokens += sum(rollout.num_sampled for rollout in group.rollouts)
         await self._settle(evaluated)
         return len(deliveries)
 
@@ -134,7 +134,7 @@ class ScoredGroups:
             return
         if self._ledger.is_settled(number) and not self._ledger.revive(number):
             return  # trained before a crash that came between checkpoint and ack
-        waiting = WaitingGroup(number, group, group.oldest_policy_version())
+        waiting = WaitingGroup(number, group, oldest_policy_version(group))
         # Sorted insertion, because entries of several dead consumers arrive consumer by consumer.
         bisect.insort(self._arrivals, (_order(delivery.entry_id), waiting), key=lambda arrival: arrival[0])
 
@@ -217,14 +217,14 @@ def require_trainable(group: ScoredGroup, *, vocab_size: int, total_steps: int) 
         vocab_size: Size of the model's vocabulary; token ids must be smaller.
         total_steps: Number of optimizer steps of the run; policy versions must not exceed it.
     """
-    for rollout in group.rollouts:
-        largest = int(unpack_ids(rollout.token_ids).max())
+    for rollout, row in ((each, row) for each in group.rollouts for row in each.rows):
+        largest = int(unpack_ids(row.token_ids).max())
         if largest >= vocab_size:
             raise MessageError(
                 f"rollout {rollout.rollout_id} has token id {largest}, outside the model's vocabulary of {vocab_size} "
                 "tokens"
             )
-        newest = max(span.policy_version for span in rollout.version_spans)
+        newest = max(span.policy_version for span in row.version_spans)
         if newest > total_steps:
             raise MessageError(
                 f"rollout {rollout.rollout_id} was sampled by policy version {newest} of a run of {total_steps} steps"

@@ -62,8 +62,8 @@ class TrainedStep:
     policy_version: int
     """The version before the step."""
     stats: StepStats
-    per_token: Mapping[str, PerTokenArrays]
-    """Arrays of the sampled rollouts, by rollout id."""
+    per_token: Mapping[str, Sequence[PerTokenArrays]]
+    """The arrays of each row of the sampled rollouts, by rollout id."""
     tokens_per_pass: float
     """Tokens that went through the model in one forward pass, over all ranks."""
     train_s: float
@@ -156,7 +156,7 @@ class BatchTrainer:
             planned=planned,
             policy_version=policy_version,
             stats=stats,
-            per_token={wanted[index]: arrays for index, arrays in accumulated.per_token.items()},
+            per_token=_by_rollout(accumulated.per_token, wanted),
             tokens_per_pass=accumulated.num_pass_tokens / max(1, accumulated.num_passes),
             train_s=planned.prepared_s + time.monotonic() - began_at - waited_s,
         )
@@ -183,8 +183,8 @@ class BatchTrainer:
         if planned.new_groups_after_steps is None or not share:
             return {}
         chosen = sampled_rollouts(planned.minibatch.groups, run_id=self._run_id, share=share)
-        rollouts = enumerate(planned.minibatch.rollouts)
-        return {index: rollout.rollout_id for index, rollout in rollouts if rollout.rollout_id in chosen}
+        origins = enumerate(planned.minibatch.origins)
+        return {index: rollout.rollout_id for index, (rollout, _) in origins if rollout.rollout_id in chosen}
 
     async def _scored(self, batch: list[Minibatch], *, num_steps: int) -> list[Minibatch]:
         """Return the minibatches with the logprobs of the proximal policy and of the reference model, as needed."""
@@ -227,6 +227,15 @@ class BatchTrainer:
 
     async def _in_torch_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+
+
+def _by_rollout(
+    arrays: Mapping[int, PerTokenArrays], rollout_ids: Mapping[int, str]
+) -> dict[str, list[PerTokenArrays]]:
+    found: dict[str, list[PerTokenArrays]] = {}
+    for index in sorted(arrays):
+        found.setdefault(rollout_ids[index], []).append(arrays[index])
+    return found
 
 
 def _numbers(groups: Sequence[TrainedGroup]) -> list[int]:

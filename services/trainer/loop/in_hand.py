@@ -27,6 +27,7 @@ import msgspec
 from services.trainer.groups.group_ids import training_number
 from services.trainer.loop.post_mortem import write_whole
 from services.trainer.policy.ranks import RankLostError
+from services.trainer.telemetry.completions_table import conversation_text
 from shared.errors import HeadraceError, MessageError
 from shared.message_invariants import Count
 from shared.messages import ScoredGroup
@@ -160,9 +161,9 @@ def _described(group: ScoredGroup, index: int) -> Mapping[str, Any]:
     rollout = group.rollouts[index]
     return {
         "rollout_id": rollout.rollout_id,
-        "num_tokens": len(rollout.loss_mask),
-        "num_sampled": rollout.loss_mask.count(1),
-        "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],
+        "num_tokens": sum(len(row.loss_mask) for row in rollout.rows),
+        "num_sampled": rollout.num_sampled,
+        "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans()],
         "rewards": {reward.name: reward.value for reward in rollout.rewards},
-        "completion": rollout.completion,
+        "completion": conversation_text(rollout.completion),
     }

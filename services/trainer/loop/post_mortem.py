@@ -27,8 +27,9 @@ from services.trainer.objective.loss_settings import LossSettings
 from services.trainer.policy.core_results import NonFiniteError, Scores
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.training_core import TrainingCore
+from services.trainer.telemetry.completions_table import conversation_text
 from shared.arrays import Logprobs
-from shared.messages import Rollout, ScoredGroup, encode
+from shared.messages import Rollout, Row, ScoredGroup, encode
 from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -70,16 +71,18 @@ def write_post_mortem(
         "step": step,
         "policy_version": step - 1,
         "error": str(error),
-        "rollouts_at_fault": [
-            rollout.rollout_id for rollout, fault in zip(minibatch.rollouts, faults, strict=True) if fault
-        ],
+        "rollouts_at_fault": list(
+            dict.fromkeys(
+                rollout.rollout_id for (rollout, _), fault in zip(minibatch.origins, faults, strict=True) if fault
+            )
+        ),
         "group_ids": [group.waiting.group.prompt.group_id for group in minibatch.groups],
         "divided_by": dataclasses.asdict(totals),
         "settings": config.model_dump(mode="json"),
         "rows": [
-            _row(rollout, row, score, loss, fault)
-            for rollout, row, score, loss, fault in zip(
-                minibatch.rollouts, minibatch.rows, scores, losses, faults, strict=True
+            _row(rollout, arrived, row, score, loss, fault)
+            for (rollout, arrived), row, score, loss, fault in zip(
+                minibatch.origins, minibatch.rows, scores, losses, faults, strict=True
             )
         ],
     }
@@ -124,6 +127,7 @@ def _loss(row: TrainRow, score: Scores, totals: StepTotals, config: RunConfig) -
         entropies_BT=entropies_BT,
         advantages_BT=torch.tensor(row.advantages[None]),
         mask_BT=torch.ones_like(trainer_logprobs_BT, dtype=torch.bool),
+        shares_B=torch.tensor([row.share]),
         keep_BT=None,
         totals=totals,
         settings=LossSettings.of(config),
@@ -186,15 +190,15 @@ def _is_finite(rows: Sequence[TrainRow], totals: StepTotals, core: TrainingCore)
         core.discard()
 
 
-def _row(rollout: Rollout, row: TrainRow, score: Scores, loss: float, fault: str) -> dict[str, Any]:
+def _row(rollout: Rollout, arrived: Row, row: TrainRow, score: Scores, loss: float, fault: str) -> dict[str, Any]:
     return {
         "rollout_id": rollout.rollout_id,
         "fault": fault,
         "advantage": _numbers(row.advantages) if row.advantages.size > 1 else _number(float(row.advantages[0])),
         "loss": _number(loss),
         "num_tokens": row.num_sampled,
-        "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],
-        "completion": rollout.completion,
+        "policy_versions": [list(msgspec.structs.astuple(span)) for span in arrived.version_spans],
+        "completion": conversation_text(rollout.completion),
         "token_ids": row.token_ids[row.loss_mask == 1].tolist(),
         "generator_logprobs": _numbers(row.generator_logprobs),
         "trainer_logprobs": _numbers(score.trainer_logprobs),

@@ -2,7 +2,7 @@
 
     groups of the batch --shuffle, cut--> minibatch, minibatch, ...     one optimizer step each, in this order
                                               |
-                                              one row per scored completion; truncated ones are left out if configured
+                                              the rows of scored rollouts; truncated ones are left out if configured
 
 The order is drawn from the run's seed and the policy version at which the batch begins. Every pass over the batch, and
 every repetition after a crash, uses the same order.
@@ -17,7 +17,7 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.arrays import Logprobs, unpack_ids, unpack_mask
-from shared.messages import Rollout
+from shared.messages import Rollout, Row
 from shared.run_options.run_config import RunConfig
 
 
@@ -27,10 +27,15 @@ class Minibatch:
 
     groups: tuple[TrainedGroup, ...]
     rows: tuple[TrainRow, ...]
-    rollouts: tuple[Rollout, ...]
-    """The rollout of each row."""
-    num_masked_rows: int
-    """Number of truncated completions that ``mask_truncated_completions`` kept out of the rows."""
+    origins: tuple[tuple[Rollout, Row], ...]
+    """The rollout of each row, and the row as it arrived."""
+    num_masked_rollouts: int
+    """Number of truncated rollouts that ``mask_truncated_completions`` kept out of the rows."""
+
+    @property
+    def num_rollouts(self) -> int:
+        """Number of rollouts in the loss."""
+        return len({rollout.rollout_id for rollout, _ in self.origins})
 
     @property
     def num_tokens(self) -> int:
@@ -58,7 +63,7 @@ def minibatches(
 def make_minibatch(groups: Sequence[TrainedGroup], config: RunConfig) -> Minibatch:
     """Return the rows of the groups, in order."""
     rows: list[TrainRow] = []
-    rollouts: list[Rollout] = []
+    origins: list[tuple[Rollout, Row]] = []
     num_masked = 0
     for group in groups:
         for rollout, reward, advantage in zip(
@@ -69,28 +74,30 @@ def make_minibatch(groups: Sequence[TrainedGroup], config: RunConfig) -> Minibat
             if config.mask_truncated_completions and rollout.is_truncated():
                 num_masked += 1
                 continue
-            rollouts.append(rollout)
-            rows.append(
-                TrainRow(
-                    token_ids=unpack_ids(rollout.token_ids),
-                    loss_mask=unpack_mask(rollout.loss_mask),
-                    generator_logprobs=rollout.generator_logprobs(),
-                    advantage=advantage,
+            for row in rollout.rows:
+                origins.append((rollout, row))
+                rows.append(
+                    TrainRow(
+                        token_ids=unpack_ids(row.token_ids),
+                        loss_mask=unpack_mask(row.loss_mask),
+                        generator_logprobs=row.generator_logprobs(),
+                        advantage=advantage,
+                        share=row.num_sampled / rollout.num_sampled,
+                    )
                 )
-            )
-    return Minibatch(tuple(groups), tuple(rows), tuple(rollouts), num_masked)
+    return Minibatch(tuple(groups), tuple(rows), tuple(origins), num_masked)
 
 
 def step_totals(batch: Sequence[Minibatch]) -> list[StepTotals]:
     """Return the divisors of each minibatch's loss.
 
     As in TRL, losses that are means over the tokens of a step divide by the batch's mean number of tokens per step.
-    Means over rows also count the truncated completions that were kept out.
+    Means over rollouts also count the truncated ones that were kept out.
     """
     tokens_per_step = sum(minibatch.num_tokens for minibatch in batch) / len(batch)
     return [
         StepTotals(
-            num_rows=len(minibatch.rows) + minibatch.num_masked_rows,
+            num_rollouts=minibatch.num_rollouts + minibatch.num_masked_rollouts,
             num_tokens=tokens_per_step,
             num_step_tokens=minibatch.num_tokens,
             num_pass_tokens=sum(row.token_ids.size for row in minibatch.rows),

@@ -5,14 +5,14 @@
     terms = terms * off-policy mask * high-entropy mask           excludes completions and tokens
     terms = terms * pi_old / pi_gen                               importance.py: a constant
     terms = terms + beta * KL(pi || pi_ref)
-    loss  = (sum of terms over completions and tokens) / a total of the whole step  -  entropy_coef * mean entropy
+    loss  = (sum of terms over rows and tokens) / a total of the whole step  -  entropy_coef * mean entropy
             + router_aux_loss_coef * load-balancing loss          for mixture-of-experts models
 
 Every sum is divided here, by totals of the whole step. The losses of a step's microbatches, on any number of ranks,
 therefore add up to TRL's loss, and batching does not change it. docs/algorithms.md has each option's equation, and
 tests/conformance compares all of them with TRL's GRPOTrainer.
 
-    B  sequences in a microbatch       T  sampled tokens of its longest
+    B  rows in a microbatch       T  sampled tokens of the longest
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ from services.trainer.objective.token_stats import TokenStats, count_terms, mism
 class StepTotals:
     """Denominators of the loss: totals of an optimizer step over all its microbatches and ranks."""
 
-    num_rows: int
-    """Rows of the step. Truncated rows that were left out count, as in TRL's means over rows."""
+    num_rollouts: int
+    """Rollouts of the step. Truncated ones that were left out count, as in TRL's means over completions."""
     num_tokens: float
     """Sampled tokens in the loss of a step, on average over the batch; for dapo, cispo and vespo."""
     num_step_tokens: int
@@ -67,6 +67,7 @@ def policy_loss(
     entropies_BT: Tensor,
     advantages_BT: Tensor,
     mask_BT: Tensor,
+    shares_B: Tensor,
     keep_BT: Tensor | None,
     totals: StepTotals,
     settings: LossSettings,
@@ -81,8 +82,9 @@ def policy_loss(
             counts as one on which trainer and generator agree.
         reference_logprobs_BT: Logprobs under the reference model; needed for a KL term.
         entropies_BT: The trained policy's entropy at each token, in nats; with gradient for an entropy bonus.
-        advantages_BT: Advantage of each token, or (B, 1) for one advantage per sequence.
+        advantages_BT: Advantage of each token, or (B, 1) for one advantage per row.
         mask_BT: True where the token was sampled. Values elsewhere are ignored.
+        shares_B: Each row's share of the sampled tokens of its rollout; 1 if it is the only row.
         keep_BT: True for the high-entropy tokens that stay in the policy loss; None keeps all tokens.
         totals: Totals of the whole step.
         settings: Settings of the run.
@@ -139,7 +141,7 @@ def policy_loss(
         values |= {"num_kl_tokens": mask_BT.sum(), "kl_sum": (kl_BT * mask_BT).sum()}
         num_bounded += _num_bounded(kl_log_ratio_BT, mask_BT)
 
-    loss = _aggregated(terms, mask_BT, totals, settings)
+    loss = _aggregated(terms, mask_BT, shares_B, totals, settings)
     values["policy_loss"] = loss
     if settings.has_entropy_bonus:
         acts_on_BT = mask_BT if keep_BT is None else mask_BT * keep_BT
@@ -175,22 +177,24 @@ def _num_bounded(log_ratio: Tensor, mask_BT: Tensor) -> Tensor:
     return count_terms(log_ratio > MAX_LOG_RATIO, mask_BT)[1]
 
 
-def _aggregated(terms: Tensor, mask_BT: Tensor, totals: StepTotals, settings: LossSettings) -> Tensor:
+def _aggregated(terms: Tensor, mask_BT: Tensor, shares_B: Tensor, totals: StepTotals, settings: LossSettings) -> Tensor:
     """Sum the terms over tokens, divided as the loss type requires.
 
-    grpo, sapo: a mean over rows of means over tokens (DeepSeekMath, arXiv 2402.03300, equation 3). dapo, cispo, vespo:
-    a mean over all tokens of the batch (DAPO, arXiv 2503.14476, equation 8). bnpo: a mean over the step's own tokens.
-    dr_grpo: a sum divided by a constant, so that tokens of long completions do not count less (arXiv 2503.20783,
-    section 3.2). luspo: a mean over rows of sums over tokens (arXiv 2602.05261).
+    grpo, sapo: a mean over rollouts of means over tokens (DeepSeekMath, arXiv 2402.03300, equation 3). dapo, cispo,
+    vespo: a mean over all tokens of the batch (DAPO, arXiv 2503.14476, equation 8). bnpo: a mean over the step's own
+    tokens. dr_grpo: a sum divided by a constant, so that tokens of long completions do not count less (arXiv
+    2503.20783, section 3.2). luspo: a mean over rollouts of sums over tokens (arXiv 2602.05261).
+
+    The mean over a rollout's tokens is the sum of its rows' means, each times the row's share of these tokens.
     """
     terms_BT = terms * mask_BT
     match settings.loss_type:
         case "grpo" | "sapo":
-            return (terms_BT.sum(1) / mask_BT.sum(1).clamp(min=1)).sum() / totals.num_rows
+            return (terms_BT.sum(1) / mask_BT.sum(1).clamp(min=1) * shares_B).sum() / totals.num_rollouts
         case "luspo":
-            return terms_BT.sum() / totals.num_rows
+            return terms_BT.sum() / totals.num_rollouts
         case "dr_grpo":
-            return terms_BT.sum() / (totals.num_rows * settings.max_completion_length)
+            return terms_BT.sum() / (totals.num_rollouts * settings.max_completion_length)
         case "bnpo":
             return terms_BT.sum() / max(totals.num_step_tokens, 1)
         case "dapo" | "cispo" | "vespo":

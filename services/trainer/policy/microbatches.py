@@ -22,7 +22,7 @@ Advantages = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class TrainRow:
-    """One rollout, as input of the loss.
+    """One row of a rollout, as input of the loss.
 
     ``loss_mask`` is 1 exactly on the tokens that the policy sampled. Every ``*_logprobs`` has one entry per such token.
 
@@ -36,6 +36,8 @@ class TrainRow:
     """NaN where the generator recorded no logprob; these tokens get no correction."""
     advantage: float | Advantages
     """One number for all sampled tokens, or one per token."""
+    share: float = 1.0
+    """The row's share of the sampled tokens of its rollout."""
     old_logprobs: Logprobs | None = None
     """Logprobs of the proximal policy, around which the loss clips; None means the policy in training."""
     reference_logprobs: Logprobs | None = None

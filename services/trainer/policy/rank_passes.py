@@ -174,10 +174,10 @@ class RankPasses:
     def _totals(self, rows: Sequence[TrainRow]) -> StepTotals:
         """Return the totals of a step that consists of these rows and the other ranks' rows."""
         sampled, all_tokens = sum(row.num_sampled for row in rows), sum(row.token_ids.size for row in rows)
-        mine = np.array([len(rows), sampled, all_tokens], dtype=np.float64)
-        num_rows, num_tokens, num_pass_tokens = np.sum(self._ranks.gather(mine), axis=0)
+        mine = np.array([sum(row.share for row in rows), sampled, all_tokens], dtype=np.float64)
+        num_rollouts, num_tokens, num_pass_tokens = np.sum(self._ranks.gather(mine), axis=0)
         return StepTotals(
-            num_rows=int(num_rows),
+            num_rollouts=round(num_rollouts),
             num_tokens=float(num_tokens),
             num_step_tokens=int(num_tokens),
             num_pass_tokens=int(num_pass_tokens),
@@ -220,6 +220,7 @@ class RankPasses:
                 entropies_BT=done.entropies_BT,
                 advantages_BT=advantages_in_rows(chosen, device=self._device),
                 mask_BT=done.mask_BT,
+                shares_B=torch.tensor([row.share for row in chosen], device=self._device),
                 keep_BT=in_rows([kept.get(index) for index in slot.row_indices], device=self._device),
                 totals=totals,
                 settings=self._settings,

@@ -26,6 +26,7 @@ class PackedRow(msgspec.Struct, frozen=True, array_like=True):
     generator_logprobs: bytes
     advantage: bytes
     """One float32 value, or one for each sampled token."""
+    share: float
     old_logprobs: bytes | None
     reference_logprobs: bytes | None
 
@@ -37,6 +38,7 @@ class PackedRow(msgspec.Struct, frozen=True, array_like=True):
             pack_mask(row.loss_mask),
             pack_logprobs(row.generator_logprobs),
             pack_logprobs(row.advantages),
+            row.share,
             None if row.old_logprobs is None else pack_logprobs(row.old_logprobs),
             None if row.reference_logprobs is None else pack_logprobs(row.reference_logprobs),
         )
@@ -48,6 +50,7 @@ class PackedRow(msgspec.Struct, frozen=True, array_like=True):
             loss_mask=unpack_mask(self.loss_mask),
             generator_logprobs=unpack_logprobs(self.generator_logprobs),
             advantage=unpack_logprobs(self.advantage),
+            share=self.share,
             old_logprobs=None if self.old_logprobs is None else unpack_logprobs(self.old_logprobs),
             reference_logprobs=None if self.reference_logprobs is None else unpack_logprobs(self.reference_logprobs),
         )

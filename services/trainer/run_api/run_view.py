@@ -126,6 +126,8 @@ class Surroundings:
     queues: Queues = field(default_factory=Queues)
     generators: list[GeneratorView] = field(default_factory=list[GeneratorView])
     num_rewarders: int = 0
+    num_sessions: int = 0
+    """Live replicas of the sessions service that play the run."""
     refusals: list[RefusalView] = field(default_factory=list[RefusalView])
 
 
@@ -189,6 +191,7 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
         _generator(name.decode(), address, is_alive=name.decode() in living)
         for name, address in sorted(replicas.items())
     ]
+    sessions = living - {name.decode() for name in replicas}
     rewarders = await alive(redis, leases=keys.leases(REWARDERS))
     refused = [] if record.status in TERMINAL else decode_refusals(refused_all, refused_it) + left_out(record.progress)
     return Surroundings(
@@ -196,12 +199,14 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
         queues=Queues(prompts=prompts, completions=completions, scored=scored, dead_letters=dead),
         generators=generators,
         num_rewarders=len(rewarders),
+        num_sessions=len(sessions),
         refusals=still_true(
             refused,
             living=living | rewarders,
             served_by={
                 "generator": any(generator.serves for generator in generators),
                 "rewarder": bool(rewarders),
+                "sessions": bool(sessions),
             },
             now_s=time.time(),
         ),

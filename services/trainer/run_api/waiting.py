@@ -6,6 +6,7 @@ progress, with its kind. Causes that a person must remove come before causes tha
 
 from services.trainer.run_api.run_view import Surroundings
 from shared.redis.run_record import TERMINAL, RunRecord, Waiting
+from shared.refusals import Kind
 
 _MAX_SAID = 3
 """How many refusals of ended replicas to show: the newest. If replicas get new names, each restart adds one."""
@@ -49,7 +50,7 @@ def waiting_for(
         return Waiting("rank", "its training rank to finish its batch and pause")
     if missing := _generator(around):
         return Waiting("generator", missing)
-    return _rank_or_rewarder(record, around)
+    return _rank_or_consumer(record, around)
 
 
 def _silent_rank(record: RunRecord, duration: str) -> str:
@@ -79,7 +80,7 @@ def _generator(around: Surroundings) -> str:
     return f"a generator that can serve this run. {each}"
 
 
-def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> Waiting | None:
+def _rank_or_consumer(record: RunRecord, around: Surroundings) -> Waiting | None:
     if record.progress.starting:
         return Waiting("rank", f"its training rank, which is {record.progress.starting}")
     if record.progress.updated_at_s < (record.started_at_s or 0.0):
@@ -87,17 +88,28 @@ def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> Waiting | None
     living = [generator for generator in around.generators if generator.is_alive]
     if not any(generator.serves for generator in living):
         return Waiting("generator", f"a generator: {', '.join(f'{it.replica} is {it.doing}' for it in living)}")
+    if record.config.get("tools") and around.num_sessions == 0 and around.queues.prompts:
+        do = "Start services/sessions, or look at the log of the one that should be running"
+        return Waiting(
+            "sessions",
+            f"a sessions replica: {around.queues.prompts} groups wait to be played and no sessions replica plays this "
+            f"run. {_last_messages(around, 'sessions') or do}",
+        )
     if around.num_rewarders == 0 and around.queues.completions:
-        said = [it for it in around.refusals if it.kind == "rewarder"][-_MAX_SAID:]
-        last = "; ".join(f"{it.replica}: {it.reason}" for it in said)
         return Waiting(
             "rewarder",
             f"a rewarder: {around.queues.completions} groups wait to be scored and no rewarder is alive. "
-            f"{f'Last messages: {last}' if last else 'Start one'}",
+            f"{_last_messages(around, 'rewarder') or 'Start one'}",
         )
     if not record.progress.waiting_for:
         return None
     return Waiting(record.progress.waiting_kind, record.progress.waiting_for)
+
+
+def _last_messages(around: Surroundings, kind: Kind) -> str:
+    """Return the newest refusals of replicas of this kind; empty if there are none."""
+    said = [it for it in around.refusals if it.kind == kind][-_MAX_SAID:]
+    return f"Last messages: {'; '.join(f'{it.replica}: {it.reason}' for it in said)}" if said else ""
 
 
 def _more_than(seconds: float, *, at_least_s: float) -> str:

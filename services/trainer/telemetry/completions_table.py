@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from services.trainer.telemetry.step_metrics import TrainedGroup, metric_names, rollouts_of
-from shared.messages import Prompt
+from shared.chat_text import chat_text
+from shared.messages import Completion
 
 _WIDTH = 140
 _VERSION = "/version"
@@ -43,7 +44,7 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
     rows: list[tuple[Cell, ...]] = []
     seen: set[str] = set()
     for entered in groups:
-        prompt = prompt_text(entered.waiting.group.prompt.prompt)
+        prompt = conversation_text(entered.waiting.group.prompt.prompt)
         for rollout, advantage in zip(entered.waiting.group.rollouts, entered.advantages_G.tolist(), strict=True):
             if unique_prompts and prompt in seen:
                 continue
@@ -52,7 +53,7 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
             values = [outcome.value for outcome in rollout.rewards]
             parts = [said[name].components.get(part) for name, part in components]
             of_versions = [said[name].version for name in versioned]
-            rows.append((step, prompt, rollout.completion, *values, advantage, *parts, *of_versions))
+            rows.append((step, prompt, conversation_text(rollout.completion), *values, advantage, *parts, *of_versions))
     columns = (
         "step", "prompt", "completion", *names.values(), "advantage",
         *(f"{name}/{part}" for name, part in components), *(f"{name}{_VERSION}" for name in versioned),
@@ -60,11 +61,11 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
     return CompletionsTable(columns, tuple(rows))
 
 
-def prompt_text(prompt: Prompt) -> str:
-    """Return a prompt as readable text. In a conversation, each message has its role above it."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(f"{message.get('role', '').upper()}\n{message.get('content', '')}" for message in prompt)
+def conversation_text(messages: Completion) -> str:
+    """Return a prompt or completion as readable text. In a conversation, each message has its role above it."""
+    if isinstance(messages, str):
+        return messages
+    return "\n\n".join(f"{message.get('role', '').upper()}\n{chat_text(message)}" for message in messages)
 
 
 def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None) -> str:

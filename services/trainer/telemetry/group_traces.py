@@ -156,7 +156,7 @@ class GroupTraces:
                 "headrace.run_id": self._run_id,
                 "headrace.group_id": name,
                 "headrace.num_completions": len(group.rollouts),
-                "headrace.num_tokens": sum(rollout.loss_mask.count(1) for rollout in group.rollouts),
+                "headrace.num_tokens": sum(rollout.num_sampled for rollout in group.rollouts),
                 "headrace.oldest_policy_version": waiting.oldest_policy_version,
                 **attributes,
             },

@@ -81,6 +81,7 @@ _BONUS = "entropy_coef or use_adaptive_entropy"
 _EXPERTS = "router_aux_loss_coef and a mixture-of-experts model"
 _CUDA = "a GPU"
 _EVALUATION = "eval_steps"
+_AGENTS = "rollouts that sessions play"
 
 METRICS = (
     # Position in the run
@@ -100,10 +101,20 @@ METRICS = (
     _trl("completions/mean_terminated_length", "tokens", "Mean length of completions that hit no limit; 0 without any"),
     _trl("completions/min_terminated_length", "tokens", "Shortest completion that hit no limit; 0 without any"),
     _trl("completions/max_terminated_length", "tokens", "Longest completion that hit no limit; 0 without any"),
+    _trl("tools/call_frequency", "", "Tool calls per completion, lost ones included", when=_AGENTS),
+    _trl("tools/failure_frequency", "share", "Tool calls that failed; 0 without any", when=_AGENTS),
+    Metric("rollouts/lost", "rollouts", "Completions that could not be played to their end", when=_AGENTS),
+    Metric(
+        "rollouts/rows_mean", "",
+        "Rows of tokens per completion that is not lost; above 1 if histories were rewritten", when=_AGENTS,
+    ),
     # Rewards
     _trl("rewards/{reward}/mean", "", "Mean of one reward function over the completions it applies to"),
     _trl("rewards/{reward}/std", "", "Standard deviation of one reward function over these completions"),
-    Metric("rewards/{reward}/failed_ratio", "share", "Completions for which the function failed or timed out"),
+    Metric(
+        "rewards/{reward}/failed_ratio", "share",
+        "Completions for which the function failed or timed out, or that were lost before it could be called",
+    ),
     _trl("reward", "", "Mean of the weighted sum of the reward functions over all scored completions of the batch"),
     _trl("reward_std", "", "Standard deviation of these weighted sums over the batch"),
     _trl(

@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from services.trainer.groups.staleness import staleness
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollouts_of
-from shared.messages import RewardOutcome, Rollout, Stamp
+from shared.messages import RewardOutcome, Rollout, Row, Stamp
 
 _DIGITS = 5
 
 
 class TokenArrays(Protocol):
-    """The trainer's values at each sampled token of one rollout: the core's PerTokenArrays."""
+    """The trainer's values at each sampled token of one row: the core's PerTokenArrays."""
 
     @property
     def trainer_logprobs(self) -> npt.NDArray[np.float32]:
@@ -58,7 +58,7 @@ def rollout_rows(
     step: int,
     policy_version: int,
     trained: Stamp,
-    per_token: Mapping[str, TokenArrays] | None = None,
+    per_token: Mapping[str, Sequence[TokenArrays]] | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row per rollout for the rollout log.
 
@@ -67,7 +67,7 @@ def rollout_rows(
         step: The optimizer step that trained them.
         policy_version: The version that the step started from.
         trained: Stamp with the time and the replica of the training.
-        per_token: Arrays of some rollouts, by rollout id.
+        per_token: Arrays of each row of some rollouts, by rollout id.
     """
     rows: list[dict[str, Any]] = []
     for entered in groups:
@@ -82,16 +82,17 @@ def rollout_rows(
                 "group_id": rollout.group_id,
                 "branch": rollout.branch,
                 "prompt": group.prompt.prompt,
-                "completion": rollout.completion,
+                "completion": _completion(rollout),
                 "reward": None if np.isnan(reward) else reward,
                 "advantage": advantage,
                 "rewards": {outcome.name: _outcome(outcome) for outcome in rollout.rewards},
                 "staleness": age,
-                "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],
-                "num_tokens": int(rollout.completion_ids().size),
-                "finish_reason": rollout.turns[-1].finish_reason,
+                "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans()],
+                "num_tokens": rollout.num_sampled,
+                "finish_reason": _finish_reason(rollout.rows[-1]) if rollout.rows else None,
                 "stamps": [[stamp.event, stamp.at_s, stamp.by] for stamp in stamps],
             }
+            row |= _of_agents(rollout)
             arrays = None if per_token is None else per_token.get(rollout.rollout_id)
             if arrays is not None:
                 row["per_token"] = _token_lists(rollout, arrays)
@@ -110,15 +111,39 @@ def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
     return row | ({"components": outcome.components} if outcome.components else {})
 
 
-def _token_lists(rollout: Rollout, arrays: TokenArrays) -> dict[str, list[int] | list[float | None]]:
-    ids = rollout.completion_ids()
+def _completion(rollout: Rollout) -> Any:
+    """Return the completion as JSON can express it: NaN among a tool call's arguments, for example, becomes null."""
+    said = rollout.completion
+    return said if isinstance(said, str) else msgspec.json.decode(msgspec.json.encode(said))
+
+
+def _of_agents(rollout: Rollout) -> dict[str, Any]:
+    """Return what only rollouts that a session played have: further rows, tool calls, the reason for being lost."""
+    rows = [
+        {"num_tokens": row.num_sampled, "num_turns": len(row.turns), "finish_reason": _finish_reason(row)}
+        for row in rollout.rows
+    ]
+    found: dict[str, Any] = {"rows": rows} if len(rows) > 1 else {}
+    if rollout.tool_calls:
+        found |= {"tool_calls": rollout.tool_calls, "tool_failures": rollout.tool_failures}
+    return found | ({"lost": rollout.lost} if rollout.lost else {})
+
+
+def _finish_reason(row: Row) -> str | None:
+    return row.turns[-1].finish_reason
+
+
+def _token_lists(rollout: Rollout, arrays: Sequence[TokenArrays]) -> dict[str, list[int] | list[float | None]]:
+    """Return the lists over the sampled tokens of all rows, one row after the other."""
+    rows = rollout.rows
+    advantages = [np.broadcast_to(of_row.advantage, row.num_sampled) for row, of_row in zip(rows, arrays, strict=True)]
     return {
-        "token_ids": [int(token) for token in ids],
-        "generator_logprobs": _rounded(rollout.generator_logprobs()),
-        "trainer_logprobs": _rounded(arrays.trainer_logprobs),
-        "importance_ratio": _rounded(arrays.importance_ratio),
-        "entropy": _rounded(arrays.entropy),
-        "advantage": _rounded(np.broadcast_to(arrays.advantage, ids.size)),
+        "token_ids": np.concatenate([row.sampled_ids() for row in rows]).tolist(),
+        "generator_logprobs": _rounded(np.concatenate([row.generator_logprobs() for row in rows])),
+        "trainer_logprobs": _rounded(np.concatenate([of_row.trainer_logprobs for of_row in arrays])),
+        "importance_ratio": _rounded(np.concatenate([of_row.importance_ratio for of_row in arrays])),
+        "entropy": _rounded(np.concatenate([of_row.entropy for of_row in arrays])),
+        "advantage": _rounded(np.concatenate(advantages)),
     }
 
 

@@ -1,6 +1,7 @@
 """Computes the metrics of a step's rollouts, under TRL's names; metrics that TRL lacks have their own prefixes.
 
     num_tokens  completions/  reward  rewards/NAME/  frac_reward_zero_std     rollouts trained in the step
+    tools/  rollouts/                                                         the same, if sessions played them
     staleness/  groups/                                                       the pipeline
     throughput/generated_tokens_per_s                                         RecentRate
 
@@ -22,7 +23,6 @@ import numpy.typing as npt
 from services.trainer.groups.staleness import staleness
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import Rewards
-from shared.arrays import unpack_mask
 from shared.messages import Rollout, is_failure
 from shared.run_options.run_config import RunConfig
 
@@ -69,6 +69,8 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, conf
     rollouts = rollouts_of(groups)
     names = metric_names([outcome.name for outcome in rollouts[0].rewards])
     metrics = _lengths(rollouts) | _rewards(groups, config)
+    if any(not group.waiting.group.prompt.prompt_ids for group in groups):
+        metrics |= _of_agents(rollouts)
     for index, outcome in enumerate(rollouts[0].rewards):
         values_B = np.array([_value(rollout, index) for rollout in rollouts], dtype=np.float64)
         failed_B = [is_failure(rollout.rewards[index].outcome) for rollout in rollouts]
@@ -122,7 +124,7 @@ class RecentRate:
 
 def num_seen_tokens(groups: Sequence[TrainedGroup]) -> int:
     """Return TRL's ``num_tokens``: each completion with its prompt. Between turns only sampled tokens count."""
-    return sum(_num_prompt_tokens(rollout) + rollout.completion_ids().size for rollout in rollouts_of(groups))
+    return sum(rollout.rows[0].num_prompt + rollout.num_sampled for rollout in rollouts_of(groups) if rollout.rows)
 
 
 def rollouts_of(groups: Sequence[TrainedGroup]) -> list[Rollout]:
@@ -154,8 +156,10 @@ def _short_name(name: str) -> str:
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    lengths_B = np.array([rollout.completion_ids().size for rollout in rollouts], dtype=np.float64)
-    truncated_B = np.array([rollout.is_truncated() for rollout in rollouts])
+    """Return the metrics of lengths. Lost rollouts have no length: they were not played to their end."""
+    played = [rollout for rollout in rollouts if not rollout.lost]
+    lengths_B = np.array([float(rollout.num_sampled) for rollout in played] or [np.nan], dtype=np.float64)
+    truncated_B = np.array([rollout.is_truncated() for rollout in played] or [False])
     finished = lengths_B[~truncated_B]
     if not finished.size:
         finished = np.zeros(1)  # TRL logs 0 too
@@ -167,6 +171,17 @@ def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "completions/mean_terminated_length": float(finished.mean()),
         "completions/min_terminated_length": float(finished.min()),
         "completions/max_terminated_length": float(finished.max()),
+    }
+
+
+def _of_agents(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    num_calls = sum(rollout.tool_calls for rollout in rollouts)
+    num_rows = [len(rollout.rows) for rollout in rollouts if not rollout.lost]
+    return {
+        "tools/call_frequency": num_calls / len(rollouts),
+        "tools/failure_frequency": sum(rollout.tool_failures for rollout in rollouts) / max(num_calls, 1),
+        "rollouts/lost": float(sum(bool(rollout.lost) for rollout in rollouts)),
+        "rollouts/rows_mean": _mean(np.array(num_rows, dtype=np.float64)),
     }
 
 
@@ -205,10 +220,6 @@ def _normalised_sums(group: TrainedGroup, config: RunConfig) -> Rewards:
     sums_G: Rewards = np.nansum(normalised_GF * np.array(config.weights()), axis=1)
     sums_G[np.isnan(group.rewards_G)] = np.nan
     return sums_G
-
-
-def _num_prompt_tokens(rollout: Rollout) -> int:
-    return int(np.argmax(unpack_mask(rollout.loss_mask) == 1))
 
 
 def _value(rollout: Rollout, index: int) -> float:

@@ -96,6 +96,7 @@ async def test_a_run_that_vllm_refuses_is_refused_before_anything_starts(
         ({"vllm_structured_outputs_regex": "[a-"}, "vllm_structured_outputs_regex", "regex"),
         ({"generation_kwargs": {"structured_outputs": {"json": "{"}}}, "generation_kwargs", "refuses"),
         ({"generation_kwargs": {"stop_token_ids": [10_000]}}, "generation_kwargs", "refuses"),
+        ({"tools": ["my:tool"], "tool_call_parser": "hermez"}, "tool_call_parser", "no parser 'hermez'"),
     ],
 )  # fmt: skip
 async def test_vllm_judges_what_only_it_knows(

@@ -25,6 +25,8 @@ from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.receive.weight_routes import make_router
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from services.generator.turns.turn_route import make_turn_router
+from services.generator.turns.turn_sampler import TurnDesk
 from shared.lineage import LineageVersion
 from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
@@ -79,6 +81,7 @@ async def port(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[int]:
         state=state,
         openai=openai,
         weight_routes=make_router(WeightReceiver(replica_id="generator-0")),
+        turn_routes=make_turn_router(TurnDesk(state)),
     )
     server, listener = HttpServer(app, settings.http_limits()), listening_socket("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="server under test")

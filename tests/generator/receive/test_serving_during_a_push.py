@@ -20,6 +20,8 @@ from services.generator.simulated.openai_answers import make_simulated_handlers
 from services.generator.simulated.receiving import SimulatedReceivingEngine
 from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
+from services.generator.turns.turn_route import make_turn_router
+from services.generator.turns.turn_sampler import TurnDesk
 from shared.lineage import LineageVersion, epoch_of
 
 pytestmark = pytest.mark.unit
@@ -79,7 +81,12 @@ async def replica() -> AsyncIterator[Replica]:
     openai.answer_with(make_simulated_handlers(engine, model="tiny", max_model_len=None))
     keyless = GeneratorSettings(api_key=SecretStr(""), internal_key=SecretStr(""))
     app: Any = make_app(
-        keyless, keyring=keyless.keyring(), state=state, openai=openai, weight_routes=make_router(receiver)
+        keyless,
+        keyring=keyless.keyring(),
+        state=state,
+        openai=openai,
+        weight_routes=make_router(receiver),
+        turn_routes=make_turn_router(TurnDesk(state)),
     )
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://generator", timeout=120) as client:

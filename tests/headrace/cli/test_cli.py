@@ -240,6 +240,29 @@ def test_rollouts_say_which_versions_of_which_trainer_sampled_them(
     assert "2:56 " in shown
 
 
+def test_rollouts_of_agents_are_shown_with_their_rows_tool_calls_and_losses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    plain = {"step": 3, "prompt": "1+1=", "completion": "2", "policy_versions": []}
+    forked = {
+        **plain,
+        "completion": [call, {"role": "tool", "content": "5"}],
+        "rows": [{"num_tokens": 12}, {"num_tokens": 30}],
+        "tool_calls": 3,
+        "tool_failures": 1,
+    }
+    shown: list[str] = []
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    for rows in ([plain], [plain, forked, {**plain, "lost": "hung"}]):
+        with serving(lambda _, rows=rows: {"step": 3, "newest_step": 3, "rollouts": rows}) as api:  # type: ignore[misc]
+            assert cli.main(["rollouts", "run-1", "--step", "3", "--url", api.url]) == 0
+        shown.append(" ".join(capsys.readouterr().out.split()))
+    assert "rows" not in shown[0]
+    for text in ("assistant: add({}) tool: 5", "12+30", "1/3", "hung"):
+        assert text in shown[1]
+
+
 def test_down_without_a_launcher_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["down"]) == 0
     assert "nothing is running" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.demo.outcome import Outcome, make_outcome, trained_groups
+from headrace.demo.outcome import Outcome, Trained, make_outcome, read_trained
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +47,9 @@ TRAINED = [f"{number:08d}" for number in range(16)]
 
 
 def outcome_of(run: dict[str, Any], trained: list[str] = TRAINED) -> Outcome:
-    return make_outcome(run, METRICS, trained=trained, seed=3, accuracy=(0.4, 0.95), seconds=200.0, warmup_seconds=30.0)
+    return make_outcome(
+        run, METRICS, trained=Trained(trained), seed=3, accuracy=(0.4, 0.95), seconds=200.0, warmup_seconds=30.0
+    )
 
 
 def test_the_numbers_are_the_runs_own() -> None:
@@ -106,7 +108,23 @@ def test_the_groups_of_every_step_are_found_in_the_rollout_log(tmp_path: Path) -
     for step, groups in ((1, "aabb"), (2, "ccaa")):
         lines = "".join(json.dumps({"step": step, "group_id": group}) + "\n" for group in groups)
         (tmp_path / "rollouts" / f"step_{step:08d}.jsonl").write_text(lines, encoding="utf-8")
-    assert trained_groups(tmp_path) == ["a", "b", "a", "c"]
+    assert read_trained(tmp_path) == Trained(["a", "b", "a", "c"])
+
+
+def test_turns_and_tool_calls_are_counted_in_the_rollout_log(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    called = [
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "x"},
+        {"role": "assistant", "content": "x"},
+    ]
+    rollouts: list[dict[str, Any]] = [
+        {"group_id": "a", "completion": called, "tool_calls": 2, "tool_failures": 1},
+        {"group_id": "a", "completion": called[-1:], "rows": [{"num_tokens": 5}, {"num_tokens": 3}, {"num_tokens": 4}]},
+    ]
+    lines = "".join(json.dumps(rollout) + "\n" for rollout in rollouts)
+    (tmp_path / "rollouts" / "step_00000001.jsonl").write_text(lines, encoding="utf-8")
+    assert read_trained(tmp_path) == Trained(["a"], tool_calls=2, tool_failures=1, turns_mean=1.5, drift_tokens=7)
 
 
 def test_a_run_that_takes_turns_on_purpose_is_not_criticised_for_it() -> None:

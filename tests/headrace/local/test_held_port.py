@@ -79,7 +79,7 @@ def test_two_launches_at_once_pick_different_ports() -> None:
         numbers = [
             port.number
             for ports in launches
-            for doors in (ports.trainer, ports.rewarder, *ports.generators)
+            for doors in (ports.trainer, ports.rewarder, ports.sessions, *ports.generators)
             for port in doors.listeners.values()
         ] + [ports.redis.number for ports in launches]
         assert len(set(numbers)) == len(numbers)
@@ -100,7 +100,7 @@ def test_the_api_keeps_away_from_the_ports_of_metrics() -> None:
     with contextlib.suppress(UserError):  # another process may use one of these ports
         ports = hold_ports(api_port=None, metrics_port=first, num_generators=1)
         with contextlib.closing(ports):
-            assert int(ports.trainer.environment["HEADRACE_PORT"]) not in range(first, first + 3)
+            assert int(ports.trainer.environment["HEADRACE_PORT"]) not in range(first, first + 4)
     with pytest.raises(UserError, match="port 9322 is taken"):
         hold_ports(api_port=9322, metrics_port=9321, num_generators=1)
 
@@ -113,7 +113,7 @@ def test_no_port_is_picked_that_metrics_are_going_to_want(port: HeldPort, monkey
         return HeldPort(number or next(draws, 0))
 
     monkeypatch.setattr(launch_ports, "HeldPort", draw)
-    (doors,) = launch_ports.hold_generators(range(1), metrics_port=port.number - 2)
+    (doors,) = launch_ports.hold_generators(range(1), metrics_port=port.number - 3)
     doors.close()
     assert doors.environment["HEADRACE_METRICS_PORT"] == str(port.number)
     assert doors.environment["HEADRACE_PORT"] != str(port.number)

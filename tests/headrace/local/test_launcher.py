@@ -28,12 +28,12 @@ def open_redis(url: str) -> redis.Redis:
 def test_a_signal_ends_everything_and_leaves_no_process(rig: LauncherRig, number: signal.Signals) -> None:
     launcher = rig.launch_until_ready(num_generators=2)
     processes = rig.processes_of(launcher)
-    assert len(processes) == 5, "Redis, trainer, rewarder and two generators"
+    assert len(processes) == 6, "Redis, trainer, rewarder, sessions and two generators"
     launcher.send_signal(number)
     assert launcher.wait(timeout=PATIENCE_S) == 0
     assert not [process for process in processes if process_table.is_alive(process)]
     assert rig.stopped()[0] == "trainer"
-    assert sorted(rig.stopped()) == ["generator", "generator", "rewarder", "trainer"]
+    assert sorted(rig.stopped()) == ["generator", "generator", "rewarder", "sessions", "trainer"]
     assert rig.state.endpoint() is None
 
 
@@ -75,6 +75,9 @@ def test_services_get_their_secrets_and_no_environment_or_command_line_shows_the
     assert trainer["HEADRACE_REWARDER_URL"] == endpoint.rewarder_url
     assert rig.starts("rewarder")[0]["environment"]["HEADRACE_REWARD_PATH"] == str(rig.state.path.parent)
     assert rig.starts("generator")[0]["environment"]["HEADRACE_REPLICA_ID"] == "generator-0"
+    sessions = rig.starts("sessions")[0]["environment"]
+    assert sessions["HEADRACE_INTERNAL_KEY"] == keys.internal_key
+    assert sessions["HEADRACE_TOOL_PATH"] == str(rig.state.path.parent)
     for process in rig.processes_of(launcher):
         shown = Path(f"/proc/{process.pid}/cmdline").read_text() + Path(f"/proc/{process.pid}/environ").read_text()
         assert not [key for key in (keys.api_key, keys.internal_key, keys.redis_password) if key in shown]
@@ -116,7 +119,7 @@ def test_the_data_of_redis_survives_a_restart_of_the_launcher(rig: LauncherRig) 
         assert after.get("a-run") == b"its record"
 
 
-@pytest.mark.parametrize("name", ["trainer", "rewarder", "generator-0"])
+@pytest.mark.parametrize("name", ["trainer", "rewarder", "sessions", "generator-0"])
 def test_a_killed_service_is_started_again(rig: LauncherRig, name: str) -> None:
     rig.launch_until_ready()
     kind = name.removesuffix("-0")
@@ -208,7 +211,8 @@ def test_a_service_that_dies_while_the_trainer_still_saves_is_not_started_again(
     wait_for(lambda: "stopping" in rig.output(), "the launcher to begin")
     os.kill(rig.endpoint().processes["generator-0"].pid, signal.SIGKILL)
     assert launcher.wait(timeout=PATIENCE_S) == 0
-    assert rig.stopped() == ["trainer", "rewarder"]
+    assert rig.stopped()[0] == "trainer"
+    assert sorted(rig.stopped()) == ["rewarder", "sessions", "trainer"]
     assert len(rig.starts("generator")) == 1
 
 
@@ -234,7 +238,7 @@ def test_a_second_ctrl_c_kills_what_does_not_listen(rig: LauncherRig) -> None:
 def test_processes_that_a_service_leaves_in_their_own_session_are_found_and_ended(rig: LauncherRig) -> None:
     rig.order("generator", child=True)
     launcher = rig.launch_until_ready()
-    processes = wait_for(lambda: found if len(found := rig.processes_of(launcher)) == 5 else None, "the orphan to be")
+    processes = wait_for(lambda: found if len(found := rig.processes_of(launcher)) == 6 else None, "the orphan to be")
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(timeout=PATIENCE_S) == 0
     assert not [process for process in processes if process_table.is_alive(process)]
@@ -273,7 +277,7 @@ def test_generators_come_and_go_while_everything_else_runs_on(rig: LauncherRig) 
         assert (done.returncode, done.stdout.split(";")[0]) == (0, f"generators: {count}"), done.stderr
         endpoint = rig.endpoint()
         generators = {f"generator-{index}" for index in range(count)}
-        assert set(endpoint.processes) == {"redis", "trainer", "rewarder", *generators}
+        assert set(endpoint.processes) == {"redis", "trainer", "rewarder", "sessions", *generators}
         assert len(set(endpoint.generator_urls)) == count
         assert all(endpoint.processes[name] == mark for name, mark in first.items()), "the other processes still run"
         wait_for(lambda: len(rig.starts("generator")) == 3, "the new ones to start")

@@ -57,13 +57,13 @@ def launches_seen(monkeypatch: pytest.MonkeyPatch) -> list[UpSettings]:
 
 def test_each_real_generator_is_a_separate_process(tmp_path: Path) -> None:
     specs = specs_of(UpSettings(tmp_path / "state", num_generators=2))
-    assert specs.keys() == {"trainer", "generator-0", "generator-1", "rewarder"}
+    assert specs.keys() == {"trainer", "generator-0", "generator-1", "rewarder", "sessions"}
     assert specs["generator-1"].command[1:] == ("-m", "services.generator")
 
 
 def test_simulated_generators_share_one_process_and_one_port_and_are_all_there_is(tmp_path: Path) -> None:
     specs = specs_of(UpSettings(tmp_path / "state", num_simulated=200))
-    assert specs.keys() == {"trainer", "simulated", "rewarder"}
+    assert specs.keys() == {"trainer", "simulated", "rewarder", "sessions"}
     spec = specs["simulated"]
     assert spec.command[1:] == ("-m", "services.generator.simulated", "--replicas", "200")
     assert spec.environment["HEADRACE_REPLICA_ID"] == "simulated"
@@ -94,14 +94,14 @@ def test_without_a_metrics_port_no_service_serves_metrics(tmp_path: Path, monkey
 def test_each_service_has_a_port_of_its_own_for_metrics_and_the_person_is_told(tmp_path: Path) -> None:
     first, specs = specs_with_metrics(tmp_path / "state", num_generators=2)
     ports = {name: int(spec.environment["HEADRACE_METRICS_PORT"]) - first for name, spec in specs.items()}
-    assert ports == {"trainer": 0, "rewarder": 1, "generator-0": 2, "generator-1": 3}
+    assert ports == {"trainer": 0, "rewarder": 1, "sessions": 2, "generator-0": 3, "generator-1": 4}
     assert {name: spec.listeners["metrics"].number - first for name, spec in specs.items()} == ports
     first, simulated = specs_with_metrics(tmp_path / "state", num_simulated=200)
-    assert simulated["simulated"].environment["HEADRACE_METRICS_PORT"] == str(first + 2)
+    assert simulated["simulated"].environment["HEADRACE_METRICS_PORT"] == str(first + 3)
     urls = ("http://127.0.0.1:3", "http://127.0.0.1:4")
     endpoint = Endpoint("http://127.0.0.1:1", "http://127.0.0.1:2", urls, ProcessMark(1, 1), {}, True)
     said = "\n".join(announcement(StateDir(tmp_path), endpoint, metrics_port=9321))
-    assert [f":{port}/metrics" in said for port in range(9321, 9326)] == [True, True, True, True, False]
+    assert [f":{port}/metrics" in said for port in range(9321, 9327)] == [True] * 5 + [False]
 
 
 def test_an_invalid_metrics_port_is_refused(
@@ -120,7 +120,7 @@ def test_services_are_given_the_keys_here_and_not_files_with_keys_for_elsewhere(
     for name in ("API_KEY", "INTERNAL_KEY", "REDIS_PASSWORD"):
         monkeypatch.setenv(f"HEADRACE_{name}_FILE", str(file))
     specs = specs_of(UpSettings(tmp_path / "state"))
-    assert len(specs) == 3
+    assert len(specs) == 4
     for spec in specs.values():
         with monkeypatch.context() as patch, handed_on(spec.secrets) as (variables, _):
             for name in [name for name in os.environ if name.startswith("HEADRACE_")]:

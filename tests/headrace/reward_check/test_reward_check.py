@@ -13,10 +13,10 @@ from headrace.reward_check.function_name import NamedFunction, named_function
 from headrace.reward_check.report import training_view
 from headrace.reward_check.row_groups import RowGroup, read_row_groups
 from headrace.terminal import console
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_frames import Inspected
+from services.rewarder.reward_answer import Inspected
 from shared.errors import UserError
 from shared.messages import Outcome, RewardOutcome
+from shared.user_code.places import Places
 
 pytestmark = pytest.mark.unit
 
@@ -45,14 +45,14 @@ def test_a_file_is_looked_for_in_its_own_directory(here: Path) -> None:
     (here / "code").mkdir()
     (here / "code" / "mine.py").touch()
     found = named_function("code/mine.py:judge")
-    assert found == NamedFunction("mine:judge", RewardPlaces((str(here / "code"),)), here / "code" / "mine.py")
+    assert found == NamedFunction("mine:judge", Places((str(here / "code"),)), here / "code" / "mine.py")
 
 
 def test_a_module_is_looked_for_where_headrace_up_would(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert named_function("mine:judge") == NamedFunction("mine:judge", RewardPlaces((str(here),)))
+    assert named_function("mine:judge") == NamedFunction("mine:judge", Places((str(here),)))
     monkeypatch.setenv("HEADRACE_REWARD_PATH", "/a:/b")
     monkeypatch.setenv("HEADRACE_REWARD_MODULES", "theirs.rewards")
-    places = RewardPlaces(("/a", "/b", str(here)), ("theirs.rewards",))
+    places = Places(("/a", "/b", str(here)), ("theirs.rewards",))
     assert named_function("accuracy_reward") == NamedFunction("accuracy_reward", places)
 
 
@@ -135,9 +135,7 @@ def test_a_long_wait_is_reported_while_it_lasts(here: Path, monkeypatch: pytest.
         (here / f"{len(said)} said").touch()
 
     groups = read_row_groups(rows(here, {"prompt": "p"}), num_rows=1, completion_column=None).groups
-    done = asyncio.run(
-        trial.try_function("waits:score", groups, places=RewardPlaces((str(here),)), timeout_s=50.0, say=say)
-    )
+    done = asyncio.run(trial.try_function("waits:score", groups, places=Places((str(here),)), timeout_s=50.0, say=say))
     assert [outcome.outcome for outcome in done.outcomes[0]] == ["scored", "scored"]
     assert said == [
         "waiting for waits:score to be imported, 60 s at most",

@@ -14,7 +14,8 @@ from services.rewarder.built_ins.built_in_rewards import BUILT_INS, built_in, un
 from services.rewarder.built_ins.overlong import soft_overlong_punishment_reward
 from services.rewarder.built_ins.reasoning_accuracy import reasoning_accuracy_reward
 from services.rewarder.built_ins.think_format import think_format_reward
-from services.rewarder.reward_call import CallError, Completion, Verdict
+from services.rewarder.reward_call import CallError, Verdict
+from shared.messages import Completion
 
 pytestmark = pytest.mark.unit
 

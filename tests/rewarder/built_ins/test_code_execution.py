@@ -13,34 +13,35 @@ from typing import Any
 import pytest
 
 from services.rewarder.built_ins.code_execution import code_execution_reward
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.sandbox.chosen import SandboxChoice, choose, num_at_once
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import RewarderSettings
 from shared.messages import RewardOutcome
-from tests.rewarder.conftest import LIMITS, pool_and_scorer, until
+from shared.user_code.limits import Limits
+from shared.user_code.worker_frames import Refused
+from tests.rewarder.conftest import LIMITS, TASKS, pool_and_scorer, until
 
 NAME = "code_execution_reward"
 ADD = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
 ECHO = [{"input": "3\n", "output": "6"}, {"input": "5\n", "output": "10\n"}]
 
 
-def limits_with(choice: SandboxChoice) -> Limits:
-    return Limits(LIMITS.memory_bytes, LIMITS.open_files, LIMITS.places, choice)
+def tasks_with(choice: SandboxChoice) -> RewardTasks:
+    return RewardTasks(TASKS.places, choice)
 
 
 @pytest.fixture
-async def started(metrics: RewarderMetrics, bwrap: str) -> AsyncIterator[tuple[WorkerPool, Scorer]]:
-    async with pool_and_scorer(metrics, limits_with(SandboxChoice(bwrap=bwrap))) as started:
+async def started(metrics: RewarderMetrics, bwrap: str) -> AsyncIterator[tuple[RewardPool, Scorer]]:
+    async with pool_and_scorer(metrics, tasks_with(SandboxChoice(bwrap=bwrap))) as started:
         yield started
 
 
 @pytest.fixture
-def scorer(started: tuple[WorkerPool, Scorer]) -> Scorer:
+def scorer(started: tuple[RewardPool, Scorer]) -> Scorer:
     return started[1]
 
 
@@ -316,8 +317,8 @@ def test_each_worker_runs_so_many_programs_that_all_of_them_have_a_processor_eac
 async def test_more_memory_than_a_worker_has_is_refused_with_both_settings(
     metrics: RewarderMetrics, bwrap: str
 ) -> None:
-    limits = Limits(600 << 20, LIMITS.open_files, LIMITS.places, SandboxChoice(bwrap=bwrap))
-    async with pool_and_scorer(metrics, limits) as (_, scorer):
+    limits = Limits(600 << 20, LIMITS.open_files)
+    async with pool_and_scorer(metrics, tasks_with(SandboxChoice(bwrap=bwrap)), limits=limits) as (_, scorer):
         refused = (await scorer.check([NAME], {NAME: {"memory_mib": 601}}))[NAME]
         says = (
             "has an option 'memory_mib' of 601, which is more than the 600 MiB of a reward worker: lower it, or raise "
@@ -471,7 +472,7 @@ async def test_without_a_sandbox_nothing_is_run_and_nothing_is_scored(metrics: R
         ),
         (SandboxChoice(kind="docker", image="headrace.invalid/none"), ""),
     ]:
-        async with pool_and_scorer(metrics, limits_with(choice)) as (_, scorer):
+        async with pool_and_scorer(metrics, tasks_with(choice)) as (_, scorer):
             proof = tmp_path / "proof"
             (judged,) = await outcomes(scorer, f"open({str(proof)!r}, 'w')", tests=ADD)
             assert (judged.outcome, judged.value) == ("error", None)

@@ -19,7 +19,8 @@ from services.rewarder.built_ins.reasoning_accuracy import reasoning_accuracy_re
 from services.rewarder.built_ins.regex_match import check_pattern, regex_reward
 from services.rewarder.built_ins.repetition import repetition_penalty_reward
 from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
-from services.rewarder.reward_call import CallError, Completion, Verdict
+from services.rewarder.reward_call import CallError, Verdict
+from shared.messages import Completion
 
 pytestmark = pytest.mark.unit
 

@@ -8,10 +8,10 @@ import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.transport.outbound_rules import OutboundRules
-from services.rewarder.python_functions.worker_frames import Refused
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.redis.redis_connection import Redis
+from shared.user_code.worker_frames import Refused
 from tests.eventually import eventually
 from tests.rewarder.conftest import call_with
 from tests.rewarder.endpoints.conftest import ask, endpoints_on, register

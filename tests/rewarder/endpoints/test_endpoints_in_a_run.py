@@ -12,7 +12,7 @@ from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.registry import Registry
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.run_follower import RunFollower
@@ -25,7 +25,7 @@ from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.groups import completed_group
 from tests.kept_ports import kept_port
-from tests.rewarder.conftest import LIMITS, call_with, user
+from tests.rewarder.conftest import LIMITS, TASKS, call_with, user
 from tests.rewarder.endpoints.conftest import ask, endpoints_on, register
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, Received, answers
 from tests.rewarder.scoring_rig import add, make_run, scoring, wait_for_scored
@@ -34,9 +34,9 @@ from tests.rewarder.scoring_rig import add, make_run, scoring, wait_for_scored
 @contextlib.asynccontextmanager
 async def scorer_with(endpoints: Endpoints, metrics: RewarderMetrics) -> AsyncGenerator[Scorer]:
     """Start a worker and a scorer that also knows endpoints."""
-    loop_functions = LoopFunctions(places=LIMITS.places, import_timeout_s=20.0)
-    async with WorkerPool(
-        num_workers=1, limits=LIMITS, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
+    loop_functions = LoopFunctions(places=TASKS.places, import_timeout_s=20.0)
+    async with RewardPool(
+        TASKS, num_workers=1, limits=LIMITS, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
     ) as pool:
         functions = PythonFunctions(pool, loop_functions=loop_functions, import_timeout_s=20.0, check_timeout_s=20.0)
         yield Scorer(functions, metrics=metrics, sources=[endpoints])

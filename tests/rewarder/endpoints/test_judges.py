@@ -7,10 +7,11 @@ from typing import Any, cast
 import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import HTTP_LANE
+from shared.user_code.worker_frames import Refused
 from tests.rewarder.conftest import call_with
 from tests.rewarder.endpoints.conftest import ask, register
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, Received, answers

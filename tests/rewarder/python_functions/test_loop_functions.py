@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
+from shared.user_code.places import Places
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit
@@ -46,7 +46,7 @@ async def value(functions: LoopFunctions, name: str) -> float | None:
 
 
 async def test_an_imported_function_answers_while_the_import_of_another_hangs(directory: Path) -> None:
-    functions = LoopFunctions(places=RewardPlaces((str(directory),)), import_timeout_s=60.0)
+    functions = LoopFunctions(places=Places((str(directory),)), import_timeout_s=60.0)
     assert await value(functions, "loop_quick:quick") == 1.0
     given_up, slow = (asyncio.create_task(value(functions, "loop_slow:slow")) for _ in range(2))
     await eventually(lambda: (directory / "started").exists())
@@ -59,7 +59,7 @@ async def test_an_imported_function_answers_while_the_import_of_another_hangs(di
 
 
 async def test_an_import_that_is_overdue_is_not_waited_for_again_and_is_used_once_it_ends(directory: Path) -> None:
-    functions = LoopFunctions(places=RewardPlaces((str(directory),)), import_timeout_s=0.2)
+    functions = LoopFunctions(places=Places((str(directory),)), import_timeout_s=0.2)
     with pytest.raises(RewardFailure, match=r"importing its module took longer than 0\.2 s"):
         await value(functions, "loop_slow:slow")
     for _ in range(3):

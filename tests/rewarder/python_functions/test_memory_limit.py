@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.reward_tasks import RewardTasks
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction
-from tests.rewarder.conftest import LIMITS, call_with, pool_and_scorer
+from shared.user_code.places import Places
+from tests.rewarder.conftest import call_with, pool_and_scorer
 
 HOG = """
 def hog(completions, **_):
@@ -18,8 +18,8 @@ async def test_the_error_of_a_function_that_runs_out_of_memory_names_the_limit_a
     metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     (tmp_path / "hogging_rewards.py").write_text(HOG)
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
-    async with pool_and_scorer(metrics, limits) as (_, scorer):
+    tasks = RewardTasks(Places((str(tmp_path),)))
+    async with pool_and_scorer(metrics, tasks) as (_, scorer):
         functions = [WeightedFunction("hogging_rewards:hog")]
         ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")
     assert outcome.outcome == "error"

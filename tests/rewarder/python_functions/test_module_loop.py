@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from services.rewarder.python_functions.module_loop import ModuleLoop, NoAnswer
-from services.rewarder.python_functions.worker_frames import Answer
+from services.rewarder.reward_answer import Answer
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit

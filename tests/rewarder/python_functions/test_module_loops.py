@@ -12,10 +12,10 @@ import pytest
 
 from services.rewarder.python_functions import module_loops
 from services.rewarder.python_functions.loop_functions import LoopFunctions
-from services.rewarder.python_functions.module_sources import SourceFile, Sources, version_of
-from services.rewarder.python_functions.reward_places import RewardPlaces
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
+from shared.user_code.module_sources import SourceFile, Sources, version_of
+from shared.user_code.places import Places
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit
@@ -80,7 +80,7 @@ async def functions(tmp_path: Path) -> AsyncIterator[LoopFunctions]:
     """Return functions of modules with the same code, and release blocked functions."""
     for module in MODULES:
         (tmp_path / f"{module}.py").write_text(REWARDS)
-    functions = LoopFunctions(places=RewardPlaces((str(tmp_path),)), import_timeout_s=60.0)
+    functions = LoopFunctions(places=Places((str(tmp_path),)), import_timeout_s=60.0)
     yield functions
     (tmp_path / "go").touch()
     await eventually(functions.close)

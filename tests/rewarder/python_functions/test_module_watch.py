@@ -11,13 +11,12 @@ import pytest
 
 from services.rewarder.python_functions.module_watch import ModuleWatch
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_pool import WorkerPool
+from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.messages import RewardOutcome
-from tests.rewarder.conftest import LIMITS, call_with, pool_and_scorer, until
+from shared.user_code.places import Places
+from tests.rewarder.conftest import call_with, pool_and_scorer, until
 
 SYNC, ON_LOOP, WAITS, LAZY = (f"edited_rewards:{name}" for name in ("sync", "on_loop", "waits", "lazy"))
 SOURCE = """
@@ -39,12 +38,12 @@ def waits(go, started, **_):
 class Edited:
     """A module and a package, a scorer that knows the module, and the watch over both."""
 
-    def __init__(self, directory: Path, pool: WorkerPool, scorer: Scorer) -> None:
+    def __init__(self, directory: Path, pool: RewardPool, scorer: Scorer) -> None:
         self.directory = directory
         self.pool = pool
         self.scorer = scorer
         self.functions: PythonFunctions = scorer._functions  # pyright: ignore[reportPrivateUsage]
-        self.watch = ModuleWatch(self.functions, places=RewardPlaces((str(directory),)), every_s=1.0)
+        self.watch = ModuleWatch(self.functions, places=Places((str(directory),)), every_s=1.0)
 
     def write(self, name: str, text: str) -> None:
         """Write a file as editors do: under another name, then renamed."""
@@ -77,8 +76,8 @@ class Edited:
 
 @pytest.fixture
 async def edited(metrics: RewarderMetrics, tmp_path: Path) -> AsyncIterator[Edited]:
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
-    async with pool_and_scorer(metrics, limits) as (pool, scorer):
+    tasks = RewardTasks(Places((str(tmp_path),)))
+    async with pool_and_scorer(metrics, tasks) as (pool, scorer):
         files = Edited(tmp_path, pool, scorer)
         files.write("edited_parts/__init__.py", "")
         files.write("edited_parts/value.py", "from .deep import EXTRA")

@@ -8,11 +8,12 @@ from typing import Any, cast
 import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
-from services.rewarder.python_functions.module_sources import SourceFile, Sources, version_of
 from services.rewarder.python_functions.module_watch import ModuleWatch
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
+from services.rewarder.reward_answer import Inspected
+from shared.user_code.module_sources import SourceFile, Sources, version_of
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import Refused
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit
@@ -54,7 +55,7 @@ class Files:
         self.pool = FakePool(directory)
         self.functions = PythonFunctions(
             cast("Any", self.pool),
-            loop_functions=LoopFunctions(places=RewardPlaces((str(directory),)), import_timeout_s=60.0),
+            loop_functions=LoopFunctions(places=Places((str(directory),)), import_timeout_s=60.0),
             import_timeout_s=60.0,
             check_timeout_s=60.0,
             in_use=lambda: in_use,
@@ -143,7 +144,7 @@ async def test_a_file_that_is_saved_while_an_edit_of_it_is_imported_waits_for_th
         files.write("m", ONE + " # third")
 
     files.pool.after_reading = [save]
-    watch = ModuleWatch(files.functions, places=RewardPlaces((str(files.directory),)), every_s=60.0)
+    watch = ModuleWatch(files.functions, places=Places((str(files.directory),)), every_s=60.0)
     for _ in range(2):
         await watch.look()
     assert files.in_force("m") == ONE, "the third was never imported, and the second no longer exists"
@@ -158,7 +159,7 @@ async def test_an_edit_that_takes_for_ever_to_import_holds_up_no_other_module(fi
         await files.functions.inspect(f"{module}:one")
     files.pool.held["hanging"] = asyncio.Event()
     files.write("hanging", ONE + " # hangs")
-    watch = ModuleWatch(files.functions, places=RewardPlaces((str(files.directory),)), every_s=0.001)
+    watch = ModuleWatch(files.functions, places=Places((str(files.directory),)), every_s=0.001)
     watching = asyncio.create_task(watch.run())
     try:
         await eventually(lambda: files.pool.num_held)

@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
+from services.rewarder.python_functions.reward_tasks import RewardTasks
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import Refused
 from tests.conftest import RedisServer
-from tests.rewarder.conftest import LIMITS, ROOT, RewarderProcess, pool_and_scorer, shared_rewarder
+from tests.rewarder.conftest import ROOT, RewarderProcess, pool_and_scorer, shared_rewarder
 from tests.shared_process import SharedProcess
 
 LEAVES_A_MARK = """
@@ -292,8 +293,8 @@ def score(completions, **_):
 
 
 async def inspected(directory: Path, *names: str, packages: tuple[str, ...] = ()) -> dict[str, Inspected | Refused]:
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(directory),), packages))
-    async with pool_and_scorer(RewarderMetrics(), limits) as (_, scorer):
+    tasks = RewardTasks(Places((str(directory),), packages))
+    async with pool_and_scorer(RewarderMetrics(), tasks) as (_, scorer):
         return await scorer.check(names)
 
 
@@ -344,8 +345,8 @@ async def test_a_module_that_a_link_took_out_of_the_path_later_is_refused(tmp_pa
     (tmp_path / "secret.py").write_text(LEAVES_A_MARK)
     (rewards / "moved.py").write_text("def score(completions, **_): ...")
     (rewards / "other.py").write_text("def score(completions, **_): ...")
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(rewards),)))
-    async with pool_and_scorer(RewarderMetrics(), limits) as (_, scorer):
+    tasks = RewardTasks(Places((str(rewards),)))
+    async with pool_and_scorer(RewarderMetrics(), tasks) as (_, scorer):
         assert isinstance((await scorer.check(["moved:score"]))["moved:score"], Inspected)
         (rewards / "moved.py").unlink()
         (rewards / "moved.py").symlink_to(tmp_path / "secret.py")

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from services.rewarder.python_functions.reward_places import RewardPlaces
-from services.rewarder.python_functions.reward_worker import Limits
+from services.rewarder.python_functions.reward_tasks import RewardTasks
 from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction, weighted_sum
 from shared.arrays import pack_ids
 from shared.messages import RewardOutcome
-from tests.rewarder.conftest import LIMITS, USER_CODE, pool_and_scorer
+from shared.user_code.places import Places
+from tests.rewarder.conftest import USER_CODE, pool_and_scorer
 
 Score = Callable[..., Any]
 OURS = "trl_shaped_rewards"
@@ -82,11 +82,11 @@ def from_recipe(directory: Path, function: str) -> str:
 
 async def score(directory: Path, *names: str, completions: list[Any], **more: Any) -> list[tuple[RewardOutcome, ...]]:
     """Score with real workers and a real event loop."""
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(USER_CODE), str(directory)), ("trl",)))
+    tasks = RewardTasks(Places((str(USER_CODE), str(directory)), ("trl",)))
     prompts = more.pop("prompts", ["The sky is", "The sun is"])
     ids = [pack_ids(found) for found in more.pop("completion_ids")] if "completion_ids" in more else None
     call = RewardCall(prompts, completions, more, completion_ids=ids, trainer_state=TrainerState(1, 2))
-    async with pool_and_scorer(RewarderMetrics(), limits) as (_, scorer):
+    async with pool_and_scorer(RewarderMetrics(), tasks) as (_, scorer):
         return await scorer.score(call, [WeightedFunction(name) for name in names], timeout_s=100, lane="test")
 
 

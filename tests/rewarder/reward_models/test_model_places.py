@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder.python_functions.worker_frames import Inspected, Refused
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from shared.user_code.worker_frames import Refused
 from tests.rewarder.reward_models.conftest import call_for, count, serving
 from tests.rewarder.reward_models.fake_hub import COMMIT, serving_hub
 from tests.tiny_reward_model import make_tiny_reward_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder.python_functions.worker_frames import Answer
+from services.rewarder.reward_answer import Answer
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models import model_process

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.rewarder.python_functions.worker_frames import Refused
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
+from shared.user_code.worker_frames import Refused
 from tests.kept_ports import kept_port
 from tests.rewarder.reward_models.conftest import call_for, rewrite_json, serving
 from tests.rewarder.reward_models.fake_hub import serving_hub

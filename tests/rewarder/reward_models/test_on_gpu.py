@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder.python_functions.worker_frames import Inspected
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_models.model_settings import ModelSettings
 from tests.rewarder.reward_models.conftest import call_for, serving
 

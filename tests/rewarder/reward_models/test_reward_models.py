@@ -14,7 +14,7 @@ import pytest_asyncio
 import safetensors.torch
 import torch
 
-from services.rewarder.python_functions.worker_frames import Inspected
+from services.rewarder.reward_answer import Inspected
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels

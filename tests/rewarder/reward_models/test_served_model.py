@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.rewarder.python_functions.worker_frames import Answer, Inspected, Refused
+from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import RewardCall, Verdict
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.reward_models import reward_models, served_model
@@ -19,6 +19,7 @@ from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
 from shared.service.logs import JsonLines, about
+from shared.user_code.worker_frames import Refused
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,7 @@ from shared.settings import ServiceSettings
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[3]
-SERVICES = ["services.generator", "services.rewarder", "services.trainer"]
+SERVICES = ["services.generator", "services.rewarder", "services.sessions", "services.trainer"]
 
 
 def secret(path: Path, text: str) -> Path:

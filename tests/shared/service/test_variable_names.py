@@ -8,6 +8,7 @@ import pytest
 
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
+from services.sessions.settings import SessionsSettings
 from services.trainer.settings import TrainerSettings
 from shared.service.variable_names import DEPLOYMENT, OTHERS, SETTINGS, warn_of_unknown_variables
 
@@ -24,7 +25,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture, environment: dict[str, str], s
 
 
 def test_every_setting_of_every_service_is_known_and_nothing_else() -> None:
-    fields = {name for kind in (TrainerSettings, RewarderSettings, GeneratorSettings) for name in kind.model_fields}
+    kinds = (TrainerSettings, RewarderSettings, GeneratorSettings, SessionsSettings)
+    fields = {name for kind in kinds for name in kind.model_fields}
     assert {name.upper() for name in fields} == SETTINGS
 
 

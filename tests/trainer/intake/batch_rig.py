@@ -9,8 +9,9 @@ from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.intake.batch_builder import Batch, BatchBuilder, with_advantages
 from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.telemetry.step_metrics import TrainedGroup
-from shared.messages import RewardOutcome, ScoredGroup
+from shared.messages import RewardOutcome, ScoredGroup, oldest_policy_version
 from shared.run_options.run_config import RunConfig
+from tests.groups import with_row
 
 
 class FakeScoredGroups:
@@ -39,7 +40,7 @@ class Rig:
         self.batches = BatchBuilder(self.config, scored=cast("ScoredGroups", self.scored), ledger=self.ledger)
 
     def arrive(self, number: int, group: ScoredGroup) -> None:
-        waiting = WaitingGroup(number, group, group.oldest_policy_version())
+        waiting = WaitingGroup(number, group, oldest_policy_version(group))
         self.scored.waiting[number] = waiting
         self.batches.judge(waiting)
 
@@ -64,10 +65,19 @@ def failed(group: ScoredGroup, branch: int) -> ScoredGroup:
     return msgspec.structs.replace(group, rollouts=tuple(rollouts))
 
 
+def lost(group: ScoredGroup, *branches: int) -> ScoredGroup:
+    """Return the group with some rollouts lost before their first token."""
+    rollouts = list(group.rollouts)
+    for branch in branches:
+        outcome = RewardOutcome("exact", "lost", None, 1.0, "a tool hung")
+        rollouts[branch] = msgspec.structs.replace(rollouts[branch], rows=(), lost="a tool hung", rewards=(outcome,))
+    return msgspec.structs.replace(group, rollouts=tuple(rollouts))
+
+
 def truncated(group: ScoredGroup, *branches: int) -> ScoredGroup:
     """Return the group with some completions truncated."""
     rollouts = list(group.rollouts)
     for branch in branches:
-        turn = msgspec.structs.replace(rollouts[branch].turns[0], finish_reason="length")
-        rollouts[branch] = msgspec.structs.replace(rollouts[branch], turns=(turn,))
+        turn = msgspec.structs.replace(rollouts[branch].rows[0].turns[0], finish_reason="length")
+        rollouts[branch] = with_row(rollouts[branch], turns=(turn,))
     return msgspec.structs.replace(group, rollouts=tuple(rollouts))

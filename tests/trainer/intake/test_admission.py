@@ -11,7 +11,9 @@ from services.trainer.intake.admission import Admission, send_off
 from services.trainer.intake.external_changes import ExternalChanges
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.run_log import RunLog
+from shared.arrays import unpack_ids
 from shared.errors import UserError
+from shared.messages import decode_prompt_group
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -46,6 +48,19 @@ async def test_a_generator_that_waits_gets_all_groups_of_an_admission_in_one_rea
     assert await admission.admit(8) == [0, 1, 2, 4, 5, 6, 7, 8]
     assert [delivery.group_id for delivery in await reading] == [f"{number:08d}" for number in (0, 1, 2, 4, 5, 6, 7, 8)]
     assert ledger.dropped_by_reason() == {"bad_row": 1}
+
+
+@pytest.mark.parametrize(("tools", "num_ids"), [([], 3), (["my_tools:add"], 0)])
+async def test_the_prompts_of_an_agent_run_have_no_ids_because_sessions_render_them(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, tools: list[str], num_ids: int
+) -> None:
+    admission = Admission(
+        redis, keys=run_keys, config=run_config.model_copy(update={"tools": tools}), rows=FakeRows(),
+        encoder=FakeEncoder(), ledger=Ledger(), incarnation=0,
+    )  # fmt: skip
+    await admission.admit(1)
+    (delivery,) = await generator(redis, run_keys).read(count=1)
+    assert len(unpack_ids(decode_prompt_group(delivery.payload).prompt_ids)) == num_ids
 
 
 async def test_groups_that_were_lost_come_first_and_a_large_admission_takes_several_steps(

@@ -1,10 +1,11 @@
 """Which groups are in a step, and which are dropped before it, with the reason."""
 
+import numpy as np
 import pytest
 
 from shared.run_options.run_config import RunConfig
 from tests.groups import scored_group
-from tests.trainer.intake.batch_rig import Rig, failed, truncated
+from tests.trainer.intake.batch_rig import Rig, failed, lost, truncated
 
 pytestmark = pytest.mark.unit
 
@@ -32,6 +33,21 @@ def test_the_failures_of_functions_are_counted_once_per_group(run_config: RunCon
     verdict = rig.batches.failures.verdict()
     assert verdict is not None
     assert (verdict.reward_func, verdict.failed_ratio) == ("exact", 0.5)
+
+
+def test_lost_rollouts_are_unscored_and_a_group_without_any_other_is_dropped(
+    run_config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(run_config, groups_per_step=1, reward_failure_window=2)
+    rig.arrive(0, lost(scored_group(rewards=(0.0, 0.0, 1.0)), 1))
+    rig.arrive(1, lost(scored_group("00000001", rewards=(0.0, 1.0)), 0, 1))
+    assert rig.ledger.dropped_by_reason() == {"unscorable": 1}
+    (trained,) = rig.trained()
+    assert np.isnan(trained.rewards_G).tolist() == [False, True, False]
+    assert trained.advantages_G.tolist() == pytest.approx([-(0.5**0.5), 0.0, 0.5**0.5], rel=1e-3)
+    assert "group 00000000 has lost rollouts: 1 x a tool hung" in caplog.text
+    assert "group 00000001 has lost rollouts: 2 x a tool hung" in caplog.text
+    assert rig.batches.failures.last_failure() == "lost a tool hung"
 
 
 def test_a_group_of_which_masking_leaves_nothing_is_counted_in_a_batch_as_trl_counts_it(run_config: RunConfig) -> None:

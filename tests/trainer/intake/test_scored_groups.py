@@ -9,13 +9,14 @@ import pytest
 from services.trainer.fence import take_over
 from services.trainer.groups.group_ids import evaluation_id, group_id
 from services.trainer.groups.ledger import Ledger
-from services.trainer.intake.scored_groups import ScoredGroups
-from shared.messages import encode
+from services.trainer.intake.scored_groups import ScoredGroups, require_trainable
+from shared.errors import MessageError
+from shared.messages import Row, encode
 from shared.redis.keys import TRAINERS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.streams import StreamConsumer
 from shared.run_options.run_config import RunConfig
-from tests.groups import scored_group
+from tests.groups import row, scored_group
 from tests.stream_view import entries
 from tests.trainer.bookkeeping import Trainer, generate, score
 
@@ -23,6 +24,23 @@ pytestmark = pytest.mark.unit
 
 ORDER = [number ^ 1 for number in range(150)]
 """1 0 3 2 5 4 ...: groups overtake each other on their way."""
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (row((5, 6, 7, 64), (0, 0, 0, 1)), "rollout 00000000-0 has token id 64, outside the model's vocabulary of 64"),
+        (row((5, 6, 7, 8), (0, 0, 0, 1), 7), "rollout 00000000-0 was sampled by policy version 7 of a run of 6 steps"),
+    ],
+)
+def test_every_row_of_a_group_must_be_trainable(second: Row, reason: str) -> None:
+    group = scored_group(policy_version=6)
+    require_trainable(group, vocab_size=64, total_steps=6)
+    forked = msgspec.structs.replace(group.rollouts[0], rows=(*group.rollouts[0].rows, second))
+    with pytest.raises(MessageError, match=reason):
+        require_trainable(
+            msgspec.structs.replace(group, rollouts=(forked, group.rollouts[1])), vocab_size=64, total_steps=6
+        )
 
 
 def scored_consumer(redis: Redis, keys: RunKeys, name: str) -> StreamConsumer:

@@ -12,7 +12,7 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.messages import ScoredGroup
 from shared.run_options.run_config import RunConfig
-from tests.groups import rollout, scored_group
+from tests.groups import rollout, row, scored_group, with_row
 
 
 def trained(number: int, *, lengths: tuple[int, ...] = (2, 2), rewards: tuple[float, ...] = (0.0, 1.0)) -> TrainedGroup:
@@ -31,11 +31,11 @@ def trained(number: int, *, lengths: tuple[int, ...] = (2, 2), rewards: tuple[fl
 
 def truncated(group: TrainedGroup, branch: int) -> TrainedGroup:
     rollouts = list(group.waiting.group.rollouts)
-    turn = msgspec.structs.replace(rollouts[branch].turns[0], finish_reason="length")
-    rollouts[branch] = msgspec.structs.replace(rollouts[branch], turns=(turn,))
+    turn = msgspec.structs.replace(rollouts[branch].rows[-1].turns[-1], finish_reason="length")
+    rollouts[branch] = with_row(rollouts[branch], turns=(turn,))
     message = msgspec.structs.replace(group.waiting.group, rollouts=tuple(rollouts))
     waiting = WaitingGroup(group.waiting.number, message, 0)
-    return TrainedGroup(waiting, group.rewards_G, group.advantages_G, group.has_signal)
+    return TrainedGroup(waiting, *group_numbers(group))
 
 
 def config(run_config: RunConfig, **settings: Any) -> RunConfig:
@@ -72,11 +72,68 @@ def test_failed_completions_make_no_rows_and_truncated_ones_only_if_so_configure
     group = truncated(trained(0, lengths=(1, 2, 3, 4), rewards=(0.0, float("nan"), 1.0, 1.0)), 2)
     kept = make_minibatch([group], config(run_config))
     assert [row.num_sampled for row in kept.rows] == [1, 3, 4]
-    assert (kept.num_masked_rows, kept.num_tokens) == (0, 8)
+    assert (kept.num_masked_rollouts, kept.num_tokens) == (0, 8)
     masked = make_minibatch([group], config(run_config, mask_truncated_completions=True))
     assert [row.num_sampled for row in masked.rows] == [1, 4]
-    assert [found.branch for found in masked.rollouts] == [0, 3], "the rollout of each row"
-    assert (masked.num_masked_rows, masked.num_tokens) == (1, 5)
+    assert [found.branch for found, _ in masked.origins] == [0, 3], "the rollout of each row"
+    assert (masked.num_masked_rollouts, masked.num_tokens) == (1, 5)
+
+
+def forked(group: TrainedGroup, branch: int) -> TrainedGroup:
+    """Return the group with one completion of two rows: one sampled token, then three and the end of the context."""
+    rollouts = list(group.waiting.group.rollouts)
+    rows = (row((5, 6, 7, 8), (0, 0, 0, 1)), row((5, 6, 7, 8, 3, 9, 9, 9), (0, 0, 0, 0, 0, 1, 1, 1), 1))
+    rollouts[branch] = msgspec.structs.replace(rollouts[branch], rows=rows)
+    message = msgspec.structs.replace(group.waiting.group, rollouts=tuple(rollouts))
+    return TrainedGroup(WaitingGroup(group.waiting.number, message, 0), *group_numbers(group))
+
+
+def group_numbers(group: TrainedGroup) -> tuple[Any, Any, bool]:
+    return group.rewards_G, group.advantages_G, group.has_signal
+
+
+def test_every_row_of_a_rollout_is_trained_with_its_advantage_and_its_share_of_the_tokens(
+    run_config: RunConfig,
+) -> None:
+    minibatch = make_minibatch([forked(trained(0), 1)], config(run_config))
+    assert [(row.advantage, row.share, row.num_sampled) for row in minibatch.rows] == [
+        (-0.5, 1.0, 2),
+        (0.5, 0.25, 1),
+        (0.5, 0.75, 3),
+    ]
+    assert [row.token_ids.size for row in minibatch.rows] == [5, 4, 8]
+    (_, first), (forked_rollout, second), (again, third) = minibatch.origins
+    assert forked_rollout is again
+    assert (first.num_sampled, second, third) == (2, *forked_rollout.rows)
+    assert (minibatch.num_rollouts, minibatch.num_tokens) == (2, 6)
+    assert step_totals([minibatch]) == [
+        StepTotals(num_rollouts=2, num_tokens=6.0, num_step_tokens=6, num_pass_tokens=17)
+    ]
+
+
+def test_a_truncated_rollout_is_masked_with_all_of_its_rows(run_config: RunConfig) -> None:
+    settings = config(run_config, mask_truncated_completions=True)
+    whole = forked(trained(0), 1)
+    first, second = whole.waiting.group.rollouts
+    cut = msgspec.structs.replace(
+        second, rows=(second.rows[0], row((5, 6, 7, 8), (0, 0, 0, 1), finish_reason="length"))
+    )
+    message = msgspec.structs.replace(whole.waiting.group, rollouts=(first, cut))
+    masked = TrainedGroup(WaitingGroup(0, message, 0), *group_numbers(whole))
+    minibatch = make_minibatch([masked], settings)
+    assert [row.num_sampled for row in minibatch.rows] == [2]
+    assert step_totals([minibatch])[0].num_rollouts == 2
+    assert len(make_minibatch([whole], settings).rows) == 3, "the end of its last row is whole"
+
+
+def test_a_lost_rollout_is_not_trained_and_counts_in_no_divisor(run_config: RunConfig) -> None:
+    group = trained(0, lengths=(1, 2, 3), rewards=(0.0, float("nan"), 1.0))
+    first, second, third = group.waiting.group.rollouts
+    lost = msgspec.structs.replace(second, lost="a tool hung")  # with the turns before the call
+    message = msgspec.structs.replace(group.waiting.group, rollouts=(first, lost, third))
+    minibatch = make_minibatch([TrainedGroup(WaitingGroup(0, message, 0), *group_numbers(group))], config(run_config))
+    assert [row.num_sampled for row in minibatch.rows] == [1, 3]
+    assert step_totals([minibatch])[0].num_rollouts == 2
 
 
 def test_a_step_is_divided_by_its_own_rows_and_by_the_mean_tokens_of_a_step_of_the_batch(
@@ -90,8 +147,8 @@ def test_a_step_is_divided_by_its_own_rows_and_by_the_mean_tokens_of_a_step_of_t
     few = make_minibatch([truncated(trained(0, lengths=(3, 2)), 1)], settings)
     many = make_minibatch([trained(1, lengths=(4, 5))], settings)
     assert step_totals([few, many]) == [
-        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=3, num_pass_tokens=6),
-        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=9, num_pass_tokens=15),
+        StepTotals(num_rollouts=2, num_tokens=6.0, num_step_tokens=3, num_pass_tokens=6),
+        StepTotals(num_rollouts=2, num_tokens=6.0, num_step_tokens=9, num_pass_tokens=15),
     ]
 
 

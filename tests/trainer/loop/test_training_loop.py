@@ -20,7 +20,7 @@ from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
-from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
+from tests.trainer.played import RUN_ID, FakeSender, PlayedServices, as_agents
 
 
 def beyond_float32(label: str, branch: int) -> float:
@@ -421,6 +421,26 @@ async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_
         await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=make_overflow)
     report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
     assert report["rollouts_at_fault"] == [f"{label}-1" for label in report["group_ids"]], "branch 1 samples token 6"
+
+
+async def test_a_rollout_with_several_faulty_rows_is_named_once_and_each_row_is_described(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config, tmp_path)
+    played = PlayedServices(redis)
+    played.spoil = dict.fromkeys(("00000000", "00000001"), as_agents)
+
+    def poison(loop: TrainingLoop) -> None:
+        cast("PolicyCore", loop.core).lm.lm_head.weight.data.fill_(math.nan)
+
+    with pytest.raises(ExceptionGroup):
+        await train(redis, played=played, sender=FakeSender(redis), meddle=poison)
+    report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
+    assert report["rollouts_at_fault"] == [f"{label}-{branch}" for label in report["group_ids"] for branch in (1, 2, 3)]
+    assert [row["num_tokens"] for row in report["rows"]] == [2, 3] * 6
+    assert [row["policy_versions"] for row in report["rows"]] == [[[0, 0, 2, 0]], [[0, 0, 3, 0]]] * 6
+    assert {row["completion"] for row in report["rows"]} == {"ASSISTANT\nb\n\nTOOL\nno"}
+    assert report["divided_by"]["num_rollouts"] == 6
 
 
 async def test_rows_whose_gradients_are_too_large_only_together_are_all_named(

@@ -27,6 +27,8 @@ class Case:
     reference: Numbers | None = None
     entropies: Numbers | None = None
     mask: list[list[int]] | None = None
+    shares: list[float] | None = None
+    """Of each row in the sampled tokens of its rollout; None if each rollout has one row."""
     keep: list[list[int]] | None = None
     totals: StepTotals | None = None
     entropy_coef: float = 0.0
@@ -47,9 +49,10 @@ def loss_of(case: Case, **settings: Any) -> tuple[PolicyLoss, Numbers]:
         entropies_BT=torch.zeros_like(trainer_BT) if case.entropies is None else torch.tensor(case.entropies),
         advantages_BT=advantages if advantages.dim() == 2 else advantages[:, None],
         mask_BT=mask_BT,
+        shares_B=torch.ones(len(case.trainer)) if case.shares is None else torch.tensor(case.shares),
         keep_BT=None if case.keep is None else torch.tensor(case.keep) == 1,
         totals=case.totals
-        or StepTotals(num_rows=len(case.trainer), num_tokens=float(num_tokens), num_step_tokens=num_tokens),
+        or StepTotals(num_rollouts=len(case.trainer), num_tokens=float(num_tokens), num_step_tokens=num_tokens),
         settings=replace(LossSettings(corrects=False), **settings),
         entropy_coef=case.entropy_coef,
     )
@@ -89,8 +92,85 @@ def test_on_policy_each_loss_pulls_as_hard_as_its_normalisation_says(
         assert mine == pytest.approx(expected)
 
 
+FORKED = Case(
+    trainer=[[-1.0, 0.0, 0.0], [-2.0, -3.0, -4.0], [-5.0, -6.0, 0.0]],
+    advantages=[0.5, 0.5, -2.0],
+    mask=[[1, 0, 0], [1, 1, 1], [1, 1, 0]],
+    shares=[0.25, 0.75, 1.0],
+    totals=StepTotals(num_rollouts=2, num_tokens=6.0, num_step_tokens=6),
+)
+"""A rollout of two rows, with one and three tokens of advantage 0.5, and a rollout of one row with two of -2."""
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "loss", "of_forked", "of_other"),
+    [
+        ("grpo", (-0.5 + 2.0) / 2, -0.5 / (4 * 2), 2 / (2 * 2)),
+        ("sapo", (-0.5 * 2 / 1.0 + 2.0 * 2 / 1.05) / 2, -0.5 / (4 * 2), 2 / (2 * 2)),
+        ("luspo", (4 * -0.5 + 2 * 2.0) / 2, -0.5 / 2, 2 / 2),
+        ("dr_grpo", (4 * -0.5 + 2 * 2.0) / (2 * 10), -0.5 / 20, 2 / 20),
+        ("bnpo", (4 * -0.5 + 2 * 2.0) / 6, -0.5 / 6, 2 / 6),
+        ("dapo", (4 * -0.5 + 2 * 2.0) / 6, -0.5 / 6, 2 / 6),
+        # -A log pi: 0.5 * (1 + 2 + 3 + 4) and -2 * (5 + 6).
+        ("cispo", (5.0 - 22.0) / 6, -0.5 / 6, 2 / 6),
+    ],
+)
+def test_a_rollout_of_two_rows_counts_once(loss_type: str, loss: float, of_forked: float, of_other: float) -> None:
+    result, (first, second, other) = loss_of(FORKED, loss_type=loss_type, epsilon_high=5.0, max_completion_length=10)
+    assert result.loss.item() == pytest.approx(loss)
+    assert [first[0], *second] == pytest.approx([of_forked] * 4)
+    assert other[:2] == pytest.approx([of_other] * 2)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "sapo", "dr_grpo", "bnpo", "dapo", "cispo"])
+def test_rows_add_up_to_the_rollout_that_they_were_cut_from(loss_type: str) -> None:
+    trainer, old, reference = [-1.0, -2.5, -0.5, -3.0], [-1.5, -2.0, -0.75, -2.0], [-1.25, -2.25, -1.0, -3.5]
+    totals = StepTotals(num_rollouts=3, num_tokens=7.5, num_step_tokens=9)
+    whole = Case([trainer], [0.7], old=[old], generator=[old], reference=[reference], totals=totals)
+    cut = replace(
+        whole,
+        trainer=[[*trainer[:1], 0.0, 0.0], trainer[1:]],
+        old=[[*old[:1], 0.0, 0.0], old[1:]],
+        generator=[[*old[:1], 0.0, 0.0], old[1:]],
+        reference=[[*reference[:1], 0.0, 0.0], reference[1:]],
+        advantages=[0.7, 0.7],
+        mask=[[1, 0, 0], [1, 1, 1]],
+        shares=[0.25, 0.75],
+    )
+    settings: dict[str, Any] = {"loss_type": loss_type, "epsilon_high": 1.3, "beta": 0.1}
+    (of_whole, (gradient,)), (of_cut, (first, second)) = loss_of(whole, **settings), loss_of(cut, **settings)
+    assert of_cut.loss.item() == pytest.approx(of_whole.loss.item(), rel=1e-12)
+    assert [first[0], *second] == pytest.approx(gradient, rel=1e-12)
+
+
+def test_a_ratio_of_the_sequence_is_that_of_the_row() -> None:
+    """The first row's ratio is 2 and is clipped to 1.2; the second's is 1."""
+    case = replace(FORKED, old=[[-1.0 - LN2, 0.0, 0.0], [-2.0, -3.0, -4.0], [-5.0, -6.0, 0.0]])
+    result, (first, second, _) = loss_of(case, loss_type="grpo", is_sequence_level=True)
+    assert result.loss.item() == pytest.approx((0.25 * -0.5 * 1.2 + 0.75 * -0.5 + 2.0) / 2)
+    assert first[0] == 0.0
+    assert second == pytest.approx([0.75 * -0.5 / (3 * 2)] * 3)
+
+
+def test_the_only_row_of_a_rollout_counts_as_a_whole_one_bit_by_bit() -> None:
+    torch.manual_seed(0)
+    logprobs_BT = -torch.rand(5, 7) * 3
+    mask_BT = (torch.rand(5, 7) < 0.6).float()
+    mask_BT[:, 0] = 1.0
+    advantages_B = torch.randn(5)
+    case = Case(logprobs_BT.tolist(), advantages_B.tolist(), mask=mask_BT.int().tolist(), dtype=torch.float32)
+    result, gradient = loss_of(case, loss_type="grpo")
+    plain_BT = logprobs_BT.clone().requires_grad_()
+    terms_BT = -torch.exp(plain_BT - plain_BT.detach()) * advantages_B[:, None] * mask_BT
+    plain = (terms_BT.sum(1) / mask_BT.sum(1)).sum() / 5
+    plain.backward()  # type: ignore[no-untyped-call]
+    assert result.loss.item() == plain.item()
+    assert plain_BT.grad is not None
+    assert gradient == plain_BT.grad.tolist()
+
+
 def test_the_parts_of_a_step_add_up_to_the_step_whatever_they_are_divided_by() -> None:
-    totals = StepTotals(num_rows=4, num_tokens=12.5, num_step_tokens=20)
+    totals = StepTotals(num_rollouts=4, num_tokens=12.5, num_step_tokens=20)
     case = replace(RAGGED, totals=totals)
     expected = {
         "grpo": (-0.5 + 2.0) / 4,  # rows that are left out of the loss count too
@@ -348,7 +428,7 @@ def test_the_entropy_bonus_is_a_mean_over_the_tokens_it_acts_on() -> None:
     metrics = result.stats.metrics()
     assert [metrics["policy_loss"], metrics["entropy"]] == pytest.approx([-1.0, 3.0])
 
-    totals = StepTotals(num_rows=1, num_tokens=2.0, num_step_tokens=2, num_kept_tokens=1)
+    totals = StepTotals(num_rollouts=1, num_tokens=2.0, num_step_tokens=2, num_kept_tokens=1)
     kept = replace(case, keep=[[0, 1]], totals=totals)
     result, _ = loss_of(kept, has_entropy_bonus=True, loss_type="grpo")
     assert result.loss.item() == pytest.approx(-0.5 - 0.1 * 4.0)
@@ -366,8 +446,9 @@ def test_the_entropy_bonus_is_differentiated() -> None:
         entropies_BT=entropies,
         advantages_BT=torch.ones(1, 1),
         mask_BT=torch.ones(1, 2),
+        shares_B=torch.ones(1),
         keep_BT=None,
-        totals=StepTotals(num_rows=1, num_tokens=2.0, num_step_tokens=2),
+        totals=StepTotals(num_rollouts=1, num_tokens=2.0, num_step_tokens=2),
         settings=LossSettings(has_entropy_bonus=True),
         entropy_coef=0.1,
     ).loss
@@ -404,7 +485,7 @@ def test_values_outside_the_mask_are_never_read() -> None:
 
 
 def test_a_microbatch_without_a_token_has_loss_and_gradient_zero_and_no_statistics() -> None:
-    totals = StepTotals(num_rows=1, num_tokens=1.0, num_step_tokens=1)
+    totals = StepTotals(num_rollouts=1, num_tokens=1.0, num_step_tokens=1)
     result, gradient = loss_of(Case(trainer=[[float("nan")]], advantages=[1.0], mask=[[0]], totals=totals))
     assert (result.loss.item(), gradient) == (0.0, [[0.0]])
     assert result.stats.metrics() == {}

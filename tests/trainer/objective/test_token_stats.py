@@ -94,7 +94,7 @@ def parts() -> tuple[TokenStats, TokenStats, TokenStats]:
     old = [[-1.1, -1.5], [-2.5, -0.2]]
     generator = [[-1.5, -0.25], [-1.0, -3.0]]
     advantages = [1.0, -1.0]
-    totals = StepTotals(num_rows=2, num_tokens=4.0, num_step_tokens=4)
+    totals = StepTotals(num_rollouts=2, num_tokens=4.0, num_step_tokens=4)
 
     def of(rows: slice) -> TokenStats:
         case = Case(trainer[rows], advantages[rows], old=old[rows], generator=generator[rows], totals=totals)

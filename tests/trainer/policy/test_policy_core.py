@@ -65,7 +65,7 @@ def reference_gradients(model: Path, rows: list[TrainRow], *, cap: float) -> tup
 
 def totals_of(rows: list[TrainRow]) -> StepTotals:
     num_tokens = sum(row.num_sampled for row in rows)
-    return StepTotals(num_rows=len(rows), num_tokens=num_tokens, num_step_tokens=num_tokens)
+    return StepTotals(num_rollouts=len(rows), num_tokens=num_tokens, num_step_tokens=num_tokens)
 
 
 @pytest.mark.parametrize("is_per_token", [False, True])
@@ -105,6 +105,32 @@ def test_many_passes_over_several_calls_are_one_big_batch(tiny_model: Path) -> N
     left, right = weights(whole), weights(pieces)
     for name, tensor in left.items():
         torch.testing.assert_close(tensor, right[name], rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo", "sapo", "cispo"])
+def test_a_fork_that_changed_nothing_is_trained_as_if_it_were_none(tiny_model: Path, loss_type: str) -> None:
+    """The second row repeats the first one's tokens as its context, so the logprobs are the same."""
+    other = make_row([4, 9, 10, 11], [0, 1, 1, 1], advantage=-0.7)
+    whole = make_row([5, 6, 7, 8, 9, 12], [0, 1, 0, 1, 1, 1], advantage=0.4)
+    cut = [
+        replace(make_row([5, 6], [0, 1], advantage=0.4), share=0.25),
+        replace(make_row([5, 6, 7, 8, 9, 12], [0, 0, 0, 1, 1, 1], advantage=0.4), share=0.75),
+    ]
+    found: list[tuple[dict[str, Any], float]] = []
+    settings = {"loss_type": loss_type} | ({"epsilon_high": 1.5} if loss_type == "cispo" else {}) | GRADIENT_DESCENT
+    for rows in ([other, whole], [other, *cut]):
+        core = make_core(
+            tiny_model, max_completion_length=8, vllm_importance_sampling_mode="token_truncate", **settings
+        )
+        before = weights(core)
+        core.accumulate(rows)
+        loss = core.step().metrics()["loss"]
+        found.append(({name: before[name] - tensor for name, tensor in weights(core).items()}, loss))
+    (one, loss_of_one), (two, loss_of_two) = found
+    assert loss_of_two == pytest.approx(loss_of_one, rel=1e-5)
+    assert max(float(step.abs().max()) for step in one.values()) > 1e-3
+    for name, step in one.items():
+        torch.testing.assert_close(two[name], step, rtol=1e-4, atol=1e-6)
 
 
 def test_per_token_arrays_come_in_the_order_of_the_rows(tiny_model: Path) -> None:

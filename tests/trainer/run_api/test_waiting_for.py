@@ -66,6 +66,7 @@ def waiting(run: RunRecord, around: Surroundings | None = None, *, note: str = "
         ({"progress": Progress(starting="loading the model", updated_at_s=999.0)}, {}, "", "rank"),
         ({}, {"generators": [DEAD]}, "", "generator"),
         ({}, {"num_rewarders": 0, "queues": Queues(completions=3)}, "", "rewarder"),
+        ({"config": {"tools": ["tools:add"]}}, {"queues": Queues(prompts=3)}, "", "sessions"),
         (
             {"progress": Progress(waiting_for="a generator", waiting_kind="push_failed", updated_at_s=999.0)},
             {},
@@ -146,6 +147,23 @@ def test_a_missing_rewarder_matters_once_something_waits_for_it() -> None:
     assert found == (
         "a rewarder: 3 groups wait to be scored and no rewarder is alive. Last messages: "
         "rewarder node-3: it ended, saying: no math-verify"
+    )
+
+
+def test_a_missing_sessions_replica_matters_to_a_run_with_tools_once_something_waits_for_it() -> None:
+    around = surroundings(queues=Queues(prompts=3))
+    with_tools = record(config={"tools": ["tools:add"]})
+    assert reason(record(), around) == "scored groups"
+    assert reason(with_tools, surroundings()) == "scored groups"
+    assert reason(with_tools, surroundings(queues=Queues(prompts=3), num_sessions=1)) == "scored groups"
+    assert reason(with_tools, around) == (
+        "a sessions replica: 3 groups wait to be played and no sessions replica plays this run. Start "
+        "services/sessions, or look at the log of the one that should be running"
+    )
+    refused = RefusalView(kind="sessions", replica_id="node-3", reason="no module named tools", at_s=990.0)
+    assert reason(with_tools, surroundings(queues=Queues(prompts=3), refusals=[refused])) == (
+        "a sessions replica: 3 groups wait to be played and no sessions replica plays this run. Last messages: "
+        "sessions node-3: no module named tools"
     )
 
 

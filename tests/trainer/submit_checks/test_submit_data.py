@@ -94,6 +94,14 @@ async def test_conversations_need_a_chat_template(client: httpx.AsyncClient, run
     assert await accepted(client, run | {"prompt_as_message": True}) == []
 
 
+async def test_tools_need_conversations(client: httpx.AsyncClient, run: Run, model_dir: Path) -> None:
+    (model_dir / "chat_template.jinja").write_text("{{ messages }}")
+    with_tools = run | {"tools": ["my_tools:add"]}
+    errors = await refusal(client, with_tools)
+    assert "set prompt_as_message: true" in errors["tools"]
+    assert await accepted(client, with_tools | {"prompt_as_message": True}) == []
+
+
 async def test_options_of_a_chat_template_need_conversations(
     client: httpx.AsyncClient, run: Run, dataset: DatasetFile, model_dir: Path
 ) -> None:

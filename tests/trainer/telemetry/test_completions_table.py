@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from services.trainer.groups.waiting_group import WaitingGroup
-from services.trainer.telemetry.completions_table import completions_table, prompt_text, rendered
+from services.trainer.telemetry.completions_table import completions_table, conversation_text, rendered
 from services.trainer.telemetry.step_metrics import TrainedGroup
-from shared.messages import RewardOutcome
+from shared.messages import Completion, RewardOutcome
 from tests.groups import scored_group
 
 pytestmark = pytest.mark.unit
 
 
-def group(number: int, *, prompt: str = "abc", completion: str = "42") -> TrainedGroup:
+def group(number: int, *, prompt: str = "abc", completion: Completion = "42") -> TrainedGroup:
     scored = scored_group(f"{number:08d}", rewards=[0.25, 1.0])
     failed = RewardOutcome("pkg.mod:style", "timeout", None, 1.0)
     rollouts = tuple(
@@ -85,6 +85,13 @@ def test_text_of_the_model_can_neither_move_the_cursor_nor_become_markup() -> No
     assert "�[2Jgone [bold]not[/bold]" in drawn
 
 
+def test_a_completion_of_messages_is_printed_with_its_tool_calls() -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    said: Completion = [call, {"role": "tool", "content": "42"}]
+    table = completions_table([group(0, completion=said)], step=7)
+    assert table.rows[0][2] == "ASSISTANT\nadd({})\n\nTOOL\n42"
+
+
 def test_a_conversation_is_printed_with_its_roles() -> None:
     prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 x 7?"}]
-    assert prompt_text(prompt) == "SYSTEM\nBe brief.\n\nUSER\n6 x 7?"
+    assert conversation_text(prompt) == "SYSTEM\nBe brief.\n\nUSER\n6 x 7?"

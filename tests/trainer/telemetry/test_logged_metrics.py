@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,25 @@ from services.trainer.loop.assembly import assemble
 from services.trainer.loop.reporting import memory_metrics
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
+from shared.messages import ScoredGroup
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.tiny_model import make_tiny_moe
-from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
+from tests.trainer.played import RUN_ID, FakeSender, PlayedServices, as_agents
 
 OF_EVERY_STEP = {metric.name for metric in METRICS if not metric.when} - {"rewards/{reward}/mean"}
 
 
-async def train(redis: Redis, tiny_model: Path, tmp_path: Path, **options: Any) -> Path:
+async def train(
+    redis: Redis,
+    tiny_model: Path,
+    tmp_path: Path,
+    *,
+    change: Callable[[ScoredGroup], ScoredGroup] | None = None,
+    **options: Any,
+) -> Path:
     """Return the directory of a finished run with two groups per step."""
     rows = tmp_path / "train.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"a{number % 7}="}) + "\n" for number in range(20)))
@@ -39,6 +48,7 @@ async def train(redis: Redis, tiny_model: Path, tmp_path: Path, **options: Any) 
     assert record is not None
     played = PlayedServices(redis)
     played.bury = {"00000001"}
+    played.spoil = {} if change is None else {f"{number:08d}": change for number in range(20)}
     incarnation = await take_over(redis, RunKeys(RUN_ID))
     run = RunContext(redis, RunStore(redis), record, incarnation)
     loop = await assemble(run, FakeSender(redis), terminate=asyncio.Event())
@@ -66,6 +76,7 @@ async def test_runs_log_what_the_catalogue_lists_and_nothing_else(
         "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
         "vespo": {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"},
         "experts": {},
+        "agents": {"change": as_agents},
     }
     found: set[str] = set()
     for name, options in runs.items():
@@ -102,6 +113,22 @@ async def test_rollouts_carry_per_token_arrays_of_the_core_if_asked(
             assert ratio == pytest.approx(math.exp(logprob + 4.0), rel=1e-3)
             assert 0 < entropy < math.log(64)
     assert "Step 1" in capfd.readouterr().err
+
+
+async def test_the_arrays_of_a_rollout_are_those_of_all_its_rows(
+    redis: Redis, tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await train(redis, tiny_model, tmp_path, change=as_agents, log_per_token_share=1.0, log_completions=True)
+    logged = [row for path in sorted((run_dir / "rollouts").iterdir()) for row in lines(path)]
+    lost, played = [row for row in logged if "lost" in row], [row for row in logged if "lost" not in row]
+    assert [(row["branch"], row["lost"], row["reward"]) for row in lost] == [(0, "a tool hung", None)] * 4
+    assert len(played) == 12
+    for row in played:
+        assert {name: len(values) for name, values in row["per_token"].items()} == dict.fromkeys(row["per_token"], 5)
+        assert row["per_token"]["token_ids"] == [5 + row["branch"], 2, 7, 8, 2]
+        assert [of_row["num_tokens"] for of_row in row["rows"]] == [2, 3]
+        assert row["num_tokens"] == 5
+    assert "TOOL" in capfd.readouterr().err
 
 
 async def test_a_share_of_the_rollouts_carries_arrays_and_none_unless_asked(

@@ -22,7 +22,7 @@ from services.trainer.telemetry.step_metrics import (
 )
 from shared.messages import RewardOutcome, Rollout, Stamp
 from shared.run_options.run_config import RunConfig
-from tests.groups import rollout, scored_group
+from tests.groups import rollout, scored_group, with_row
 
 pytestmark = pytest.mark.unit
 
@@ -46,9 +46,11 @@ def trained(
     for branch, outcomes in enumerate(said):
         length = 2 if lengths is None else lengths[branch]
         made = rollout(group_id, branch, completion_ids=[9] * length, policy_version=policy_version)
-        turn = msgspec.structs.replace(made.turns[0], finish_reason="length" if branch in truncated else "stop")
+        turn = msgspec.structs.replace(made.rows[0].turns[0], finish_reason="length" if branch in truncated else "stop")
         rollouts.append(
-            msgspec.structs.replace(made, turns=(turn,), rewards=tuple(map(outcome, outcomes, outcomes.values())))
+            msgspec.structs.replace(
+                with_row(made, turns=(turn,)), rewards=tuple(map(outcome, outcomes, outcomes.values()))
+            )
         )
         numbers = [value for value in outcomes.values() if isinstance(value, float)]
         failed = any(isinstance(value, str) for value in outcomes.values())
@@ -240,7 +242,7 @@ def test_a_row_says_which_version_of_a_function_spoke_and_what_its_value_was_mad
 
 def test_per_token_arrays_stand_beside_the_generators_with_five_digits() -> None:
     group = trained(7, exact(1.0, 0.0))
-    first, second = rows(group, per_token={"00000007-1": Arrays()})
+    first, second = rows(group, per_token={"00000007-1": [Arrays()]})
     assert "per_token" not in first
     assert second["per_token"] == {
         "token_ids": [9, 9],

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from services.rewarder.endpoints.transport.http_exchange import ConnectionLostError, HttpAnswer
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.turnstile import TurnedAwayError
-from shared.messages import Outcome
+from shared.messages import CallOutcome
 
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 _OVERLOADED = frozenset({429, 503})
@@ -93,7 +93,7 @@ def backoff_s(num_tries: int, headers: Mapping[str, str], *, now_s: float) -> fl
     return max(jitter_s, _asked_for_s(headers.get("retry-after", ""), now_s))
 
 
-def outcome_of_status(status: int) -> Outcome:
+def outcome_of_status(status: int) -> CallOutcome:
     """Return the outcome of the completions when the answer has this status, which is not 2xx."""
     return "overload" if status in _OVERLOADED else "error"
 

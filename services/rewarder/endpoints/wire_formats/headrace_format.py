@@ -19,10 +19,11 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     finite_components,
     parse_json,
 )
-from services.rewarder.reward_call import RewardCall, Verdict, judge, printable
-from shared.messages import Outcome
+from services.rewarder.reward_call import RewardCall, Verdict, judge
+from shared.messages import CallOutcome
+from shared.user_code.error_text import printable
 
-_STATUSES: tuple[Outcome, ...] = ("scored", "not_applicable", "timeout", "invalid", "overload", "error")
+_STATUSES: tuple[CallOutcome, ...] = ("scored", "not_applicable", "timeout", "invalid", "overload", "error")
 
 
 class HeadraceFormat:

@@ -25,8 +25,10 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     finite,
     parse_json,
 )
-from services.rewarder.reward_call import MAX_DETAIL_CHARS, CallError, Completion, RewardCall, Verdict, printable
-from shared.messages import Prompt
+from services.rewarder.reward_call import CallError, RewardCall, Verdict
+from shared.chat_text import chat_text
+from shared.messages import Completion
+from shared.user_code.error_text import MAX_DETAIL_CHARS, printable
 
 PATH = "/chat/completions"
 _SCORE_LINE = re.compile(r"^[^\w\n]{0,8}score[*_]{0,3}\s{0,3}[:=]([^\n]*)$", re.IGNORECASE | re.MULTILINE)
@@ -169,13 +171,13 @@ def _from_json(content: str) -> tuple[float, dict[str, float], str]:
     return score, components, reasoning if isinstance(reasoning, str) else content
 
 
-def _text(messages: Prompt | Completion) -> str:
+def _text(messages: Completion) -> str:
     """Return a conversation as ``role: content`` paragraphs, and a single message as its content."""
     if isinstance(messages, str):
         return messages
     if len(messages) == 1:
-        return messages[0].get("content", "")
-    return "\n\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in messages)
+        return chat_text(messages[0])
+    return "\n\n".join(f"{message.get('role', '')}: {chat_text(message)}" for message in messages)
 
 
 def _shown(text: str) -> str:

@@ -25,6 +25,8 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     parse_json,
 )
 from services.rewarder.reward_call import CallError, RewardCall, Verdict, judge
+from shared.chat_text import chat_text
+from shared.messages import Completion
 
 _BETWEEN_MESSAGES = "\n\n"
 
@@ -95,7 +97,7 @@ def _label_column(spec: EndpointSpec) -> str | None:
     return None if spec.openrlhf is None else spec.openrlhf.label_column
 
 
-def _text(messages: str | list[dict[str, str]]) -> str:
+def _text(messages: Completion) -> str:
     if isinstance(messages, str):
         return messages
-    return _BETWEEN_MESSAGES.join(message.get("content", "") for message in messages)
+    return _BETWEEN_MESSAGES.join(map(chat_text, messages))

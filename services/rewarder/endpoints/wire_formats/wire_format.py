@@ -16,7 +16,8 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from services.rewarder.endpoints.spec import EndpointSpec
-from services.rewarder.reward_call import RewardCall, Verdict, printable
+from services.rewarder.reward_call import RewardCall, Verdict
+from shared.user_code.error_text import printable
 
 MAX_COMPONENTS = 64
 _MAX_COMPONENT_NAME = 64

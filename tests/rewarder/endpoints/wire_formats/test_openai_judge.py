@@ -85,6 +85,14 @@ def test_a_conversation_is_shown_as_people_read_it_and_other_columns_as_json() -
     assert asked.startswith('system: Be brief.\n\nuser: 6*7?|42|{"n":1}\n\n')
 
 
+def test_tool_calls_are_shown_to_the_judge() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    said = [call, {"role": "tool", "content": "42"}, {"role": "assistant", "content": "It is 42."}]
+    talk = RewardCall(prompts=[[{"role": "user", "content": "6*7?"}]], completions=[said], columns={})
+    asked = sent(talk, rubric="{{completion}}")["messages"][0]["content"]
+    assert asked.startswith("assistant: add({})\n\ntool: 42\n\nassistant: It is 42.\n\n")
+
+
 def test_a_column_that_is_missing_is_an_error_and_one_that_is_null_is_not_applicable() -> None:
     assert FORMAT.required_columns(spec()) == [["answer"]]
     with pytest.raises(CallError, match="its rubric shows the column 'answer'; the columns are: none"):

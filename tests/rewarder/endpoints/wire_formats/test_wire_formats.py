@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,6 +110,9 @@ def test_openrlhf_s_body_is_queries_prompts_and_labels() -> None:
     }
     assert sent("openrlhf")["labels"] == ["", ""]
     assert sent("openrlhf", TALK)["query"] == ["Be brief.\n\n6*7?\n\n42"]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    agent = msgspec.structs.replace(TALK, completions=[[call, {"role": "tool", "content": "42"}]])
+    assert sent("openrlhf", agent)["query"] == ["Be brief.\n\n6*7?\n\nadd({})\n\n42"]
 
 
 def test_openrlhf_s_labels_need_their_column() -> None:

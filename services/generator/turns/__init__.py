@@ -1,0 +1,1 @@
+"""Samples single turns of conversations for the sessions service."""

@@ -1,0 +1,184 @@
+"""Conversations as a model reads and writes them: its chat template, and vLLM's parsers of tool calls and reasoning.
+
+    messages --TurnRenderer--> ids --engine--> sampled ids --decoded, parsed--> assistant message
+
+vLLM is imported only when it is used.
+"""
+
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from services.generator.engine.engine_config import check_tool_call_parser, what_it_says
+from services.generator.rollouts import SampledCompletion
+from services.generator.turns.rendering import TurnRenderer, encodable, special_ids
+from shared.errors import UserError
+from shared.run_options.run_config import RunConfig
+from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
+
+
+class ChatFormat(Protocol):
+    """The format of a run's model. Its methods block, and are not called at the same time."""
+
+    def appended_ids(self, request: TurnRequest) -> list[int]:
+        """Return the token ids that follow the recorded ids, up to the beginning of the turn to be sampled.
+
+        Raises:
+            TurnRefusedError: The conversation cannot be rendered.
+        """
+        ...
+
+    def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
+        """Return what was sampled as an assistant message."""
+        ...
+
+
+class ModelChatFormat:
+    """The format that the model's tokenizer and vLLM's parsers define.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        chat_template_kwargs: Passed to the chat template with the messages.
+        tool_call_parser: Name of vLLM's parser of tool calls.
+        reasoning_parser: Name of vLLM's parser of reasoning; None leaves reasoning in the content.
+
+    Raises:
+        UserError: vLLM has no such parser, the parser does not fit the tokenizer, or the chat template is missing or
+            leaves out tools or their results.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tool_call_parser: str,
+        reasoning_parser: str | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        self._special_ids = special_ids(tokenizer)
+        self._parser = _parser(tool_call_parser, reasoning_parser, tokenizer)
+        self._renderer = TurnRenderer(
+            tokenizer, chat_template_kwargs=chat_template_kwargs, takes_parts=_takes_parts(tokenizer)
+        )
+        try:
+            self._renderer.check()
+        except TurnRefusedError as error:
+            raise UserError(str(error), field="model") from error
+
+    def appended_ids(self, request: TurnRequest) -> list[int]:
+        """See ChatFormat."""
+        _parsed_request(request)  # refuses malformed tools before anything is sampled
+        return self._renderer.appended_ids(request)
+
+    def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
+        """See ChatFormat. The content has no end-of-turn token. A turn that was cut has no calls."""
+        ids, is_whole = list(completion.token_ids), completion.finish_reason == "stop"
+        if is_whole and ids[-1] in self._special_ids:
+            ids.pop()
+        # The marks of tool calls are special tokens of some models.
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        calls, beside = list[Any](), ""
+        try:
+            parsed_request = _parsed_request(request)
+            reasoning, content = self._new_parser(parsed_request).extract_reasoning(text, parsed_request)
+            if is_whole:  # some parsers complete a call that was cut
+                _, beside, calls = self._new_parser(parsed_request).parse(
+                    text, parsed_request, enable_auto_tools=True, model_output_token_ids=ids
+                )
+        except Exception:  # noqa: BLE001  a parser can fail in any way with what a policy writes
+            reasoning, content = None, text
+        message: ChatMessage = {"role": "assistant", "content": (beside if calls else content) or ""}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_tool_call(call) for call in calls]
+        return message
+
+    def _new_parser(self, parsed_request: Any) -> Any:
+        """Return a parser for one text; parsers have state."""
+        return self._parser(self._tokenizer, parsed_request.tools, chat_template_kwargs=self._chat_template_kwargs)
+
+
+def load_chat_format(config: RunConfig, vllm_config: Any) -> ModelChatFormat:
+    """Return the format of a run's model.
+
+    Raises:
+        UserError: The tokenizer cannot be loaded, or see ModelChatFormat.
+    """
+    model = vllm_config.model_config
+    return ModelChatFormat(
+        load_tokenizer(model.tokenizer, model.tokenizer_revision),
+        chat_template_kwargs=config.chat_template_kwargs,
+        tool_call_parser=config.parser_of_tool_calls(),
+        reasoning_parser=vllm_config.structured_outputs_config.reasoning_parser or None,
+    )
+
+
+def load_tokenizer(model: str, revision: str | None) -> Any:
+    """Return the tokenizer of a model directory or hub id.
+
+    Raises:
+        UserError: The tokenizer cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    loader: Any = AutoTokenizer  # partly untyped
+    try:
+        return loader.from_pretrained(model, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UserError(f"no tokenizer could be loaded from {model}: {error}", field="model") from error
+
+
+def _parser(tool_call_parser: str, reasoning_parser: str | None, tokenizer: Any) -> Any:
+    """Return the class of a parser for one message."""
+    from vllm.parser import ParserManager
+
+    parsers: Any = ParserManager  # partly untyped
+    check_tool_call_parser(tool_call_parser)
+    # To vLLM a malformed call is an error. To a run it is a sample, of which there may be thousands.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+    try:
+        return parsers.get_parser(
+            tool_parser_name=tool_call_parser,
+            reasoning_parser_name=reasoning_parser,
+            enable_auto_tools=True,
+            tokenizer=tokenizer,
+        )
+    except TypeError as error:
+        raise UserError(f"vLLM refuses the run's parsers: {error}", field="tool_call_parser") from error
+
+
+def _takes_parts(tokenizer: Any) -> bool:
+    """Return whether the chat template reads a message's content as a list of parts, as vLLM decides it."""
+    import vllm.renderers.hf
+
+    renderers: Any = vllm.renderers.hf  # partly untyped
+    try:
+        template = tokenizer.get_chat_template(tools=[])
+    except ValueError as error:
+        raise UserError(
+            "the tokenizer of the run's model has no chat template; use a model that was made for chat", field="model"
+        ) from error
+    return bool(renderers._detect_content_format(template, default="string") == "openai")  # noqa: SLF001
+
+
+def _parsed_request(request: TurnRequest) -> Any:
+    """Return the request as vLLM's parsers take it; they read only its tools."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    checked: Any = ChatCompletionRequest  # makes its own types of JSON
+    try:
+        return checked(messages=[], tools=request.tools or None)
+    except ValueError as error:
+        raise TurnRefusedError(
+            f"the tools are not in OpenAI's format: {what_it_says(error)}", kind="malformed"
+        ) from error
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    """Return a call in OpenAI's format. Mistral's templates require ids of nine letters and digits."""
+    function = {"name": encodable(call.name), "arguments": encodable(call.arguments)}
+    return {"id": call.id or uuid.uuid4().hex[:9], "type": "function", "function": function}

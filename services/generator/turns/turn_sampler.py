@@ -1,0 +1,201 @@
+"""Samples turns for the run that this replica serves.
+
+    TurnRequest --> [thread: rendered] --> gate --> engine --> [thread: parsed] --> SampledTurn
+
+A turn passes the weight gate and the output gate like a prompt group, and with the same sampling options. Rendering and
+parsing happen in one thread, so that a long conversation does not hold up the event loop, and a tokenizer is never used
+by two threads.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from services.generator.generation_loop import WeightGate, until_verified
+from services.generator.metrics import GeneratorMetrics
+from services.generator.rollouts import SampledCompletion, version_spans
+from services.generator.service_state import ServiceState
+from services.generator.turns.chat_format import ChatFormat
+from shared.arrays import pack_ids, pack_logprobs, unpack_ids
+from shared.errors import UnavailableError
+from shared.lineage import LineageVersion
+from shared.run_options.run_config import RunConfig
+from shared.turns import SampledTurn, TurnRefusedError, TurnRequest
+
+_ResultT = TypeVar("_ResultT")
+
+
+class TurnEngine(Protocol):
+    """The engine as turns use it; engine/engine.py implements it with vLLM."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Maximum tokens of prompt and completion together; None for no limit."""
+        ...
+
+    async def complete(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        num_completions: int,
+        config: RunConfig,
+        request_id: str,
+        max_tokens: int | None = None,
+    ) -> Sequence[SampledCompletion]:
+        """See generation_loop.SamplingEngine; a completion has at most ``max_tokens`` tokens."""
+        ...
+
+
+class TurnSampler:
+    """Samples turns of one run.
+
+    Args:
+        engine: Samples the completions.
+        run_id: The run.
+        config: The run's sampling options.
+        gate: Tells which version is held.
+        required_version: Returns the version that the run requires.
+        chat_format: The format of the run's conversations.
+        metrics: Metrics of this process.
+    """
+
+    def __init__(
+        self,
+        engine: TurnEngine,
+        *,
+        run_id: str,
+        config: RunConfig,
+        gate: WeightGate,
+        required_version: Callable[[], LineageVersion],
+        chat_format: ChatFormat,
+        metrics: GeneratorMetrics,
+    ) -> None:
+        self.run_id = run_id
+        self._engine = engine
+        self._config = config
+        self._gate = gate
+        self._required_version = required_version
+        self._format = chat_format
+        self._metrics = metrics
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="turns")
+
+    async def sample(self, request: TurnRequest) -> SampledTurn:
+        """Sample one turn. Cancelling the call aborts the request in the engine.
+
+        Raises:
+            TurnRefusedError: The conversation cannot be rendered, or leaves no room for a completion.
+            MessageError: The model cannot take these token ids, or what it sampled must not be trained on.
+            UnavailableError, EngineDiedError: The engine failed.
+        """
+        started_at_s = time.time()
+        appended, prompt_ids = await self._in_thread(lambda: self._prompt(request))
+        max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt_ids))
+        await self._gate.wait_open(self._required_version())
+        (completion,) = await until_verified(
+            lambda request_id: self._engine.complete(
+                prompt_ids, num_completions=1, config=self._config, request_id=request_id, max_tokens=max_tokens
+            ),
+            request_id=f"{request.run_id}-{request.request_id}",
+            gate=self._gate,
+            required_version=self._required_version,
+        )
+        spans = version_spans(f"turn {request.request_id}", completion)
+        self._metrics.tokens.inc(len(completion.token_ids))
+        message = await self._in_thread(lambda: self._format.message(request, completion))
+        return SampledTurn(
+            appended_ids=pack_ids(appended),
+            token_ids=pack_ids(completion.token_ids),
+            logprobs=pack_logprobs(completion.logprobs),
+            version_spans=spans,
+            finish_reason=completion.finish_reason,
+            message=message,
+            started_at_s=started_at_s,
+            ended_at_s=time.time(),
+        )
+
+    def close(self) -> None:
+        """Begin nothing more in the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _prompt(self, request: TurnRequest) -> tuple[list[int], list[int]]:
+        """Return the appended ids, and all ids that the engine is given."""
+        appended = self._format.appended_ids(request)
+        return appended, unpack_ids(request.recorded_ids).tolist() + appended
+
+    def _max_tokens(self, request: TurnRequest, *, num_prompt_tokens: int) -> int:
+        most = min(request.max_tokens or self._config.max_completion_length, self._config.max_completion_length)
+        limits = {
+            "the context of the model": self._engine.max_model_len,
+            "the rollout": request.max_row_tokens or None,
+        }
+        known = [(limit, where) for where, limit in limits.items() if limit is not None]
+        if not known:
+            return most
+        longest, where = min(known)
+        if num_prompt_tokens >= longest:
+            raise TurnRefusedError(
+                f"the conversation has {num_prompt_tokens} tokens, and {where} {longest}, which leaves no room for "
+                "another turn; end it here, or raise the run's max_prompt_length or max_completion_length",
+                kind="context_length",
+            )
+        return min(most, longest - num_prompt_tokens)
+
+    async def _in_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+class TurnDesk:
+    """Passes turns to the sampler of the run that is served.
+
+    Args:
+        state: Tells why this replica is not ready.
+    """
+
+    def __init__(self, state: ServiceState) -> None:
+        self._state = state
+        self._sampler: TurnSampler | None = None
+        self._turns: set[asyncio.Task[SampledTurn]] = set()
+
+    @contextlib.contextmanager
+    def serving(self, sampler: TurnSampler | None) -> Generator[None]:
+        """Sample turns while the block runs, if the run has any. Its end ends the turns in progress."""
+        self._sampler = sampler
+        try:
+            yield
+        finally:
+            self._sampler = None
+            for turn in self._turns:
+                turn.cancel()
+            if sampler is not None:
+                sampler.close()
+
+    async def sample(self, request: TurnRequest) -> SampledTurn:
+        """Sample one turn; see TurnSampler.sample.
+
+        Raises:
+            TurnRefusedError: Another run is served.
+            UnavailableError: The replica is not ready, or the run ended here before the turn was whole.
+        """
+        sampler, reason = self._sampler, self._state.why_not_ready()
+        if sampler is not None and request.run_id != sampler.run_id:
+            raise TurnRefusedError(
+                f"this replica serves run {sampler.run_id}, not {request.run_id[:200]}; ask a replica that is "
+                "registered for the run",
+                kind="another_run",
+            )
+        if sampler is None or reason is not None:
+            raise UnavailableError(f"this replica is not ready: {reason or 'it samples no turns now'}")
+        turn = asyncio.create_task(sampler.sample(request), name=f"turn {request.request_id}")
+        self._turns.add(turn)
+        turn.add_done_callback(self._turns.discard)
+        try:
+            # Not awaited directly: when the run's end cancels the turn, the caller must not be cancelled.
+            await asyncio.wait({turn})
+        finally:
+            turn.cancel()
+        if turn.cancelled():
+            raise UnavailableError(f"run {request.run_id} ended on this replica before the turn was whole")
+        return turn.result()

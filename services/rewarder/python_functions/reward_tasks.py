@@ -1,0 +1,115 @@
+"""Calls synchronous reward functions in workers, and describes reward functions: the workers' kind of task."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.rewarder.built_ins.built_in_rewards import built_in, check_name
+from services.rewarder.reward_answer import Answer, Inspected
+from services.rewarder.reward_call import (
+    CallError,
+    RewardCall,
+    RewardFunction,
+    arguments_for,
+    everyone,
+    judge,
+    refused_kwargs,
+    required_columns,
+)
+from services.rewarder.sandbox.chosen import SandboxChoice, choose
+from shared.user_code.error_text import printable, users_trace
+from shared.user_code.function_loading import is_async, load_function, read_function
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import Sources
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import Refused, Reply, decode_frame
+from shared.user_code.worker_pool import WorkerPool
+
+_decoder: msgspec.msgpack.Decoder[Reply | Answer | Inspected] = msgspec.msgpack.Decoder(Reply | Answer | Inspected)
+RewardPool = WorkerPool[Answer, Inspected]
+
+
+class RewardTasks(msgspec.Struct, frozen=True):
+    """See TaskKind. The places that reward modules may come from, and the sandbox for generated code."""
+
+    places: Places = Places()
+    sandbox: SandboxChoice = SandboxChoice()
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """See TaskKind."""
+        return __name__, "services.rewarder.built_ins.accuracy"
+
+    @property
+    def answer_type(self) -> type[Answer]:
+        """See TaskKind."""
+        return Answer
+
+    @property
+    def description_type(self) -> type[Inspected]:
+        """See TaskKind."""
+        return Inspected
+
+    def decode_reply(self, data: bytes) -> Reply | Answer | Inspected:
+        """See TaskKind."""
+        return decode_frame(_decoder, data)
+
+    def set_up(self) -> None:
+        """See TaskKind."""
+        choose(self.sandbox)
+
+    def load(self, name: str, sources: Sources | None) -> RewardFunction:
+        """See TaskKind."""
+        check_name(name)
+        known = built_in(name)
+        return load_function(name, places=self.places, sources=sources) if known is None else known.load()
+
+    def read(self, name: str) -> tuple[RewardFunction, Sources | None]:
+        """See TaskKind."""
+        check_name(name)
+        known = built_in(name)
+        return read_function(name, places=self.places) if known is None else (known.load(), None)
+
+    def call(self, name: str, function: RewardFunction, call: msgspec.Raw, limits: Limits) -> Answer:
+        """See TaskKind. ``call`` is an encoded RewardCall."""
+        rows = msgspec.msgpack.decode(call, type=RewardCall)
+        num_completions = len(rows.completions)
+        known = built_in(name)
+        if known is not None and (why_not := known.why_not(rows.reward_kwargs.get(name, {}))):
+            return Answer(everyone(num_completions, "error", why_not))
+        try:
+            options = () if known is None else known.not_from_columns()
+            arguments = arguments_for(
+                function,
+                rows,
+                name=name,
+                is_built_in=known is not None,
+                options=options,
+                may_be_given=None if known is None else known.options,
+            )
+            returned = function(**arguments)
+            return Answer(judge(returned, num_completions, is_built_in=known is not None))
+        except CallError as error:
+            return Answer(everyone(num_completions, "error", str(error)))
+        except BaseException as error:  # noqa: BLE001  user code; math-verify's own timeout is not an Exception either
+            return Answer(everyone(num_completions, "error", limits.describe(error)), users_trace(error))
+
+    def describe(
+        self, name: str, function: RewardFunction, sources: Sources | None, kwargs: Mapping[str, Any]
+    ) -> Inspected | Refused:
+        """See TaskKind."""
+        known = built_in(name)
+        why_not = known.why_not_usable(kwargs) if known else refused_kwargs(function, kwargs)
+        if why_not is not None:
+            return Refused(f"{name} {why_not}")
+        if known is not None:
+            return Inspected("built-in", known.summary, [list(columns) for columns in known.columns])
+        return Inspected(
+            "async" if is_async(function) else "sync",
+            printable((inspect.getdoc(function) or "").partition("\n")[0]),
+            [[column] for column in required_columns(function)],
+            sources,
+            "" if sources is None else sources.version,
+        )

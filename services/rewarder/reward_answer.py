@@ -1,0 +1,35 @@
+"""The answer of a reward function, and its description, as every kind of reward function gives them."""
+
+from typing import Literal
+
+import msgspec
+
+from services.rewarder.reward_call import Verdict
+from shared.user_code.module_sources import Sources
+
+Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """One verdict per completion.
+
+    ``trace`` is the stack trace for the log if the function raised. ``version`` is the version of the function,
+    endpoint or model.
+    """
+
+    verdicts: list[Verdict]
+    trace: str = ""
+    version: str = ""
+
+
+class Inspected(msgspec.Struct, frozen=True, tag=True):
+    """The description of a function. The dataset needs one column from each inner list of ``required_columns``.
+
+    ``sources`` is the version of a Python function's module.
+    """
+
+    kind: Kind
+    summary: str = ""
+    required_columns: list[list[str]] = []
+    sources: Sources | None = None
+    version: str = ""

@@ -1,0 +1,1 @@
+"""The sessions service: plays rollouts of several turns, with tools."""

@@ -1,0 +1,78 @@
+"""The HTTP application of the sessions service: health checks and releases.
+
+GET /livez, /readyz         need no key, carry no data
+GET /v1/about               releases: shared/service/about.py
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from shared.access.openapi_document import PROBLEM_JSON, complete, responses
+from shared.access.route_table import SESSIONS
+from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
+from shared.serving.http_guard import problem
+
+NotReady = Callable[[], Awaitable[str | None]]
+"""Returns the reason why the service is not ready, or None if it is."""
+
+
+class Health(BaseModel):
+    """The body of a passed health check."""
+
+    status: str
+
+
+def build_app(*, why_not_ready: NotReady, replica_id: str) -> FastAPI:
+    """Return the application, without its guards."""
+    app = FastAPI(title="headrace sessions", version="1", docs_url=None, redoc_url=None)
+    app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(Exception, _bug)
+    app.openapi = partial(_document, app.openapi)  # type: ignore[method-assign]
+
+    @app.get("/livez", summary="The event loop is running")
+    async def livez() -> Health:
+        return Health(status="alive")
+
+    @app.get(
+        "/readyz",
+        summary="Redis answers, and tools can be called",
+        response_model=Health,
+        responses=responses({503: "Not yet, or not now"}),
+    )
+    async def readyz() -> JSONResponse:
+        reason = await why_not_ready()
+        if reason is not None:
+            return _answer(problem(503, "Not ready", reason))
+        return JSONResponse({"status": "ready"})
+
+    async def about_sessions() -> About:
+        """Return the installed releases."""
+        return about("sessions", replica_id=replica_id)
+
+    app.add_api_route(ABOUT_PATH, about_sessions)
+    app.add_api_route(INTERNAL_ABOUT_PATH, about_sessions, include_in_schema=False)
+    return app
+
+
+def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return complete(make(), SESSIONS)
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return _answer(problem(error.status_code, str(error.detail), f"{error.detail}."))
+
+
+async def _bug(_: Request, error: Exception) -> JSONResponse:
+    detail = f"The sessions service failed with {type(error).__name__}; its log says where."
+    return _answer(problem(500, "Internal error", detail))
+
+
+def _answer(body: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(body, body["status"], media_type=PROBLEM_JSON)

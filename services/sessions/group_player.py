@@ -1,0 +1,103 @@
+"""Plays one group: ``num_generations`` rollouts at the same time, each in a session of its own."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from services.sessions.recording.recorded import Entry
+from services.sessions.session import Session, TurnSource
+from services.sessions.session_metrics import SessionMetrics
+from services.sessions.session_store import GroupStore
+from services.sessions.tool_rollout import Limits, Tools, play
+from shared.errors import MessageError
+from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp
+from shared.turns import ChatMessage, TurnRefusedError
+
+
+class GroupPlayer:
+    """Plays the groups of one run.
+
+    Args:
+        generators: Sample the turns.
+        tools: The run's tools.
+        limits: The run's limits of one rollout.
+        metrics: Receives the counts.
+        by: Name of this replica, for the groups' stamps.
+    """
+
+    def __init__(
+        self, *, generators: TurnSource, tools: Tools, limits: Limits, metrics: SessionMetrics, by: str
+    ) -> None:
+        self._generators = generators
+        self._tools = tools
+        self._limits = limits
+        self._metrics = metrics
+        self._by = by
+
+    async def play(self, prompt: PromptGroup, store: GroupStore, *, claimed_at_s: float) -> CompletedGroup:
+        """Play a group to its end, from where its recordings end.
+
+        Raises:
+            MessageError: The model can never take the prompt.
+            GroupTakenError: Another replica plays the group.
+            StateLostError: The run's streams are gone.
+        """
+        recorded = await store.load()
+        conversation = _conversation(prompt)
+        try:
+            async with asyncio.TaskGroup() as rollouts:
+                tasks = [
+                    rollouts.create_task(
+                        self._rollout(prompt, branch, conversation, store, recorded.get(branch, [])),
+                        name=f"rollout {prompt.group_id}-{branch}",
+                    )
+                    for branch in range(prompt.num_generations)
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        return CompletedGroup(
+            prompt=prompt,
+            rollouts=tuple(task.result() for task in tasks),
+            stamps=(Stamp("claimed", claimed_at_s, self._by), Stamp("generated", time.time(), self._by)),
+        )
+
+    async def _rollout(
+        self,
+        prompt: PromptGroup,
+        branch: int,
+        conversation: Sequence[ChatMessage],
+        store: GroupStore,
+        entries: Sequence[Entry],
+    ) -> Rollout:
+        rollout_id = f"{prompt.group_id}-{branch}"
+        session = Session(
+            rollout_id,
+            run_id=prompt.run_id,
+            generators=self._generators,
+            record=partial(store.record, branch),
+            entries=entries,
+        )
+        try:
+            played = await play(session, conversation, tools=self._tools, limits=self._limits)
+        except TurnRefusedError as error:
+            raise MessageError(f"rollout {rollout_id} cannot be played: {error}") from error
+        finally:
+            await session.close()
+        self._metrics.count(played, session.recording)
+        return Rollout(
+            rollout_id=rollout_id,
+            group_id=prompt.group_id,
+            branch=branch,
+            rows=session.recording.rows(),
+            completion=played.completion,
+            lost=played.lost,
+            tool_calls=played.num_calls,
+            tool_failures=played.num_failed,
+        )
+
+
+def _conversation(prompt: PromptGroup) -> list[ChatMessage]:
+    if isinstance(prompt.prompt, str):
+        return [{"role": "user", "content": prompt.prompt}]
+    return [dict(message) for message in prompt.prompt]

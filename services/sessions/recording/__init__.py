@@ -1,0 +1,1 @@
+"""Keeps what was sampled in a session as rows of exact token ids. Pure."""

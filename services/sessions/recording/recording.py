@@ -1,0 +1,179 @@
+"""Records the turns of one session, and finds the recorded turn that a request continues. Pure.
+
+    request     system user | assistant tool | assistant tool            recorded turn 1 matches up to its last message
+    recorded    ---- turn 0 ----^                                        its ids stand for the first 5 messages, and the
+                ---- turn 1 --------------------------^                  rest is rendered and appended
+
+Turns form trees: a turn continues an earlier one, or begins with no recorded token. A request continues the longest
+recorded conversation with the same tools that is the beginning of its messages. Sampled messages may come back in
+another form (message_match.py). Those of a client come back unchanged, because a template may read any part of them.
+rows.py makes rows of the trees.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.sessions.recording.message_match import ComparableMessage, comparable
+from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults, digest
+from services.sessions.recording.rows import ids_through, make_rows
+from shared.arrays import ID_DTYPE
+from shared.messages import Row
+from shared.turns import ChatMessage, SampledTurn
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Where a request continues the recording.
+
+    Attributes:
+        turn: Number of the recorded turn that it continues; None if no recorded conversation is its beginning.
+        recorded_ids: Packed ids that stand for the first ``num_recorded_messages`` messages.
+        num_recorded_messages: Number of these messages.
+        is_rewritten: Whether the request has another assistant message where a recorded conversation, which begins in
+            the same way, has a sampled one.
+    """
+
+    turn: int | None = None
+    recorded_ids: bytes = b""
+    num_recorded_messages: int = 0
+    is_rewritten: bool = False
+
+
+@dataclass(frozen=True)
+class _Conversation:
+    """The messages of one recorded turn that follow the turn it continues. ``asked`` are digests."""
+
+    continues: int | None
+    tools: bytes
+    asked: list[bytes]
+    sampled: ComparableMessage
+    num_messages: int
+    """Number of messages of the whole conversation, the sampled one included."""
+
+
+class Recording:
+    """The recorded turns of one session.
+
+    Args:
+        entries: Earlier entries of the session, in order.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._turns: list[RecordedTurn] = []
+        self._conversations: list[_Conversation] = []
+        self._came_back: list[bytes] = []
+        self._tips: set[int] = set()
+        self._by_request: dict[bytes, SampledTurn] = {}
+        self._tool_results: dict[int, ToolResults] = {}
+        self.num_entries = 0
+        for entry in entries:
+            self.add(entry)
+
+    @property
+    def num_turns(self) -> int:
+        """Number of recorded turns."""
+        return len(self._turns)
+
+    @property
+    def num_forks(self) -> int:
+        """Number of rows after the first."""
+        return max(0, len(self._tips) - 1)
+
+    @property
+    def num_drifted_tokens(self) -> int:
+        """Number of tokens that were rendered again because a client had rewritten what was sampled."""
+        return sum(len(turn.turn.appended_ids) // 4 for turn in self._turns if turn.is_rewritten)
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return the rows. Each sampled token has mask 1 in exactly one row."""
+        return make_rows(self._turns)
+
+    def repeated(self, request: bytes) -> SampledTurn | None:
+        """Return the recorded turn of a repeated request, by the digest of its body."""
+        return self._by_request.get(request)
+
+    def tool_results(self, turn: int) -> ToolResults | None:
+        """Return the recorded results of a turn's tool calls."""
+        return self._tool_results.get(turn)
+
+    def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Continuation:
+        """Return the recorded turn that a request continues."""
+        given, shown = [digest(message) for message in messages], digest(list(tools))
+        matching: set[int | None] = {None}
+        is_rewritten_after: set[int | None] = set()
+        for number, recorded in enumerate(self._conversations):
+            at = self._num_messages(recorded.continues)
+            asked = at + len(recorded.asked)
+            if recorded.continues not in matching or recorded.tools != shown:
+                continue
+            if given[at:asked] != recorded.asked or asked == len(given):
+                continue
+            if self._comes_back(number, messages[asked], given[asked]):
+                matching.add(number)
+            elif messages[asked]["role"] == "assistant":
+                is_rewritten_after.add(recorded.continues)
+        best = max(matching, key=self._preference)
+        return Continuation(
+            turn=best,
+            recorded_ids=ids_through(self._turns, best),
+            num_recorded_messages=self._num_messages(best),
+            is_rewritten=best in is_rewritten_after,
+        )
+
+    def turn_after(
+        self,
+        continuation: Continuation,
+        *,
+        request: bytes,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[dict[str, Any]],
+        turn: SampledTurn,
+    ) -> RecordedTurn:
+        """Return the next entry: a turn that a generator sampled for a request with this continuation."""
+        begins_row = continuation.turn not in self._tips
+        return RecordedTurn(
+            request=request,
+            continues=continuation.turn,
+            messages=list(messages[continuation.num_recorded_messages :]),
+            tools=digest(list(tools)),
+            is_rewritten=continuation.is_rewritten,
+            num_repeated_tokens=len(continuation.recorded_ids) // ID_DTYPE.itemsize if begins_row else 0,
+            turn=turn,
+        )
+
+    def add(self, entry: Entry) -> None:
+        """Add the next entry."""
+        self.num_entries += 1
+        if isinstance(entry, ToolResults):
+            self._tool_results[entry.turn] = entry
+            return
+        asked = [digest(message) for message in entry.messages]
+        self._conversations.append(
+            _Conversation(
+                continues=entry.continues,
+                tools=entry.tools,
+                asked=asked,
+                sampled=comparable(entry.turn.message),
+                num_messages=self._num_messages(entry.continues) + len(asked) + 1,
+            )
+        )
+        self._came_back.append(digest(entry.turn.message))
+        if entry.continues is not None:
+            self._tips.discard(entry.continues)
+        self._tips.add(len(self._turns))
+        self._turns.append(entry)
+        self._by_request[entry.request] = entry.turn
+
+    def _comes_back(self, turn: int, message: ChatMessage, mark: bytes) -> bool:
+        """Whether a message, with this digest, is what a turn sampled. Remembers it: later requests have it too."""
+        if self._came_back[turn] != mark and self._conversations[turn].sampled.comes_back_as(comparable(message)):
+            self._came_back[turn] = mark
+        return self._came_back[turn] == mark
+
+    def _num_messages(self, turn: int | None) -> int:
+        return 0 if turn is None else self._conversations[turn].num_messages
+
+    def _preference(self, turn: int | None) -> tuple[int, bool, int]:
+        """Return a number for each reason to continue a turn: it is longer, the tip of a row, newer."""
+        return self._num_messages(turn), turn in self._tips, -1 if turn is None else turn

@@ -1,0 +1,148 @@
+"""One session: asks generators for turns, and records each turn before it is answered.
+
+turn(messages) --+-- recorded already ----------------------------> the recorded turn
+                 +-- under way -----------------------------------> the same answer
+                 +-- continuation --> generator --> recorded -----> answered
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from services.sessions.recording.recordable import check_recordable
+from services.sessions.recording.recorded import Entry, ToolResults, digest
+from services.sessions.recording.recording import Recording
+from shared.errors import MessageError
+from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
+
+
+class TurnSource(Protocol):
+    """The generators as a session uses them; turn_client.py implements it over HTTP."""
+
+    async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+        """Have a turn sampled; waits until a generator can. Raises TurnRefusedError if none ever can."""
+        ...
+
+
+class Session:
+    """The session of one rollout.
+
+    Args:
+        session_id: The rollout's id.
+        run_id: The run's id.
+        generators: Sample the turns.
+        record: Stores the entry with a number, from 0.
+        entries: Earlier entries of the session.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        run_id: str,
+        generators: TurnSource,
+        record: Callable[[int, Entry], Awaitable[None]],
+        entries: Iterable[Entry] = (),
+    ) -> None:
+        self.session_id = session_id
+        self.recording = Recording(entries)
+        self._run_id = run_id
+        self._generators = generators
+        self._record = record
+        self._writing = asyncio.Lock()
+        self._in_flight: dict[bytes, asyncio.Task[SampledTurn]] = {}
+
+    async def turn(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int = 0,
+        max_row_tokens: int = 0,
+    ) -> SampledTurn:
+        """Return the next turn of a conversation. If its caller is cancelled, the turn is still recorded.
+
+        Raises:
+            TurnRefusedError: The messages are malformed, or no generator can continue them.
+            SessionFullError: The turn cannot be recorded.
+            GroupTakenError: Another replica plays the session.
+        """
+        try:
+            check_recordable(messages)
+        except MessageError as error:
+            raise TurnRefusedError(str(error), kind="malformed") from error
+        request = _digest(messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens)
+        if (recorded := self.recording.repeated(request)) is not None:
+            return recorded
+        sampling = self._in_flight.get(request)
+        if sampling is None:
+            sampling = asyncio.create_task(
+                self._sample(request, messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens),
+                name=f"turn of {self.session_id}",
+            )
+            self._in_flight[request] = sampling
+            sampling.add_done_callback(lambda _: self._in_flight.pop(request))
+        return await asyncio.shield(sampling)
+
+    def is_recorded(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int = 0,
+        max_row_tokens: int = 0,
+    ) -> bool:
+        """Whether ``turn`` with these arguments returns a recorded turn."""
+        request = _digest(messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens)
+        return self.recording.repeated(request) is not None
+
+    async def record_tool_results(self, results: ToolResults) -> None:
+        """Record the results of a turn's tool calls. Raises as ``turn`` does."""
+        async with self._writing:
+            await self._add(results)
+
+    async def close(self) -> None:
+        """End the turns under way."""
+        sampling = [*self._in_flight.values()]
+        for task in sampling:
+            task.cancel()
+        await asyncio.gather(*sampling, return_exceptions=True)
+
+    async def _sample(
+        self,
+        request: bytes,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[dict[str, Any]],
+        *,
+        max_tokens: int,
+        max_row_tokens: int,
+    ) -> SampledTurn:
+        continuation = self.recording.continuation(messages, tools)
+        turn = await self._generators.sample(
+            TurnRequest(
+                run_id=self._run_id,
+                request_id=self.session_id,
+                messages=list(messages),
+                tools=list(tools),
+                recorded_ids=continuation.recorded_ids,
+                num_recorded_messages=continuation.num_recorded_messages,
+                max_tokens=max_tokens,
+                max_row_tokens=max_row_tokens,
+            ),
+            session_id=self.session_id,
+        )
+        async with self._writing:
+            await self._add(
+                self.recording.turn_after(continuation, request=request, messages=messages, tools=tools, turn=turn)
+            )
+        return turn
+
+    async def _add(self, entry: Entry) -> None:
+        await self._record(self.recording.num_entries, entry)
+        self.recording.add(entry)
+
+
+def _digest(
+    messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, max_row_tokens: int
+) -> bytes:
+    return digest([list(messages), list(tools), max_tokens, max_row_tokens])

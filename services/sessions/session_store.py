@@ -1,0 +1,140 @@
+"""Keeps the recordings of one group's sessions in Redis, so that another replica can go on with them.
+
+    headrace:{RUN}:sessions:GROUP     "0/0" turn, "0/1" results of its tools, "0/2" turn, ... "1/0" turn, ...
+                                       |
+                                       rollout / number of the entry
+
+An entry is written before it is answered, and only by the replica that owns the group: a replica that was taken for
+dead and comes back cannot add to a session that others continue. The key is deleted with the hand-off of the group, its
+withdrawal, its burial, or its run.
+"""
+
+import msgspec
+
+from services.sessions.recording.recorded import Entry, RecordedTurn
+from shared.arrays import ID_DTYPE
+from shared.errors import HeadraceError, MessageError
+from shared.lineage import LineageVersion
+from shared.messages import MAX_MESSAGE_BYTES
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import patiently
+from shared.redis.streams import Delivery
+
+_PATIENCE_S = 60.0
+_FOR_REWARDS_BYTES = 1024 * 1024
+"""Room that is left in a group's message for the outcomes of its reward functions."""
+_ROW_BYTES_PER_TOKEN = ID_DTYPE.itemsize + 1
+"""A token's id and its mask."""
+
+
+class GroupTakenError(HeadraceError):
+    """Another replica has taken the group over, or it was withdrawn. This replica drops it."""
+
+
+class SessionFullError(HeadraceError):
+    """The group has no room for another entry: its message would be larger than a stream takes."""
+
+
+class GroupStore:
+    """The recordings of one group.
+
+    Args:
+        delivery: The group's entry on the prompts stream.
+        keys: Redis keys of the run.
+    """
+
+    def __init__(self, delivery: Delivery, keys: RunKeys) -> None:
+        self.key = keys.sessions(delivery.group_id)
+        self._delivery = delivery
+        self._redis = delivery.consumer.redis
+        self._keys = keys
+        self._max_bytes = MAX_MESSAGE_BYTES - len(delivery.payload) - _FOR_REWARDS_BYTES
+        self._num_bytes = 0
+        self._oldest: LineageVersion | None = None
+
+    async def load(self) -> dict[int, list[Entry]]:
+        """Return the earlier entries of each rollout that has any.
+
+        Raises:
+            MessageError: They were written by another release, or one of them is missing.
+            UnavailableError: Redis did not answer.
+        """
+        found = await patiently(
+            lambda: self._redis.hgetall(self.key), what="reading recorded sessions", timeout_s=_PATIENCE_S
+        )
+        recordings: dict[int, list[Entry]] = {}
+        for branch, number in sorted(tuple(map(int, field.split(b"/"))) for field in found):
+            data = found[b"%d/%d" % (branch, number)]
+            entry, entries = _decode(data), recordings.setdefault(branch, [])
+            if number != len(entries):
+                raise MessageError(f"entry {len(entries)} of what was recorded in session {branch} is missing")
+            entries.append(entry)
+            self._num_bytes += _num_bytes(entry, data)
+            self._note_oldest(number, entry)
+        return recordings
+
+    async def record(self, branch: int, number: int, entry: Entry) -> None:
+        """Write the entry with this number of a rollout's session.
+
+        Raises:
+            GroupTakenError: This replica no longer owns the group.
+            SessionFullError: The group is too large.
+            StateLostError: The run's streams are gone.
+            UnavailableError: Redis did not answer.
+        """
+        data = msgspec.msgpack.encode(entry)
+        num_bytes = self._num_bytes + _num_bytes(entry, data)
+        if num_bytes > self._max_bytes:
+            raise SessionFullError(
+                f"with this turn, the conversations of its group take {num_bytes} bytes, more than the "
+                f"{self._max_bytes} they may"
+            )
+        self._num_bytes = num_bytes  # before the entry is written: the group's other sessions write at the same time
+        consumer = self._delivery.consumer
+        is_recorded = await consumer.calls.call(
+            "headrace_record",
+            keys=(self._keys.prompts, self.key),
+            args=(consumer.consumer_group, consumer.name, self._delivery.entry_id, f"{branch}/{number}", data),
+        )
+        if not int(is_recorded):
+            raise GroupTakenError(
+                f"group {self._delivery.group_id} no longer belongs to this replica: another one plays it, or it was "
+                "withdrawn"
+            )
+        if self._note_oldest(number, entry):
+            await self._write_start(str(self._oldest))
+
+    def _note_oldest(self, number: int, entry: Entry) -> bool:
+        """Return whether the entry is the first turn of a rollout, and older than those of the others."""
+        if number > 0 or not isinstance(entry, RecordedTurn):
+            return False
+        span = entry.turn.version_spans[0]
+        version = LineageVersion(span.incarnation, span.policy_version)
+        if self._oldest is not None and version >= self._oldest:
+            return False
+        self._oldest = version
+        return True
+
+    async def _write_start(self, version: str) -> None:
+        """Write the version with which the group began, from which the trainer bounds its staleness."""
+        await patiently(
+            lambda: self._redis.hset(self._keys.started, self._delivery.group_id, version),
+            what="noting the start of a group",
+            timeout_s=_PATIENCE_S,
+        )
+
+
+def _num_bytes(entry: Entry, data: bytes) -> int:
+    """Return the bytes of an entry here, and of what rows have beyond it: masks, and the tokens that a fork repeats."""
+    if not isinstance(entry, RecordedTurn):
+        return len(data)
+    num_tokens = (len(entry.turn.appended_ids) + len(entry.turn.token_ids)) // ID_DTYPE.itemsize
+    return len(data) + num_tokens + _ROW_BYTES_PER_TOKEN * entry.num_repeated_tokens
+
+
+def _decode(data: bytes) -> Entry:
+    try:
+        entry: Entry = msgspec.msgpack.decode(data, type=Entry)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"a recorded turn of another release cannot be continued: {error}") from error
+    return entry

@@ -1,0 +1,73 @@
+"""Settings of the sessions service, read once from ``HEADRACE_*`` variables."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
+
+from shared.service.replica_name import replica_name
+from shared.settings import ServiceSettings
+from shared.user_code.places import Places, parse_modules
+
+
+class SessionsSettings(ServiceSettings):
+    """The service's own settings, in addition to the settings of all services."""
+
+    tls_generator_name: str = Field(
+        default="",
+        description="Name that generators' certificates must be for; if empty, the host of each one's address",
+    )
+    tool_path: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(), description="Directories with users' tools, separated like PATH; appended to sys.path"
+    )
+    tool_modules: str = Field(
+        default="",
+        description="Installed modules whose functions may be tools, each with its submodules, separated by commas",
+    )
+    num_tool_workers: int = Field(
+        default_factory=lambda: os.cpu_count() or 1,
+        ge=1,
+        description="Processes that run tools, one call at a time each; they start with the first run that has tools",
+    )
+    worker_memory_mib: int = Field(default=8192, ge=256, description="Address space of one worker (RLIMIT_AS)")
+    worker_open_files: int = Field(default=512, ge=32, description="Open files of one worker (RLIMIT_NOFILE)")
+    max_inflight_groups: int = Field(default=64, ge=1, description="Groups of one run played at a time")
+    queue_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest wait of a tool call for a free worker; then its rollout is lost"
+    )
+    import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a tool's module")
+    poll_every_s: float = Field(default=0.25, gt=0, description="Seconds between two looks for runs")
+
+    @property
+    def name(self) -> str:
+        """The replica's name. By default no generator has it, because their leases are in the same set."""
+        return self.replica_id or f"sessions-{replica_name()}"
+
+    def places(self) -> Places:
+        """Return the places that tools may come from."""
+        return Places(
+            tuple(map(str, self.tool_path)), parse_modules(self.tool_modules), role="tool", service="sessions service"
+        )
+
+    @field_validator("tool_path", mode="before")
+    @classmethod
+    def _split_like_path(cls, raw: object) -> object:
+        return tuple(part for part in raw.split(os.pathsep) if part) if isinstance(raw, str) else raw
+
+    @field_validator("tool_path")
+    @classmethod
+    def _tool_directories_exist(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        missing = [str(path) for path in paths if not path.is_dir()]
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)} is not a directory; name existing ones, separated by '{os.pathsep}'"
+            )
+        return tuple(path.resolve() for path in paths)
+
+    @field_validator("tool_modules")
+    @classmethod
+    def _modules_can_be_named(cls, text: str) -> str:
+        parse_modules(text)
+        return text

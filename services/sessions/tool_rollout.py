@@ -1,0 +1,157 @@
+"""Plays one rollout with tools: TRL's loop, in which the policy's tool calls are run and their results appended.
+
+    turn --> no tool calls -----------------------------------> the rollout ends
+         --> tool calls --> all of them at once --> results --> turn --> ...
+
+It also ends after ``max_iterations`` turns with results, or when the results leave no room for another turn: then they
+are dropped, and the rollout ends with the calls. A tool that raises an error is answered with its text. The rollout is
+lost, with the reason, if a tool does not end or ends its worker, or if a turn after the first is refused: only the
+first is the prompt's fault, and not something that the policy wrote.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from services.sessions.recording.recorded import ToolResults
+from services.sessions.session import Session
+from services.sessions.session_store import SessionFullError
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
+from shared.arrays import ID_DTYPE
+from shared.turns import ChatMessage, TurnRefusedError
+
+
+class Tools(Protocol):
+    """The tools of a run; tools/user_tools.py implements it with workers."""
+
+    @property
+    def schemas(self) -> Sequence[dict[str, Any]]:
+        """JSON schemas of the tools, in OpenAI's format."""
+        ...
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool and return its result.
+
+        Raises:
+            ToolError: The tool raised an exception.
+            ToolLostError: The call has no result.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one rollout.
+
+    Attributes:
+        max_iterations: Most turns whose tool calls are run; None for no limit.
+        max_completion_length: Most tokens after the prompt, tool results included.
+    """
+
+    max_iterations: int | None
+    max_completion_length: int
+
+
+@dataclass
+class ToolRollout:
+    """One rollout, as far as it was played.
+
+    Attributes:
+        completion: The messages after the prompt.
+        lost: Why the rollout could not be played to its end; empty if it was.
+    """
+
+    completion: list[ChatMessage] = field(default_factory=list[ChatMessage])
+    num_calls: int = 0
+    num_failed: int = 0
+    lost: str = ""
+
+
+async def play(session: Session, prompt: Sequence[ChatMessage], *, tools: Tools, limits: Limits) -> ToolRollout:
+    """Play a rollout to its end, from where its recording ends.
+
+    Raises:
+        TurnRefusedError: The model cannot take the prompt.
+        GroupTakenError: Another replica plays the rollout.
+    """
+    rollout = ToolRollout()
+    try:
+        await _play(session, prompt, rollout, tools=tools, limits=limits)
+    except (ToolLostError, SessionFullError) as error:
+        rollout.lost = str(error)
+    return rollout
+
+
+async def _play(
+    session: Session, prompt: Sequence[ChatMessage], rollout: ToolRollout, *, tools: Tools, limits: Limits
+) -> None:
+    if session.recording.num_entries and not session.is_recorded(
+        prompt, tools.schemas, max_tokens=limits.max_completion_length
+    ):
+        rollout.lost = "its recorded turns are of other tools: the run's tools were changed while it was played"
+        return
+    turn = await session.turn(prompt, tools.schemas, max_tokens=limits.max_completion_length)
+    max_row_tokens = len(turn.appended_ids) // ID_DTYPE.itemsize + limits.max_completion_length
+    num_turns = 1
+    while True:
+        rollout.completion.append(turn.message)
+        calls: list[Any] = turn.message.get("tool_calls") or []
+        may_go_on = limits.max_iterations is None or num_turns <= limits.max_iterations
+        if not calls or not may_go_on or turn.finish_reason == "length":
+            return
+        recorded = session.recording.tool_results(num_turns - 1)
+        results = recorded or await _run(calls, turn=num_turns - 1, tools=tools)
+        rollout.num_calls += len(calls)
+        rollout.num_failed += results.num_failed
+        if recorded is None:
+            await session.record_tool_results(results)
+        try:
+            turn = await session.turn(
+                [*prompt, *rollout.completion, *results.messages], tools.schemas, max_row_tokens=max_row_tokens
+            )
+        except TurnRefusedError as refusal:
+            if refusal.kind != "context_length":
+                rollout.lost = f"its turn {num_turns + 1} was refused: {refusal}"
+            return
+        rollout.completion += results.messages
+        num_turns += 1
+
+
+async def _run(calls: Sequence[Any], *, turn: int, tools: Tools) -> ToolResults:
+    """Run a turn's tool calls at the same time.
+
+    Raises:
+        ToolLostError: One of them has no result; the others are cancelled.
+    """
+    try:
+        async with asyncio.TaskGroup() as running:
+            tasks = [running.create_task(_result(call, tools), name="tool call") for call in calls]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    results = [task.result() for task in tasks]
+    return ToolResults(turn, [message for message, _ in results], sum(failed for _, failed in results))
+
+
+async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:
+    """Return the tool message that answers a call, and whether the call failed. Contents are TRL's."""
+    name = str(call["function"]["name"])
+    message: ChatMessage = {"role": "tool", "name": name}
+    if "id" in call:
+        message["tool_call_id"] = call["id"]
+    try:
+        content, failed = str(await tools.call(name, _arguments(call))), False
+    except ToolError as error:
+        content, failed = str({"error": str(error)}), True
+    return message | {"content": content}, failed
+
+
+def _arguments(call: Any) -> dict[str, Any]:
+    try:
+        arguments: Any = json.loads(call["function"]["arguments"])
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"the arguments are not JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ToolError("the arguments are not a JSON object")
+    return cast("dict[str, Any]", arguments)

@@ -1,0 +1,1 @@
+"""Users' tools and environments, which run in killable worker processes."""

@@ -1,0 +1,129 @@
+"""Makes one environment in a process of its own, and calls its methods: the process's kind of task.
+
+Task(factory, reset(row)) --> factory(), kept in this process --> its reset
+Task(factory, a method)   -----------------------------------> the method of the same object
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+
+from services.sessions.tools.tool_answer import ToolAnswer, answer
+from services.sessions.tools.tool_schema import IMPORTS, tool_schema
+from shared.errors import UserError
+from shared.user_code.error_text import describe
+from shared.user_code.function_loading import load_function, read_function
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import Sources
+from shared.user_code.places import Places
+from shared.user_code.task_kind import Function
+from shared.user_code.worker_frames import Refused, Reply, decode_frame
+
+RESET, REWARD = "reset", "get_reward"
+"""The methods that are not tools. They have TRL's names."""
+
+
+class MethodCall(msgspec.Struct, frozen=True):
+    """A call of a method with keyword arguments, which are a JSON object if a model wrote them."""
+
+    method: str
+    arguments: dict[str, Any] | str = {}
+
+
+class DescribedEnvironment(msgspec.Struct, frozen=True, tag=True):
+    """The schemas of an environment's tools, whether it has a reward, and the version of its module."""
+
+    schemas: list[dict[str, Any]]
+    has_reward: bool
+    sources: Sources | None
+
+
+_decoder: msgspec.msgpack.Decoder[Reply | ToolAnswer | DescribedEnvironment] = msgspec.msgpack.Decoder(
+    Reply | ToolAnswer | DescribedEnvironment
+)
+
+
+@dataclass
+class EnvironmentTasks:
+    """See TaskKind. Modules of environments may come from ``places``."""
+
+    places: Places
+    _environment: Any = None
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """See TaskKind."""
+        return __name__, IMPORTS
+
+    @property
+    def answer_type(self) -> type[ToolAnswer]:
+        """See TaskKind."""
+        return ToolAnswer
+
+    @property
+    def description_type(self) -> type[DescribedEnvironment]:
+        """See TaskKind."""
+        return DescribedEnvironment
+
+    def decode_reply(self, data: bytes) -> Reply | ToolAnswer | DescribedEnvironment:
+        """See TaskKind."""
+        return decode_frame(_decoder, data)
+
+    def set_up(self) -> None:
+        """See TaskKind."""
+
+    def load(self, name: str, sources: Sources | None) -> Function:
+        """See TaskKind. An environment's class is a function that makes one."""
+        return load_function(name, places=self.places, sources=sources, may_be_class=True)
+
+    def read(self, name: str) -> tuple[Function, Sources | None]:
+        """See TaskKind."""
+        return read_function(name, places=self.places, may_be_class=True)
+
+    def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
+        """See TaskKind. ``call`` is an encoded MethodCall."""
+        wanted = msgspec.msgpack.decode(call, type=MethodCall)
+
+        def method(**arguments: Any) -> Any:
+            if self._environment is None:
+                self._environment = function()
+            return getattr(self._environment, wanted.method)(**arguments)
+
+        return answer(method, wanted.arguments, limits, show=_SHOWN.get(wanted.method, str))
+
+    def describe(
+        self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
+    ) -> DescribedEnvironment | Refused:
+        """See TaskKind. Makes an environment, because only that shows the type of what a factory makes."""
+        try:
+            environment = function()
+        except BaseException as error:  # noqa: BLE001  user code
+            return Refused(f"{name}() ended with {describe(error)}; it is called without arguments for each rollout")
+        # Of the class, because looking at an object evaluates its properties.
+        members: list[tuple[str, Any]] = inspect.getmembers(cast("Any", type(environment)), inspect.isfunction)
+        methods = [member for member, _ in members if not member.startswith("_")]
+        if RESET not in methods:
+            return Refused(f"{name} makes a {type(environment).__name__} without a method reset(**row); add one")
+        try:
+            schemas = [
+                tool_schema(f"{name}.{method}", getattr(environment, method))
+                for method in methods
+                if method not in (RESET, REWARD)
+            ]
+        except UserError as error:
+            return Refused(str(error))
+        return DescribedEnvironment(schemas, REWARD in methods, sources)
+
+
+def _observation(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _reward(value: Any) -> str:
+    return repr(float(value))
+
+
+_SHOWN: dict[str, Callable[[Any], str]] = {RESET: _observation, REWARD: _reward}

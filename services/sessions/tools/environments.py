@@ -1,0 +1,182 @@
+"""Environments of one run: each has the state of one rollout, in a process that no other rollout uses.
+
+    factory --inspect, in a process of its own--> schemas of its tools
+    rollout --start--> process --> reset(row) --> tools, one after the other --> reward --> killed
+
+A process that dies takes its state along, so its calls are not repeated: the rollout is lost.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Self
+
+import msgspec
+
+from services.sessions.tools.environment_tasks import (
+    RESET,
+    REWARD,
+    DescribedEnvironment,
+    EnvironmentTasks,
+    MethodCall,
+)
+from services.sessions.tools.tool_answer import ToolAnswer
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
+from shared.errors import UserError
+from shared.user_code.call_failure import CallFailure
+from shared.user_code.fork_server import WorkerStartError
+from shared.user_code.inspections import Inspections
+from shared.user_code.limits import Limits
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import Refused, Task
+from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
+
+_Process = WorkerProcess[ToolAnswer, DescribedEnvironment]
+_NUM_INSPECTIONS = 2
+
+
+class Environment:
+    """One environment. ``Environments.started`` makes it."""
+
+    def __init__(
+        self, factory: str, what: DescribedEnvironment, process: _Process, *, timeout_s: float, import_timeout_s: float
+    ) -> None:
+        self._factory = factory
+        self._what = what
+        self._process = process
+        self._timeout_s = timeout_s
+        self._import_timeout_s = import_timeout_s
+        self._tools = frozenset(schema["function"]["name"] for schema in what.schemas)
+        self._is_free = asyncio.Lock()
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The JSON schemas of its tools, in OpenAI's format."""
+        return self._what.schemas
+
+    async def reset(self, row: Mapping[str, Any]) -> str:
+        """Begin a rollout for a row of the data set; return the text to append to the prompt.
+
+        Raises:
+            ToolLostError: It raised an exception, did not end, or ended its process.
+        """
+        return await self._own(MethodCall(RESET, dict(row)))
+
+    async def reward(self) -> float | None:
+        """Return the environment's own reward; None if it has none. Raises as ``reset`` does."""
+        if not self._what.has_reward:
+            return None
+        reward = float(await self._own(MethodCall(REWARD)))
+        if not math.isfinite(reward):
+            raise ToolLostError(f"{self._factory}: {REWARD} returned {reward}")
+        return reward
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool; return the text of its result. Calls are made one after the other.
+
+        Raises:
+            ToolError: The environment does not have this tool, or the tool raised an exception.
+            ToolLostError: The call has no result, and the environment cannot be used any more.
+        """
+        if name not in self._tools:
+            raise ToolError(f"Tool {name} not found.")
+        answer = await self._ask(MethodCall(name, json.dumps(arguments)))
+        if answer.ended == "raised":
+            raise ToolError(answer.text)
+        return answer.text
+
+    async def _own(self, call: MethodCall) -> str:
+        answer = await self._ask(call)
+        if answer.ended == "raised":
+            raise ToolLostError(f"{self._factory}: {call.method} ended with an exception: {answer.text}")
+        return answer.text
+
+    async def _ask(self, call: MethodCall) -> ToolAnswer:
+        sources = self._what.sources
+        task = Task(self._factory, msgspec.Raw(msgspec.msgpack.encode(call)), self._timeout_s, self._import_timeout_s)
+        async with self._is_free:
+            if sources is not None:
+                task = msgspec.structs.replace(task, version=sources.key, sources=self._process.give(sources))
+            try:
+                answer, _ = await self._process.answer(task)
+            except CallFailure as failure:
+                await self._process.kill()
+                raise ToolLostError(f"{self._factory}: {call.method} {failure.detail}") from failure
+            except WorkerDiedError as error:
+                how = await self._process.kill()
+                raise ToolLostError(f"{self._factory}: {call.method}: its process died: {error.why or how}") from error
+            except BaseException:  # cancelled: the next reply would be the answer to this call
+                await self._process.kill()
+                raise
+        if isinstance(answer, Refused):
+            raise ToolLostError(f"{self._factory}: {answer.detail}")
+        return answer
+
+
+class Environments:
+    """Starts the environments of one run. ``load`` makes it."""
+
+    def __init__(
+        self,
+        factory: str,
+        what: DescribedEnvironment,
+        places: Places,
+        limits: Limits,
+        *,
+        timeout_s: float,
+        import_timeout_s: float,
+    ) -> None:
+        self._factory = factory
+        self._what = what
+        self._places = places
+        self._limits = limits
+        self._timeout_s = timeout_s
+        self._import_timeout_s = import_timeout_s
+
+    @classmethod
+    async def load(
+        cls, factory: str, places: Places, limits: Limits, *, timeout_s: float, import_timeout_s: float
+    ) -> Self:
+        """Import a factory from its current files, and look at what it makes.
+
+        Args:
+            factory: ``package.module:function``, or a class in its place.
+            places: The places that it may come from.
+            limits: The limits of each environment's process.
+            timeout_s: Deadline of each call, in seconds.
+            import_timeout_s: Deadline of importing the module, in seconds.
+
+        Raises:
+            UserError: It cannot be used. The message says what to do.
+        """
+        inspections = Inspections[ToolAnswer, DescribedEnvironment](
+            limits, EnvironmentTasks(places), num_at_once=_NUM_INSPECTIONS
+        )
+        what = await inspections.inspect(factory, timeout_s=import_timeout_s)
+        if isinstance(what, Refused):
+            raise UserError(what.detail)
+        return cls(factory, what, places, limits, timeout_s=timeout_s, import_timeout_s=import_timeout_s)
+
+    @contextlib.asynccontextmanager
+    async def started(self) -> AsyncGenerator[Environment]:
+        """Start an environment for one rollout, and kill its process at the end of the block.
+
+        Raises:
+            ToolLostError: No process can be started.
+        """
+        try:
+            process = await _Process.start(self._limits, EnvironmentTasks(self._places))
+        except WorkerStartError as error:
+            raise ToolLostError(f"{self._factory}: no process could be started: {error}") from error
+        try:
+            yield Environment(
+                self._factory,
+                self._what,
+                process,
+                timeout_s=self._timeout_s,
+                import_timeout_s=self._import_timeout_s,
+            )
+        finally:
+            await process.kill()

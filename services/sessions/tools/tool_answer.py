@@ -1,0 +1,65 @@
+"""Calls a tool with the arguments that a model wrote, in a worker, and turns its result into text for the model.
+
+a value     its str(), as TRL shows it to the model
+an error    its message
+too long    the beginning, and a sentence that says so
+"""
+
+import asyncio
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from shared.user_code.error_text import encodable, message_of, users_trace
+from shared.user_code.limits import Limits
+
+MAX_RESULT_CHARS = 1 << 18
+"""Longest text of a result, about 64,000 tokens."""
+
+_runner = asyncio.Runner()
+"""One event loop for all calls in this process, so that tools can keep clients and locks in global variables."""
+
+
+class ToolAnswer(msgspec.Struct, frozen=True, tag=True):
+    """The text of a result or of an exception. ``trace`` is the stack trace of an exception, for the log."""
+
+    ended: Literal["returned", "raised"]
+    text: str
+    trace: str = ""
+
+
+def answer(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any] | str,
+    limits: Limits,
+    *,
+    show: Callable[[Any], str] = str,
+) -> ToolAnswer:
+    """Call ``function``, and wait for its result if it is async.
+
+    Args:
+        function: The tool.
+        arguments: Its keyword arguments, or a JSON object with them.
+        limits: The limits of this process, for messages.
+        show: Makes text of the result.
+    """
+    try:
+        returned = function(**(json.loads(arguments) if isinstance(arguments, str) else arguments))
+        if inspect.isawaitable(returned):
+            returned = _runner.run(_result(returned))
+        return ToolAnswer("returned", _for_model(show(returned)))
+    except BaseException as error:  # noqa: BLE001  user code: a tool may call sys.exit
+        return ToolAnswer("raised", _for_model(message_of(error) or limits.describe(error)), users_trace(error))
+
+
+def _for_model(text: str) -> str:
+    if len(text) > MAX_RESULT_CHARS:
+        text = f"{text[:MAX_RESULT_CHARS]}\n[The first {MAX_RESULT_CHARS} of {len(text)} characters. The rest was cut.]"
+    return encodable(text)
+
+
+async def _result(awaitable: Awaitable[object]) -> object:
+    return await awaitable

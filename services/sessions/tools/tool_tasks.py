@@ -1,0 +1,79 @@
+"""Calls tools in workers, and describes them: the workers' kind of task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.sessions.tools.tool_answer import ToolAnswer, answer
+from services.sessions.tools.tool_schema import IMPORTS, tool_schema
+from shared.errors import UserError
+from shared.user_code.function_loading import load_function, read_function
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import Sources
+from shared.user_code.places import Places
+from shared.user_code.task_kind import Function
+from shared.user_code.worker_frames import Refused, Reply, decode_frame
+from shared.user_code.worker_pool import WorkerPool
+
+
+class DescribedTool(msgspec.Struct, frozen=True, tag=True):
+    """The schema of a tool in OpenAI's format, and the version of its module; None for a module without a file."""
+
+    schema: dict[str, Any]
+    sources: Sources | None
+
+
+ToolPool = WorkerPool[ToolAnswer, DescribedTool]
+_decoder: msgspec.msgpack.Decoder[Reply | ToolAnswer | DescribedTool] = msgspec.msgpack.Decoder(
+    Reply | ToolAnswer | DescribedTool
+)
+
+
+class ToolTasks(msgspec.Struct, frozen=True):
+    """See TaskKind. Modules of tools may come from ``places``."""
+
+    places: Places
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """See TaskKind."""
+        return __name__, IMPORTS
+
+    @property
+    def answer_type(self) -> type[ToolAnswer]:
+        """See TaskKind."""
+        return ToolAnswer
+
+    @property
+    def description_type(self) -> type[DescribedTool]:
+        """See TaskKind."""
+        return DescribedTool
+
+    def decode_reply(self, data: bytes) -> Reply | ToolAnswer | DescribedTool:
+        """See TaskKind."""
+        return decode_frame(_decoder, data)
+
+    def set_up(self) -> None:
+        """See TaskKind."""
+
+    def load(self, name: str, sources: Sources | None) -> Function:
+        """See TaskKind."""
+        return load_function(name, places=self.places, sources=sources)
+
+    def read(self, name: str) -> tuple[Function, Sources | None]:
+        """See TaskKind."""
+        return read_function(name, places=self.places)
+
+    def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
+        """See TaskKind. ``call`` is text: a JSON object with the keyword arguments."""
+        return answer(function, msgspec.msgpack.decode(call, type=str), limits)
+
+    def describe(
+        self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
+    ) -> DescribedTool | Refused:
+        """See TaskKind."""
+        try:
+            return DescribedTool(tool_schema(name, function), sources)
+        except UserError as error:
+            return Refused(str(error))

@@ -1,0 +1,80 @@
+"""The difference between the workers of one service and those of another: what is done with the users' functions.
+
+    service                         worker
+      WorkerPool(kind) --start-->   kind.set_up
+                       --Task--->   kind.load, kind.call   --> an answer
+                       --Inspect->  kind.read, kind.describe --> a description
+
+A worker gets its copy of the kind when it is started, pickled by the service itself. All later messages are msgpack.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import Sources
+from shared.user_code.places import Places
+from shared.user_code.worker_frames import Refused, Reply
+
+AnswerT_co = TypeVar("AnswerT_co", bound=msgspec.Struct, covariant=True)
+DescriptionT_co = TypeVar("DescriptionT_co", bound=msgspec.Struct, covariant=True)
+AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
+DescriptionT = TypeVar("DescriptionT", bound=msgspec.Struct)
+Function = Callable[..., Any]
+
+
+class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
+    """One kind of task. Answers and descriptions are tagged structs, so that a reply says which of them it is."""
+
+    @property
+    def places(self) -> Places:
+        """The places that functions may come from."""
+        ...
+
+    @property
+    def preload(self) -> Sequence[str]:
+        """The modules that the fork server imports once for all workers."""
+        ...
+
+    @property
+    def answer_type(self) -> type[AnswerT_co]:
+        """The type of answers."""
+        ...
+
+    @property
+    def description_type(self) -> type[DescriptionT_co]:
+        """The type of descriptions."""
+        ...
+
+    def decode_reply(self, data: bytes) -> Reply | AnswerT_co | DescriptionT_co:
+        """Return the reply in a frame; raises msgspec.DecodeError if it is not valid."""
+        ...
+
+    def set_up(self) -> None:
+        """Prepare the process for tasks, in the worker."""
+        ...
+
+    def load(self, name: str, sources: Sources | None) -> Function:
+        """Return the function, from ``sources`` or else from the current files, in the worker.
+
+        Raises:
+            UserError: The function cannot be loaded.
+            BaseException: An exception of the user's module.
+        """
+        ...
+
+    def read(self, name: str) -> tuple[Function, Sources | None]:
+        """Return the function from the current files, and their version, in the worker. Raises as ``load`` does."""
+        ...
+
+    def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> AnswerT_co:
+        """Call the function in the worker. An exception of the function is an answer, too."""
+        ...
+
+    def describe(
+        self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
+    ) -> DescriptionT_co | Refused:
+        """Return a description of the function, or why it cannot be used with these arguments, in the worker."""
+        ...

@@ -1,0 +1,117 @@
+"""The messages between the service and a worker, over a socket: msgpack, never pickle.
+
+    service                                  worker
+       <------------------------------ Ready         limits are set, waiting
+       Task ------------------------->               import the function's module (import deadline)
+       <------------------------------ Started       the function's own deadline begins here
+       <------------------------------ an answer
+         or, instead of both:          Refused       the function cannot be loaded
+    or, in a separate worker:
+       Inspect ---------------------->
+       <------------------------------ a description, or Refused with the reason
+
+The kind of task (task_kind.py) defines its answers and descriptions.
+
+A frame is four bytes of length, big-endian, then msgpack of this length.
+"""
+
+import socket
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+
+from shared.message_invariants import Seconds
+from shared.user_code.module_sources import Sources
+
+HEADER = struct.Struct(">I")
+MAX_FRAME_BYTES = 128 * 1024 * 1024
+_FrameT = TypeVar("_FrameT")
+
+
+class Task(msgspec.Struct, frozen=True, tag=True):
+    """Call ``function`` with ``call``, the arguments as the kind of task encodes them.
+
+    The worker limits its processor time with ``timeout_s``, and that of importing its module with ``import_timeout_s``.
+    ``version`` is the key of the module's version; if empty, the current file is used. ``sources`` is this version, or
+    None if this worker has received it before.
+    """
+
+    function: str
+    call: msgspec.Raw
+    timeout_s: Seconds
+    import_timeout_s: Seconds
+    version: str = ""
+    sources: Sources | None = None
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Describe ``function``, and check that it takes these keyword arguments.
+
+    ``sources`` is the version of its module; if None, the current files are used.
+    """
+
+    function: str
+    kwargs: dict[str, Any] = {}
+    sources: Sources | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The worker waits for work."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The function is loaded and about to be called."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The function cannot be used. ``detail`` says why, and what to do."""
+
+    detail: str
+
+
+Request = Task | Inspect
+Reply = Ready | Started | Refused
+"""The replies of every kind of task."""
+
+encode_frame_body = msgspec.msgpack.Encoder().encode
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+
+
+def decode_request(data: bytes) -> Request:
+    """Return the request in a frame; raises msgspec.DecodeError if it is not valid."""
+    return decode_frame(_request_decoder, data)
+
+
+def decode_frame(decoder: "msgspec.msgpack.Decoder[_FrameT]", data: bytes) -> _FrameT:
+    """Return the message in a frame.
+
+    Raises:
+        msgspec.DecodeError: The frame is not valid. This includes text that is not UTF-8 and endless nesting, which
+            msgspec reports with other errors. User code can reach the socket and send such frames.
+    """
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def send_frame(channel: socket.socket, body: bytes) -> None:
+    """Send one frame. Blocks."""
+    channel.sendall(HEADER.pack(len(body)) + body)
+
+
+def receive_frame(channel: socket.socket) -> bytes | None:
+    """Return the next frame, or None when the other side is gone. Blocks."""
+    header = _receive_exactly(channel, HEADER.size)
+    return None if header is None else _receive_exactly(channel, int(HEADER.unpack(header)[0]))
+
+
+def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < num_bytes:
+        part = channel.recv(min(1 << 20, num_bytes - len(received)))
+        if not part:
+            return None
+        received += part
+    return bytes(received)

@@ -1,0 +1,72 @@
+"""Turns of a conversation over HTTP, from any generator."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shared.arrays import unpack_ids
+from shared.messages import VersionSpan
+from shared.redis.redis_connection import Redis
+from shared.turns import TURN_PATH, TurnRequest, decode_sampled_turn, encode_turn
+from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess, Implementation
+from tests.generator_contract.played_trainer import PlayedTrainer, a_run
+
+pytestmark = pytest.mark.timeout(600)
+
+QUESTION = {"role": "user", "content": "1 + 1"}
+
+
+@pytest.fixture
+async def trainer(
+    redis: Redis, model_dir: Path, implementation: Implementation, generator: GeneratorProcess
+) -> AsyncIterator[PlayedTrainer]:
+    """Return the trainer of a new run with a tool; other runs need no turns."""
+    async with a_run(redis, model_dir, implementation, tools=["tools:add"]) as trainer:
+        await trainer.until_served_by(generator)
+        yield trainer
+
+
+async def test_a_conversation_is_sampled_turn_by_turn(trainer: PlayedTrainer, generator: GeneratorProcess) -> None:
+    request = TurnRequest(trainer.run_id, "turn-1", [QUESTION], max_tokens=8)
+    async with generator.client(INTERNAL_KEY) as client:
+        waiting = await client.post(TURN_PATH, content=encode_turn(request))
+        assert (waiting.status_code, waiting.headers["content-type"]) == (503, "application/problem+json")
+        assert "retry-after" in waiting.headers
+
+        await trainer.push(3)
+        first = decode_sampled_turn((await client.post(TURN_PATH, content=encode_turn(request))).content)
+        num_sampled = len(unpack_ids(first.token_ids))
+        assert 1 <= num_sampled <= 8
+        assert len(first.logprobs) == len(first.token_ids)
+        assert first.version_spans == (VersionSpan(3, 0, num_sampled, trainer.incarnation),)
+        assert first.finish_reason in ("stop", "length")
+        assert first.message["role"] == "assistant"
+        assert unpack_ids(first.appended_ids).size
+
+        follow = msgspec.structs.replace(
+            request,
+            request_id="turn-2",
+            messages=[QUESTION, first.message, QUESTION],
+            recorded_ids=first.appended_ids + first.token_ids,
+            num_recorded_messages=2,
+        )
+        second = decode_sampled_turn((await client.post(TURN_PATH, content=encode_turn(follow))).content)
+        assert unpack_ids(second.appended_ids).size
+        assert unpack_ids(second.token_ids).size
+
+
+async def test_a_turn_that_cannot_be_sampled_is_refused_with_its_kind(
+    trainer: PlayedTrainer, generator: GeneratorProcess
+) -> None:
+    await trainer.push(3)
+    too_long = TurnRequest(trainer.run_id, "turn-1", [{"role": "user", "content": "a" * 5000}])
+    another = TurnRequest("another-run", "turn-1", [QUESTION])
+    refused = {"context_length": (422, encode_turn(too_long)), "another_run": (409, encode_turn(another)),
+               "malformed": (422, b"{}")}  # fmt: skip
+    async with generator.client(INTERNAL_KEY) as client:
+        for kind, (status, body) in refused.items():
+            answer = await client.post(TURN_PATH, content=body)
+            assert (answer.status_code, answer.json().get("kind")) == (status, kind), answer.text
+            assert answer.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,158 @@
+"""Turns over real HTTP: which generator a session asks, and what it does when that one cannot answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from services.sessions import turn_client
+from services.sessions.turn_client import TurnClient, ranked, turn_http_client
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.redis_connection import Redis
+from shared.service.tls import PeerTls
+from shared.turns import SampledTurn, TurnRefusedError, TurnRequest
+from tests.eventually import eventually
+from tests.http.service_process import INTERNAL_KEY
+from tests.sessions.fake_generators import Reply, generator
+from tests.sessions.scripted import answer, assistant, user
+
+REQUEST = TurnRequest("run-test", "00000000-0", [user("2+2?")], max_tokens=7, max_row_tokens=9)
+
+
+def four(request: TurnRequest) -> SampledTurn:
+    return answer(request, assistant("4"))
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with turn_http_client(internal_key=INTERNAL_KEY, peers=PeerTls()) as client:
+        yield client
+
+
+@pytest.fixture
+def client(redis: Redis, run_keys: RunKeys, http: httpx.AsyncClient) -> TurnClient:
+    return TurnClient(redis, keys=run_keys, http=http)
+
+
+async def ask(client: TurnClient, session_id: str = "00000000-0") -> SampledTurn:
+    async with asyncio.timeout(120):
+        return await client.sample(REQUEST, session_id=session_id)
+
+
+async def test_a_turn_comes_back_whole_and_every_attempt_has_a_name_of_its_own(
+    client: TurnClient, redis: Redis, run_keys: RunKeys
+) -> None:
+    async with generator(redis, run_keys, four) as fake:
+        assert await ask(client) == four(REQUEST)
+        await ask(client)
+    first, second = fake.requests
+    assert first.request_id != second.request_id
+    assert first.request_id.startswith("00000000-0-")
+    assert (first.messages, first.max_tokens, first.max_row_tokens) == (REQUEST.messages, 7, 9)
+
+
+def test_a_session_keeps_to_its_replica_and_only_those_of_a_lost_replica_move() -> None:
+    three, two = dict.fromkeys("abc", ""), dict.fromkeys("ab", "")
+    sessions = [f"{group:08d}-{branch}" for group in range(100) for branch in range(4)]
+    before = {session: ranked(session, three)[0] for session in sessions}
+    after = {session: ranked(session, two)[0] for session in sessions}
+    assert {session for session in sessions if before[session] != after[session]} == {
+        session for session in sessions if before[session] == "c"
+    }
+    counts = [list(before.values()).count(name) for name in three]
+    assert min(counts) > 90
+
+
+@pytest.mark.parametrize("reply", [(503, "not ready"), (409, "another_run"), (500, "broken"), (404, "old")])
+async def test_a_replica_that_cannot_sample_now_is_passed_over(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, reply: Reply
+) -> None:
+    async with (
+        generator(redis, run_keys, lambda _: reply, name="a") as away,
+        generator(redis, run_keys, four, name="b") as there,
+    ):
+        session_id = next(f"{number}" for number in range(100) if ranked(f"{number}", {"a": "", "b": ""})[0] == "a")
+        assert await ask(client, session_id) == four(REQUEST)
+        assert (len(away.requests), len(there.requests)) == (1, 1)
+
+
+async def test_a_turn_waits_for_a_generator_that_serves_the_run(
+    client: TurnClient, redis: Redis, run_keys: RunKeys
+) -> None:
+    async with generator(redis, run_keys, four, name="loading", doing="loading the model") as loading:
+        asking = asyncio.create_task(ask(client))
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        async with generator(redis, run_keys, four, name="there"):
+            assert await asking == four(REQUEST)
+    assert loading.requests == []
+
+
+async def test_a_turn_is_asked_for_again_until_the_only_generator_is_ready(
+    client: TurnClient, redis: Redis, run_keys: RunKeys
+) -> None:
+    replies: list[Reply] = [(503, "not ready"), (503, "not ready"), four(REQUEST)]
+    async with generator(redis, run_keys, lambda _: replies.pop(0)):
+        assert await ask(client) == four(REQUEST)
+
+
+@pytest.mark.parametrize("kind", ["context_length", "chat_template", "sampling"])
+async def test_a_refusal_is_an_outcome(client: TurnClient, redis: Redis, run_keys: RunKeys, kind: str) -> None:
+    async with generator(redis, run_keys, lambda _: (422, kind)) as fake:
+        with pytest.raises(TurnRefusedError, match=r"generator-0 .*refused a turn: it is") as refused:
+            await ask(client)
+        assert refused.value.kind == kind
+        assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(("status", "kind"), [(413, "context_length"), (422, "context_length"), (400, "malformed")])
+async def test_a_body_that_the_servers_limits_refuse_is_not_sent_again(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, status: int, kind: str
+) -> None:
+    async with generator(redis, run_keys, lambda _: (status, None)) as fake:
+        with pytest.raises(TurnRefusedError) as refused:
+            await ask(client)
+        assert refused.value.kind == kind
+        assert len(fake.requests) == 1
+
+
+async def test_a_turn_on_which_every_replica_fails_is_given_up(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_client, "_LAST_PAUSE_S", 0.05)
+    async with generator(redis, run_keys, lambda _: (500, None)) as fake:
+        with pytest.raises(TurnRefusedError, match=r"16 attempts failed; generator generator-0 at .* failed: it is"):
+            await ask(client)
+        assert len(fake.requests) == 16
+
+
+async def test_a_generator_that_dies_in_the_middle_of_a_turn_is_replaced(
+    client: TurnClient, redis: Redis, run_keys: RunKeys
+) -> None:
+    async def hang(_: TurnRequest) -> Reply:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with generator(redis, run_keys, hang, name="a") as dying:
+        asking = asyncio.create_task(ask(client))
+        await eventually(lambda: dying.requests)
+        # As on a machine that disappeared: its lease expires, and its connections stay open.
+        await redis.zrem(run_keys.leases(GENERATORS), "a")
+        async with generator(redis, run_keys, four, name="b") as other:
+            assert await asking == four(REQUEST)
+            assert len(other.requests) == 1
+
+
+async def test_a_wrong_key_is_reported_and_the_turn_waits(
+    redis: Redis, run_keys: RunKeys, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        turn_http_client(internal_key="wrong", peers=PeerTls()) as http,
+        generator(redis, run_keys, four) as fake,
+    ):
+        asking = asyncio.create_task(ask(TurnClient(redis, keys=run_keys, http=http)))
+        await eventually(lambda: "HEADRACE_INTERNAL_KEY" in caplog.text)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert fake.requests == []

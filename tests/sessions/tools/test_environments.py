@@ -1,0 +1,120 @@
+"""Environments in real processes: one a rollout, with its own state, and killed at its end."""
+
+import asyncio
+
+import pytest
+
+from services.sessions.tools.environments import Environments
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
+from shared.errors import UserError
+from tests.eventually import eventually
+from tests.rewarder.conftest import is_running
+from tests.sessions.tools.conftest import LIMITS, USER_CODE, tool_places
+
+
+async def environments_of(factory: str, *, timeout_s: float = 120.0) -> Environments:
+    return await Environments.load(
+        f"environments_under_test:{factory}",
+        tool_places(USER_CODE),
+        LIMITS,
+        timeout_s=timeout_s,
+        import_timeout_s=240.0,
+    )
+
+
+@pytest.mark.parametrize("factory", ["Counter", "make_counter"])
+async def test_an_environment_keeps_its_state_from_its_reset_to_its_reward(factory: str) -> None:
+    async with (await environments_of(factory)).started() as environment:
+        tools = [schema["function"]["name"] for schema in environment.schemas]
+        assert tools == ["add", "crash", "hang", "process", "wait_and_add"]
+        assert await environment.reset({"goal": 8, "level": "easy"}) == "Count to 8."
+        assert await environment.call("add", {"number": 2}) == "2 of 8"
+        assert await environment.call("wait_and_add", {"number": 1}) == "3 of 8"
+        assert await environment.call("wait_and_add", {"number": 1}) == "4 of 8"
+        assert await environment.reward() == 0.5
+
+
+async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> None:
+    environments = await environments_of("Counter")
+    async with environments.started() as one, environments.started() as other:
+        await asyncio.gather(one.reset({"goal": 8}), other.reset({"goal": 9}))
+        await one.call("add", {"number": 5})
+        assert await other.call("add", {"number": 1}) == "1 of 9"
+        processes = [(await environment.call("process", {})).split() for environment in (one, other)]
+    assert [made for _, made in processes] == ["1", "1"]
+    assert len({pid for pid, _ in processes}) == 2
+    await eventually(lambda: not any(is_running(int(pid)) for pid, _ in processes))
+
+
+async def test_calls_at_the_same_time_are_made_one_after_the_other() -> None:
+    async with (await environments_of("Counter")).started() as environment:
+        await environment.reset({"goal": 8})
+        said = await asyncio.gather(*(environment.call("add", {"number": 1}) for _ in range(3)))
+    assert said == ["1 of 8", "2 of 8", "3 of 8"]
+
+
+async def test_the_model_gets_the_error_of_a_method_and_the_state_stays() -> None:
+    async with (await environments_of("Counter")).started() as environment:
+        await environment.reset({"goal": 8})
+        await environment.call("add", {"number": 5})
+        for name, arguments, says in (
+            ("add", {"number": -1}, "only upwards"),
+            ("add", {"amount": 1}, "Counter.add() got an unexpected keyword argument 'amount'"),
+            ("reset", {"goal": 1}, "Tool reset not found."),
+            ("get_reward", {}, "Tool get_reward not found."),
+            ("_secret", {}, "Tool _secret not found."),
+            ("__init__", {}, "Tool __init__ not found."),
+        ):
+            with pytest.raises(ToolError) as raised:
+                await environment.call(name, arguments)
+            assert str(raised.value) == says
+        assert await environment.call("add", {"number": 1}) == "6 of 8"
+
+
+async def test_an_environment_without_a_reward_or_an_observation_has_none() -> None:
+    async with (await environments_of("Quiet")).started() as environment:
+        assert environment.schemas == []
+        assert await environment.reset({}) == ""
+        assert await environment.reward() is None
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("hang", "hang took longer than 5 s and was killed"),
+        ("crash", "crash: its process died: it ended with exit status 7"),
+    ],
+)
+async def test_an_environment_that_hangs_or_crashes_is_lost(method: str, says: str) -> None:
+    async with (await environments_of("Counter", timeout_s=5.0)).started() as environment:
+        await environment.reset({"goal": 8})
+        with pytest.raises(ToolLostError, match=says):
+            await environment.call(method, {})
+        with pytest.raises(ToolLostError):
+            await environment.call("add", {"number": 1})
+
+
+async def test_a_reset_that_fails_loses_the_rollout_and_says_why() -> None:
+    async with (await environments_of("FailsToReset")).started() as environment:
+        with pytest.raises(ToolLostError, match="reset ended with an exception: no such level"):
+            await environment.reset({})
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("WithoutReset", "makes a WithoutReset without a method reset(**row); add one"),
+        (
+            "WithoutDocstring",
+            "environments_under_test:WithoutDocstring.act cannot be a tool: DocstringParsingException",
+        ),
+        ("NeedsArguments", "missing 1 required positional argument: 'size'; it is called without arguments"),
+        ("Popen", "only imports Popen, which belongs to subprocess"),
+        ("SHELL", "only imports SHELL, which belongs to subprocess"),
+        ("Contour", "has no function Contour"),
+    ],
+)
+async def test_a_factory_that_cannot_be_used_is_refused_with_what_to_do(factory: str, says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        await environments_of(factory)
+    assert says in str(refused.value)

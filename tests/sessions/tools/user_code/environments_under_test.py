@@ -1,0 +1,101 @@
+"""Environments as users write them, good and bad. Nothing here imports headrace."""
+
+import asyncio
+import os
+import time
+from subprocess import Popen
+from typing import Any
+
+__all__ = ["Counter"]
+_made = 0
+
+
+class Counter:
+    """Counts up to the row's goal."""
+
+    def __init__(self) -> None:
+        global _made
+        _made += 1
+        self.count = self.goal = 0
+        self._turns = asyncio.Lock()
+
+    @property
+    def trap(self) -> int:
+        raise AssertionError("a property was evaluated")
+
+    def reset(self, goal: int, **_: Any) -> str:
+        self.count, self.goal = 0, goal
+        return f"Count to {goal}."
+
+    def add(self, number: int) -> str:
+        """Add to the count.
+
+        Args:
+            number: The number to add.
+        """
+        if number < 0:
+            raise ValueError("only upwards")
+        self.count += number
+        return f"{self.count} of {self.goal}"
+
+    async def wait_and_add(self, number: int) -> str:
+        """Add to the count, later.
+
+        Args:
+            number: The number to add.
+        """
+        async with self._turns:
+            await asyncio.sleep(0)
+        return self.add(number)
+
+    def process(self) -> str:
+        """Return the process and the number of environments that were made in it."""
+        return f"{os.getpid()} {_made}"
+
+    def hang(self) -> str:
+        """Never return."""
+        while True:
+            time.sleep(0.05)
+
+    def crash(self) -> str:
+        """End the process at once."""
+        os._exit(7)
+
+    async def get_reward(self) -> float:
+        return self.count / self.goal
+
+    def _secret(self) -> str:
+        return "not a tool"
+
+
+class Quiet:
+    def reset(self, **_: Any) -> None:
+        return None
+
+
+def make_counter() -> Counter:
+    return Counter()
+
+
+class WithoutReset:
+    def act(self) -> str:
+        """Act."""
+        return ""
+
+
+class WithoutDocstring(Quiet):
+    def act(self) -> str:
+        return ""
+
+
+class NeedsArguments(Quiet):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class FailsToReset:
+    def reset(self, **_: Any) -> str:
+        raise ValueError("no such level")
+
+
+SHELL = Popen

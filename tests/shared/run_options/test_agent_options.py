@@ -1,0 +1,40 @@
+"""Options of agents: tools are distinct, and there is a parser for their calls."""
+
+from typing import Any
+
+import pytest
+
+from shared.errors import UserError
+from shared.run_options.run_config import parse_run_config
+
+pytestmark = pytest.mark.unit
+
+RUN: dict[str, Any] = {"model": "m", "dataset_name": "org/data", "reward_funcs": ["accuracy_reward"]}
+
+
+def test_a_run_has_no_tools_unless_it_names_some() -> None:
+    assert parse_run_config(RUN).tools == []
+    config = parse_run_config(RUN | {"tools": ["my.tools:add", "my.tools:mul"], "max_tool_calling_iterations": 4})
+    assert (config.tools, config.max_tool_calling_iterations) == (["my.tools:add", "my.tools:mul"], 4)
+    assert config.tool_timeout_s == 30
+
+
+def test_calls_are_read_by_the_parser_of_hermes_unless_the_run_names_another() -> None:
+    assert parse_run_config(RUN).parser_of_tool_calls() == "hermes"
+    assert parse_run_config(RUN | {"tool_call_parser": "mistral"}).parser_of_tool_calls() == "mistral"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tools": ["my:add", "my:mul", "my:add"]}, "tools: my:add is listed twice"),
+        ({"tools": [f"my:f{n}" for n in range(129)]}, "tools: .*at most 128"),
+        ({"tools": "my:add"}, "tools: .*list"),
+        ({"max_tool_calling_iterations": 0}, "max_tool_calling_iterations: "),
+        ({"tool_timeout_s": 0}, "tool_timeout_s: "),
+        ({"tool_call_parser": ""}, "tool_call_parser: "),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse_run_config(RUN | options)

@@ -1,0 +1,22 @@
+"""The metrics of an evaluation of which some rollouts were lost."""
+
+import math
+
+import pytest
+
+from services.trainer.intake.running_evaluation import RunningEvaluation
+from shared.run_options.run_config import RunConfig
+from tests.groups import scored_group
+from tests.trainer.intake.batch_rig import lost
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_group_without_a_token_names_no_version(run_config: RunConfig) -> None:
+    evaluation = RunningEvaluation(step=7, num_prompts=2, num_skipped=0, began_at=0.0)
+    evaluation.add(1, lost(scored_group("00000001"), 0, 1))
+    assert math.isnan(evaluation.metrics(run_config)["eval_policy_version/min"])
+    evaluation.add(0, lost(scored_group("00000000", policy_version=6), 0))
+    metrics = evaluation.metrics(run_config)
+    assert [metrics[f"eval_policy_version/{name}"] for name in ("min", "mean", "max")] == [6.0, 6.0, 6.0]
+    assert (metrics["eval_reward"], metrics["eval_completions/mean_length"]) == (1.0, 2.0)
