@@ -6,7 +6,6 @@ vLLM is imported only when it is used.
 """
 
 import logging
-import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -179,6 +178,8 @@ def _parsed_request(request: TurnRequest) -> Any:
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
-    """Return a call in OpenAI's format. Mistral's templates require ids of nine letters and digits."""
+    from vllm.renderers.chat_utils import make_tool_call_id
+
+    make_id: Any = make_tool_call_id  # partly untyped
     function = {"name": encodable(call.name), "arguments": encodable(call.arguments)}
-    return {"id": call.id or uuid.uuid4().hex[:9], "type": "function", "function": function}
+    return {"id": call.id or make_id(), "type": "function", "function": function}

@@ -18,6 +18,7 @@ templates that write the last message in another way.
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import uuid
@@ -117,26 +118,32 @@ class TurnRenderer:
     def _text(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True
     ) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                [self._for_template(message) for message in messages],
-                tools=list(tools) or None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **self._chat_template_kwargs,
-            )
-        except Exception as error:  # a template can fail in any way with messages that it was not made for
-            reason = str(error).partition("\n")[0][:500] or type(error).__name__
-            raise _refusal(f"the model's chat template refuses this conversation: {reason}") from error
-        return encodable(text)
+        problem = Exception()
+        for short_ids in (False, True):
+            try:
+                text: str = self._tokenizer.apply_chat_template(
+                    [self._for_template(message, short_ids=short_ids) for message in messages],
+                    tools=list(tools) or None,
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **self._chat_template_kwargs,
+                )
+            except Exception as error:  # noqa: BLE001  a template can fail in any way with what it was not made for
+                problem = error
+            else:
+                return encodable(text)
+        reason = str(problem).partition("\n")[0][:500] or type(problem).__name__
+        raise _refusal(f"the model's chat template refuses this conversation: {reason}") from problem
 
-    def _for_template(self, message: ChatMessage) -> ChatMessage:
+    def _for_template(self, message: ChatMessage, *, short_ids: bool) -> ChatMessage:
         """Return a message as templates expect it, with the arguments of calls as objects."""
         # As in vLLM, results are text for all templates.
         takes_parts = self._takes_parts and message.get("role") != "tool"
         made = {**message, "content": _content(message.get("content"), as_parts=takes_parts)}
         calls = made.pop("tool_calls", None)  # to some templates, an empty list is a call
-        return made | {"tool_calls": [_with_parsed_arguments(call) for call in calls]} if calls else made
+        if calls:
+            made["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        return _with_short_ids(made) if short_ids else made
 
     def _encode(self, text: str) -> list[int]:
         # The template has written all special tokens. Without verbose, a long text is a line in the log.
@@ -189,6 +196,20 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             arguments = json.loads(arguments)
     return {**call, "function": {**call["function"], "arguments": arguments if isinstance(arguments, dict) else {}}}
+
+
+def _with_short_ids(message: ChatMessage) -> ChatMessage:
+    """Return a message with ids of nine letters and digits, which Mistral's templates require."""
+    made = dict(message)
+    if "tool_call_id" in made:
+        made["tool_call_id"] = _short_id(made["tool_call_id"])
+    if "tool_calls" in made:
+        made["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in made["tool_calls"]]
+    return made
+
+
+def _short_id(call_id: object) -> str:
+    return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]
 
 
 def _refusal(message: str) -> TurnRefusedError:

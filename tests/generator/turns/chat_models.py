@@ -103,10 +103,10 @@ PARTS = (
 NINE = (
     TOOLS
     + "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    + "{% for id in [m.tool_call_id] if m.tool_call_id %}{{ id }}{% if id | length != 9 %}"
-    + "{{ raise_exception('ids must have length 9') }}{% endif %}{% endfor %}"
-    + "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% if call.id | length != 9 %}"
-    + "{{ raise_exception('ids must have length 9') }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    + "{% for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
+    + "{% set id = m.tool_calls[0].id if m.tool_calls else m.tool_call_id %}{% if id %} {{ id }}"
+    + "{% if id | length != 9 %}{{ raise_exception('ids must have length 9') }}{% endif %}{% endif %}"
+    + "<|im_end|>\n{% endfor %}"
     + PROMPT
 )
 """Requires ids of nine characters, as Mistral's templates do."""

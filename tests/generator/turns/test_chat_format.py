@@ -43,7 +43,7 @@ def message(
     made = model_format.message(request, completion)
     call_ids = [call.pop("id") for call in made.get("tool_calls", [])]
     assert len(set(call_ids)) == len(call_ids)
-    assert all(call_id.isalnum() and len(call_id) == 9 for call_id in call_ids), "Mistral's templates require it"
+    assert all(call_ids)
     assert made.pop("role") == "assistant"
     return made
 

@@ -243,6 +243,20 @@ def test_half_a_surrogate_pair_is_written_as_an_escape() -> None:
     )
 
 
+def test_ids_are_shortened_for_a_template_that_refuses_long_ones() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": [a_call()]}
+    after = "\n<|im_start|>tool\n2 d0f631ca1<|im_end|>\n<|im_start|>assistant\n"
+    request = a_request(QUESTION, called, RESULT, recorded="2<|im_end|>", num_recorded=2)
+    assert appended(NINE, request) == ids_of(after)
+    assert appended(NINE, a_request(QUESTION, called, RESULT)) == ids_of(
+        '<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n{"a": 1} d0f631ca1<|im_end|>' + after
+    )
+    nine = {"role": "tool", "tool_call_id": "123456789", "content": "2"}
+    assert appended(NINE, a_request(QUESTION, nine))[
+        -len(ids_of(" 123456789<|im_end|>\n<|im_start|>assistant\n")) :
+    ] == (ids_of(" 123456789<|im_end|>\n<|im_start|>assistant\n"))
+
+
 @pytest.mark.parametrize("no_calls", [None, []])
 def test_a_list_without_calls_is_left_out(no_calls: list[object] | None) -> None:
     answer = {"role": "assistant", "content": "2", "tool_calls": no_calls}
