@@ -114,8 +114,10 @@ def read_trained(run_dir: Path) -> Trained:
 
 
 def _num_turns(rollout: Mapping[str, Any]) -> int:
-    said = rollout.get("completion")
-    return sum(message["role"] == "assistant" for message in said) if isinstance(said, list) else 1
+    if not isinstance(rollout.get("completion"), list):
+        return 1
+    messages: list[dict[str, Any]] = rollout["completion"]
+    return sum(message["role"] == "assistant" for message in messages)
 
 
 def make_outcome(

@@ -145,9 +145,9 @@ class Engine:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        params = SamplingParams(
-            **sampling_arguments(config, num_completions=num_completions) | {"max_tokens": max_tokens}
-        )
+        arguments = sampling_arguments(config, num_completions=num_completions)
+        arguments["max_tokens"] = max_tokens
+        params = SamplingParams(**arguments)
         final: Any = None
         try:
             async for output in self.client.generate(

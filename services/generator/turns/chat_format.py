@@ -178,8 +178,8 @@ def _parsed_request(request: TurnRequest) -> Any:
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
-    from vllm.renderers.chat_utils import make_tool_call_id
+    import vllm.renderers.chat_utils
 
-    make_id: Any = make_tool_call_id  # partly untyped
+    utils: Any = vllm.renderers.chat_utils  # partly untyped
     function = {"name": encodable(call.name), "arguments": encodable(call.arguments)}
-    return {"id": call.id or make_id(), "type": "function", "function": function}
+    return {"id": call.id or utils.make_tool_call_id(), "type": "function", "function": function}

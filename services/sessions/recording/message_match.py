@@ -67,7 +67,8 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _json_value(inner) for key, inner in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [_json_value(inner) for inner in cast("list[Any]", value)]
+        items: list[Any] = [*value]
+        return [_json_value(item) for item in items]
     return value
 
 

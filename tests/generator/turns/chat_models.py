@@ -5,6 +5,7 @@ In a template, a newline right after a statement is dropped, so there it is writ
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -118,17 +119,20 @@ NO_RESULTS = (
 ONLY_USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}"
 
 
-def make_tokenizer(chat_template: str | None, *, eos_token: str = "<|im_end|>") -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    chat_template: str | None, *, eos_token: str = "<|im_end|>", special: Sequence[str] = SPECIAL
+) -> PreTrainedTokenizerFast:
     """Return a tokenizer whose special tokens come first; the first of them stands for unknown characters."""
-    tokenizer = Tokenizer(models.WordLevel(_TABLE, unk_token=SPECIAL[0]))
+    table = {token: index for index, token in enumerate((*special, *ADDED, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(table, unk_token=special[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False) for token in ADDED])
     made: Any = PreTrainedTokenizerFast
     return made(
         tokenizer_object=tokenizer,
-        unk_token=SPECIAL[0],
+        unk_token=special[0],
         eos_token=eos_token,
         chat_template=chat_template,
         clean_up_tokenization_spaces=False,

@@ -38,7 +38,8 @@ def message(
     sampled: str, *, finish_reason: str = "stop", request: TurnRequest = REQUEST, **options: Any
 ) -> dict[str, Any]:
     """Return the message of a sampled text, without the ids of its calls, which are random but distinct."""
-    model_format = ModelChatFormat(make_tokenizer(QWEN_3), **{"tool_call_parser": "hermes"} | options)
+    options = {"tool_call_parser": "hermes"} | options
+    model_format = ModelChatFormat(make_tokenizer(QWEN_3), **options)
     completion = SampledCompletion("", ids_of(sampled), [], [], finish_reason)
     made = model_format.message(request, completion)
     call_ids = [call.pop("id") for call in made.get("tool_calls", [])]

@@ -244,8 +244,8 @@ def test_rollouts_of_agents_are_shown_with_their_rows_tool_calls_and_losses(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
-    plain = {"step": 3, "prompt": "1+1=", "completion": "2", "policy_versions": []}
-    forked = {
+    plain: dict[str, Any] = {"step": 3, "prompt": "1+1=", "completion": "2", "policy_versions": []}
+    forked: dict[str, Any] = {
         **plain,
         "completion": [call, {"role": "tool", "content": "5"}],
         "rows": [{"num_tokens": 12}, {"num_tokens": 30}],

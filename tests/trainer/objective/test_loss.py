@@ -158,7 +158,9 @@ def test_the_only_row_of_a_rollout_counts_as_a_whole_one_bit_by_bit() -> None:
     mask_BT = (torch.rand(5, 7) < 0.6).float()
     mask_BT[:, 0] = 1.0
     advantages_B = torch.randn(5)
-    case = Case(logprobs_BT.tolist(), advantages_B.tolist(), mask=mask_BT.int().tolist(), dtype=torch.float32)
+    given: list[Any] = [logprobs_BT.tolist(), advantages_B.tolist(), mask_BT.int().tolist()]
+    logprobs, advantages, mask = given
+    case = Case(logprobs, advantages, mask=mask, dtype=torch.float32)
     result, gradient = loss_of(case, loss_type="grpo")
     plain_BT = logprobs_BT.clone().requires_grad_()
     terms_BT = -torch.exp(plain_BT - plain_BT.detach()) * advantages_B[:, None] * mask_BT

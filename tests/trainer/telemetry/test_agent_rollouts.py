@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -90,7 +91,7 @@ def test_rollouts_that_are_all_lost_have_no_length() -> None:
 
 def test_the_log_counts_the_tokens_of_all_rows_and_says_where_each_ends() -> None:
     values = {"trainer_logprobs": [-1.0, -2.0], "importance_ratio": [1.0, 2.0], "entropy": [0.5, 0.25]}
-    arrays = [SimpleNamespace(**{name: np.array(each) for name, each in values.items()}, advantage=0.5)] * 2
+    arrays: list[Any] = [SimpleNamespace(**{name: np.array(each) for name, each in values.items()}, advantage=0.5)] * 2
     forked, lost, cut = rollout_rows(
         [agents(FORKED, LOST, CUT)],
         step=3,

@@ -86,7 +86,11 @@ def test_a_conversation_is_shown_as_people_read_it_and_other_columns_as_json() -
 
 
 def test_tool_calls_are_shown_to_the_judge() -> None:
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    call: dict[str, Any] = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"function": {"name": "add", "arguments": "{}"}}],
+    }
     said = [call, {"role": "tool", "content": "42"}, {"role": "assistant", "content": "It is 42."}]
     talk = RewardCall(prompts=[[{"role": "user", "content": "6*7?"}]], completions=[said], columns={})
     asked = sent(talk, rubric="{{completion}}")["messages"][0]["content"]
