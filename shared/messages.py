@@ -175,7 +175,7 @@ class Rollout(msgspec.Struct, frozen=True):
 
     def is_truncated(self) -> bool:
         """Whether the turn that ended last hit a length limit. Its row may have begun before others."""
-        last_turns = [row.turns[-1] for row in self.rows]
+        last_turns = [row.turns[-1] for row in reversed(self.rows)]  # of two that ended together, the later row's
         return bool(last_turns) and max(last_turns, key=lambda turn: turn.ended_at_s).finish_reason == "length"
 
 
