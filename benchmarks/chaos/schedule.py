@@ -17,6 +17,7 @@ DAMAGED_CHECKPOINT, CUT_AOF, BROKEN_AOF = "damaged checkpoint", "cut AOF", "brok
 
 LAUNCHER, TRAINER, RANK, GENERATOR, ENGINE = "launcher", "trainer API", "rank", "generator", "engine worker"
 REWARDER, FORK_SERVER, REWARD_WORKER, REDIS = "rewarder", "fork server", "reward worker", "Redis"
+SESSIONS = "sessions"
 EVERYTHING, DISK = "everything", "disk"
 
 SIGNALS = (KILL, TERM, STOP)

@@ -18,6 +18,7 @@ _SERVICES = {
     "services.generator": schedule.GENERATOR,
     "services.generator.simulated": schedule.GENERATOR,
     "services.rewarder": schedule.REWARDER,
+    "services.sessions": schedule.SESSIONS,
 }
 
 
