@@ -75,6 +75,7 @@ class LoadedEngine(CommandedEngine):
 
     client = None
     is_dead = False
+    max_model_len: int | None = None
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()

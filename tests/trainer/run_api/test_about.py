@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from services.trainer.run_api.trainer_api import TrainerApi
+from shared.messages import SCHEMA_VERSION
 from shared.run_options.run_config import RunConfig
 from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About
 from shared.version import VERSION
@@ -32,7 +33,7 @@ async def test_each_key_opens_the_route_that_it_is_for_and_no_other(
 ) -> None:
     assert (await client.get(path, headers=with_key(wrong))).status_code == 401
     told = About.model_validate((await client.get(path, headers=with_key(right))).json())
-    assert (told.service, told.headrace, told.wire) == ("trainer", VERSION, 1)
+    assert (told.service, told.headrace, told.wire) == ("trainer", VERSION, SCHEMA_VERSION)
 
 
 async def test_the_internal_key_opens_nothing_else(client: httpx.AsyncClient) -> None:
