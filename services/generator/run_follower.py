@@ -19,7 +19,7 @@ from services.generator.engine.engine import Engine, EngineDiedError, start_engi
 from services.generator.engine.engine_failure import EngineWatch
 from services.generator.engine.engine_spec import EngineSpec, spec_for
 from services.generator.engine.output_gate import GatedClient, OutputGate
-from services.generator.engine.receiving_engine import ReceivingEngine, VllmReceivingEngine
+from services.generator.engine.receiving_engine import ReceivingEngine, VllmReceivingEngine, reserve_staging
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
 from services.generator.policy_api.openai_routes import OpenAiRoutes
@@ -248,20 +248,12 @@ class RunFollower:
         receiving = VllmReceivingEngine(engine.client, engine.spec.adapter)
         if config.push_staging == "none" or engine.spec.adapter is not None:
             return receiving
-        timeout_s = self._settings.engine_start_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                await receiving.call_workers("reserve")
-        except TimeoutError as error:
-            raise EngineDiedError(f"vLLM did not allocate staging memory within {timeout_s:.0f} s") from error
-        except Exception as error:  # vLLM raises a bare Exception for any failure in a worker
+            await reserve_staging(receiving, timeout_s=self._settings.engine_start_timeout_s)
+        except UserError:
             receiving.close()
             self._require_living_engine()
-            raise UserError(
-                f"memory for a second copy of the weights could not be allocated ({error}); use a larger machine, or "
-                "set push_staging: none",
-                field="push_staging",
-            ) from error
+            raise
         return receiving
 
     async def _generate(self, run_id: str, keys: RunKeys, config: RunConfig, engine: Engine) -> None:

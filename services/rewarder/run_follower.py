@@ -21,9 +21,9 @@ from shared.redis.redis_connection import Redis
 from shared.redis.redis_readiness import wait_until_back
 from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
+from shared.redis.served_runs import ServedRuns
 from shared.refusals import refuse, take_back
 from shared.run_options.run_config import RunConfig
-from shared.service.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -81,34 +81,27 @@ class RunFollower:
             UnavailableError: Redis did not come back in time.
         """
         store = RunStore(self._redis)
-        serving: dict[str, asyncio.Task[None]] = {}
+        serving = ServedRuns(self._score_run, name="rewards of")
         try:
             while not self._stopping.is_set():
-                await self._follow(await store.served(), serving)
+                served = await store.served()
+                self._note(served)
+                await serving.follow(served)
+                self._forget_all_but(served)
                 await self._pause()
-            if serving:
-                await asyncio.wait(serving.values(), timeout=self._drain_s)
+            await serving.wait(timeout_s=self._drain_s)
         finally:
-            await _cancel(*serving.values())
+            await serving.cancel()
 
-    async def _follow(self, served: list[RunRecord], serving: dict[str, asyncio.Task[None]]) -> None:
-        for run_id in [run_id for run_id, task in serving.items() if task.done()]:
-            serving.pop(run_id).result()
-        for run_id in serving.keys() - {record.run_id for record in served}:
-            log.info("run %s is over", run_id, extra={"run_id": run_id})
-            await _cancel(serving.pop(run_id))
+    def _note(self, served: list[RunRecord]) -> None:
+        for record in served:
+            self._states[record.run_id] = TrainerState(record.progress.step, record.progress.max_steps)
+
+    def _forget_all_but(self, served: list[RunRecord]) -> None:
         # Also for runs whose task ended by itself because Redis lost them.
         for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in served}:
             self._states.pop(run_id, None)
             self._reward_names.pop(run_id, None)
-        for record in served:
-            self._states[record.run_id] = TrainerState(record.progress.step, record.progress.max_steps)
-            if record.run_id not in serving:
-                serving[record.run_id] = asyncio.create_task(self._serve(record), name=f"rewards of {record.run_id}")
-
-    async def _serve(self, record: RunRecord) -> None:
-        with about(run_id=record.run_id):
-            await self._score_run(record)
 
     async def _score_run(self, record: RunRecord) -> None:
         try:
@@ -149,9 +142,3 @@ class RunFollower:
                 await self._stopping.wait()
         except TimeoutError:
             pass
-
-
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

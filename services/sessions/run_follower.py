@@ -25,9 +25,9 @@ from shared.redis.redis_connection import Redis
 from shared.redis.redis_readiness import wait_until_back
 from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
+from shared.redis.served_runs import ServedRuns
 from shared.refusals import refuse, take_back
 from shared.run_options.run_config import RunConfig
-from shared.service.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -69,26 +69,13 @@ class RunFollower:
             UnavailableError: Redis did not come back in time.
         """
         store = RunStore(self._redis)
-        serving: dict[str, asyncio.Task[None]] = {}
+        serving = ServedRuns(self._play_run, name="sessions of")
         try:
             while True:
-                await self._follow(await store.served(), serving)
+                await serving.follow(await store.served())
                 await asyncio.sleep(self._settings.poll_every_s)
         finally:
-            await _cancel(*serving.values())
-
-    async def _follow(self, served: list[RunRecord], serving: dict[str, asyncio.Task[None]]) -> None:
-        for run_id in [run_id for run_id, task in serving.items() if task.done()]:
-            serving.pop(run_id).result()
-        for run_id in serving.keys() - {record.run_id for record in served}:
-            await _cancel(serving.pop(run_id))
-        for record in served:
-            if record.run_id not in serving:
-                serving[record.run_id] = asyncio.create_task(self._serve(record), name=f"sessions of {record.run_id}")
-
-    async def _serve(self, record: RunRecord) -> None:
-        with about(run_id=record.run_id):
-            await self._play_run(record)
+            await serving.cancel()
 
     async def _play_run(self, record: RunRecord) -> None:
         name = self._settings.name
@@ -144,9 +131,3 @@ class RunFollower:
 
 async def _for_ever() -> None:
     await asyncio.Event().wait()
-
-
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
