@@ -6,9 +6,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import cast
-
-EXIT_STOPPED, EXIT_CRASHED, EXIT_USER_ERROR = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,23 +17,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ).parse_args(arguments)
 
     from services.rewarder.settings import RewarderSettings
-    from shared.errors import HeadraceError, UserError
-    from shared.service.child_secrets import close_to_others, hide_secrets
-    from shared.service.logs import configure_first_logging, configure_logging, log_lines
-    from shared.service.variable_names import warn_of_unknown_variables
-    from shared.settings import from_environment
+    from shared.errors import HeadraceError
+    from shared.service_process import EXIT_CRASHED, EXIT_STOPPED, EXIT_USER_ERROR, exit_code_of, settings_of_process
 
     log = logging.getLogger("services.rewarder")
-    configure_first_logging(os.environ)
-    warn_of_unknown_variables(os.environ)
-    try:
-        settings = from_environment(RewarderSettings)
-    except UserError as error:
-        log_lines(log, error)
+    settings = settings_of_process(RewarderSettings)
+    if settings is None:
         return EXIT_USER_ERROR
-    hide_secrets(os.environ)
-    close_to_others()  # before the first worker starts
-    configure_logging(settings.log_level, log_format=settings.log_format)
 
     from services.rewarder.service import RewarderService
 
@@ -47,11 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             await service.run()
             exit_code = EXIT_STOPPED
         except (HeadraceError, ExceptionGroup) as error:
-            cause = _first(error)
-            if not isinstance(cause, HeadraceError):
-                raise
-            log.critical("%s", cause)
-            exit_code = EXIT_USER_ERROR if isinstance(cause, UserError) else EXIT_CRASHED
+            exit_code = exit_code_of(error)
         finally:
             if not await service.let_go():
                 log.warning("an async reward function did not end although it was cancelled; exiting without it")
@@ -60,14 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exit_code
 
     return asyncio.run(serve())
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return the first exception in a possibly nested group."""
-    cause = error
-    while isinstance(cause, BaseExceptionGroup):
-        cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
-    return cause
 
 
 if __name__ == "__main__":

@@ -7,10 +7,6 @@ SIGTERM --> no more reads, groups in flight finish (drain_s) --> lease released 
 import asyncio
 import gc
 import logging
-import signal
-from typing import Any, cast
-
-from redis.exceptions import RedisError
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.python_functions.loop_functions import LoopFunctions
@@ -31,23 +27,18 @@ from services.rewarder.settings import MIB, RewarderSettings
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.route_table import REWARDER
-from shared.errors import HeadraceError
 from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
-from shared.refusals import refuse, take_back
+from shared.refusals import take_back
 from shared.service.replica_name import replica_name
+from shared.service_process import HTTP_SHUTDOWN_S, cancel, say_why_it_ended, serve_beside, why_redis_is_away
 from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
-from shared.serving.http_server import HttpServer
-from shared.serving.listening import listening_socket
-from shared.serving.metrics_server import serving_metrics
 from shared.serving.shared_answer import SharedAnswer
 from shared.user_code.limits import Limits
 
 log = logging.getLogger(__name__)
 
-_HTTP_SHUTDOWN_S = 5
-_PING_TIMEOUT_S = 1.0
 _GC_EVERY_ALLOCATIONS = 200_000
 """Python collects garbage when allocations exceed releases by this number. As garbage, they would take about 40 MB."""
 
@@ -125,37 +116,17 @@ class RewarderService:
             UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
             UnavailableError: Redis did not answer in time, or no reward worker could be started for a minute.
         """
-        keyring, certificate = self._settings.keyring(), self._settings.certificate()
+        keyring = self._settings.keyring()
         self._metrics.watch_keys(keyring)
-        asked_to_stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
-        host = self._settings.host
-        with (
-            serving_metrics(self._metrics.registry, host=host, port=self._settings.metrics_port),
-            listening_socket(host, self._settings.port) as door,
-        ):
-            limits = self._settings.http_limits()
-            server = HttpServer(
-                self.guarded(keyring, limits), limits, certificate=certificate, drain_s=_HTTP_SHUTDOWN_S
-            )
-            http = asyncio.create_task(server.serve(sockets=[door]), name="http server")
-            work = asyncio.create_task(self._work(), name="rewarder work")
-            stop = asyncio.create_task(asked_to_stop.wait(), name="signal")
-            host, port = door.getsockname()[:2]
-            log.info("rewarder listens on %s://%s:%d", self._settings.scheme, host, port)
-            try:
-                await asyncio.wait({http, work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                server.should_exit = True
-                await self._stop(work)
-                await asyncio.gather(http, return_exceptions=True)
-                stop.cancel()
-                await self._say_why_it_ended(work)
-                await self.close()
-        if not work.cancelled():
-            work.result()
-        http.result()
+        await serve_beside(
+            self._work,
+            settings=self._settings,
+            name="rewarder",
+            registry=self._metrics.registry,
+            guarded=lambda limits: self.guarded(keyring, limits),
+            stop=self._stop,
+            close=self._report_and_close,
+        )
 
     def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
         """Return the application behind the request queue, access control and HTTP limits."""
@@ -222,18 +193,12 @@ class RewarderService:
     async def _stop(self, work: "asyncio.Task[None]") -> None:
         if self._starting is None:
             self._runs.stop()
-            await asyncio.wait({work}, timeout=self._settings.drain_s + _HTTP_SHUTDOWN_S)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+            await asyncio.wait({work}, timeout=self._settings.drain_s + HTTP_SHUTDOWN_S)
+        await cancel(work)
 
-    async def _say_why_it_ended(self, work: "asyncio.Task[None]") -> None:
-        """Write the reason of a failure to Redis, where people who look at a run can see it."""
-        failure = None if work.cancelled() else work.exception()
-        while isinstance(failure, BaseExceptionGroup):
-            failure = cast("BaseExceptionGroup[BaseException]", failure).exceptions[0]
-        if failure is not None:
-            reason = str(failure) if isinstance(failure, HeadraceError) else f"{type(failure).__name__}: {failure}"
-            await refuse(self._redis, "rewarder", self._replica_id, f"it ended, saying: {reason}", run_id=None)
+    async def _report_and_close(self, work: "asyncio.Task[None]") -> None:
+        await say_why_it_ended(work, self._redis, "rewarder", self._replica_id)
+        await self.close()
 
     def _listed(self) -> list[RewardFunctionInfo]:
         """Return the user functions and reward models that this rewarder knows."""
@@ -259,13 +224,7 @@ class RewarderService:
             return self._starting
         if self._pool.num_alive == 0:
             return "no reward worker is running"
-        try:
-            async with asyncio.timeout(_PING_TIMEOUT_S):
-                await cast("Any", self._redis).ping()
-        except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            log.warning("not ready: Redis: %s", error)
-            return "Redis does not answer"
-        return None
+        return await why_redis_is_away(self._redis)
 
 
 def _collect_seldom() -> None:

@@ -6,10 +6,6 @@ SIGTERM --> groups in flight stay pending with their recordings, lease released,
 
 import asyncio
 import logging
-import signal
-from typing import Any, cast
-
-from redis.exceptions import RedisError
 
 from services.sessions.app import build_app
 from services.sessions.run_follower import RunFollower
@@ -20,23 +16,18 @@ from services.sessions.turn_client import turn_http_client
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.route_table import SESSIONS
-from shared.errors import HeadraceError
 from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
-from shared.refusals import refuse, take_back
+from shared.refusals import take_back
 from shared.service.tls import PeerTls
+from shared.service_process import cancel, say_why_it_ended, serve_beside, why_redis_is_away
 from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
-from shared.serving.http_server import HttpServer
-from shared.serving.listening import listening_socket
-from shared.serving.metrics_server import serving_metrics
 from shared.serving.shared_answer import SharedAnswer
 from shared.user_code.limits import Limits
 
 log = logging.getLogger(__name__)
 
-_HTTP_SHUTDOWN_S = 5
-_PING_TIMEOUT_S = 1.0
 _MIB = 1024 * 1024
 
 
@@ -76,37 +67,17 @@ class SessionsService:
             UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
             UnavailableError: Redis did not answer in time, or no tool worker could be started for a minute.
         """
-        keyring, certificate = self._settings.keyring(), self._settings.certificate()
+        keyring = self._settings.keyring()
         self._metrics.watch_keys(keyring)
-        asked_to_stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
-        host = self._settings.host
-        with (
-            serving_metrics(self._metrics.registry, host=host, port=self._settings.metrics_port),
-            listening_socket(host, self._settings.port) as door,
-        ):
-            limits = self._settings.http_limits()
-            server = HttpServer(
-                self.guarded(keyring, limits), limits, certificate=certificate, drain_s=_HTTP_SHUTDOWN_S
-            )
-            http = asyncio.create_task(server.serve(sockets=[door]), name="http server")
-            work = asyncio.create_task(self._work(), name="sessions work")
-            stop = asyncio.create_task(asked_to_stop.wait(), name="signal")
-            host, port = door.getsockname()[:2]
-            log.info("sessions listens on %s://%s:%d", self._settings.scheme, host, port)
-            try:
-                await asyncio.wait({http, work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                server.should_exit = True
-                for task in (work, stop):
-                    task.cancel()
-                await asyncio.gather(http, work, stop, return_exceptions=True)
-                await self._say_why_it_ended(work)
-                await self.close()
-        if not work.cancelled():
-            work.result()
-        http.result()
+        await serve_beside(
+            self._work,
+            settings=self._settings,
+            name="sessions",
+            registry=self._metrics.registry,
+            guarded=lambda limits: self.guarded(keyring, limits),
+            stop=cancel,
+            close=self._report_and_close,
+        )
 
     def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
         """Return the application behind access control and HTTP limits."""
@@ -132,24 +103,13 @@ class SessionsService:
             self._runs.has_workers.set()
             await self._pool.watch()
 
-    async def _say_why_it_ended(self, work: "asyncio.Task[None]") -> None:
-        """Write the reason of a failure to Redis, where people who look at a run can see it."""
-        failure = None if work.cancelled() else work.exception()
-        while isinstance(failure, BaseExceptionGroup):
-            failure = cast("BaseExceptionGroup[BaseException]", failure).exceptions[0]
-        if failure is not None:
-            reason = str(failure) if isinstance(failure, HeadraceError) else f"{type(failure).__name__}: {failure}"
-            await refuse(self._redis, "sessions", self._settings.name, f"it ended, saying: {reason}", run_id=None)
+    async def _report_and_close(self, work: "asyncio.Task[None]") -> None:
+        await say_why_it_ended(work, self._redis, "sessions", self._settings.name)
+        await self.close()
 
     async def _why_not_ready(self) -> str | None:
         if self._starting is not None:
             return self._starting
         if self._runs.has_workers.is_set() and self._pool.num_alive == 0:
             return "no tool worker is running"
-        try:
-            async with asyncio.timeout(_PING_TIMEOUT_S):
-                await cast("Any", self._redis).ping()
-        except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            log.warning("not ready: Redis: %s", error)
-            return "Redis does not answer"
-        return None
+        return await why_redis_is_away(self._redis)
