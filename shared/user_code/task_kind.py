@@ -9,6 +9,7 @@ A worker gets its copy of the kind when it is started, pickled by the service it
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ import msgspec
 from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
 from shared.user_code.places import Places
-from shared.user_code.worker_frames import Refused, Reply
+from shared.user_code.worker_frames import Refused, Reply, decode_frame
 
 AnswerT_co = TypeVar("AnswerT_co", bound=msgspec.Struct, covariant=True)
 DescriptionT_co = TypeVar("DescriptionT_co", bound=msgspec.Struct, covariant=True)
@@ -48,10 +49,6 @@ class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
         """The type of descriptions."""
         ...
 
-    def decode_reply(self, data: bytes) -> Reply | AnswerT_co | DescriptionT_co:
-        """Return the reply in a frame; raises msgspec.DecodeError if it is not valid."""
-        ...
-
     def set_up(self) -> None:
         """Prepare the process for tasks, in the worker."""
         ...
@@ -78,3 +75,14 @@ class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
     ) -> DescriptionT_co | Refused:
         """Return a description of the function, or why it cannot be used with these arguments, in the worker."""
         ...
+
+
+def decode_reply(kind: TaskKind[AnswerT, DescriptionT], data: bytes) -> Reply | AnswerT | DescriptionT:
+    """Return the reply in a frame; raises msgspec.DecodeError if it is not valid."""
+    reply: Reply | AnswerT | DescriptionT = decode_frame(_decoder(kind.answer_type, kind.description_type), data)
+    return reply
+
+
+@lru_cache
+def _decoder(answer_type: type[Any], description_type: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(Reply | answer_type | description_type)

@@ -18,7 +18,7 @@ from shared.user_code.call_failure import CallFailure
 from shared.user_code.fork_server import StartedWorker, WorkerStartError
 from shared.user_code.limits import Limits
 from shared.user_code.module_sources import SourceFile, Sources
-from shared.user_code.task_kind import AnswerT, DescriptionT, TaskKind
+from shared.user_code.task_kind import AnswerT, DescriptionT, TaskKind, decode_reply
 from shared.user_code.worker_frames import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -155,7 +155,7 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
             (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             if num_bytes > MAX_FRAME_BYTES:
                 raise WorkerDiedError(f"it tried to send {num_bytes} bytes, and was killed")
-            reply = self._kind.decode_reply(await self._reader.readexactly(num_bytes))
+            reply = decode_reply(self._kind, await self._reader.readexactly(num_bytes))
         except (asyncio.IncompleteReadError, OSError) as error:
             raise WorkerDiedError from error
         except msgspec.DecodeError as error:  # user code can reach the socket and write to it

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from shared.lineage import LineageVersion
 from shared.messages import RewardOutcome, decode_completed_group, decode_prompt_group, decode_scored_group, encode
 from shared.refusals import decode_refusals
 from shared.registration import decode_registration
+from shared.user_code import task_kind
 from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 from shared.weights.weight_manifest import Manifest, describe_file, file_name
 from tests.fuzz import invariants, msgpack_reader, mutations
@@ -207,8 +209,9 @@ def _frames() -> list[Decoder]:
     models = [{"type": "Scored", "id": 3, "verdicts": verdicts}, {"type": "Working", "ids": [1, 2], "is_scoring": True},
               {"type": "Passed", "num_texts": 2, "num_tokens": 9, "num_padded_tokens": 12, "seconds": 0.5}]  # fmt: skip
     return [
-        Decoder("worker reply", [msgspec.msgpack.encode(reply) for reply in ours], RewardTasks().decode_reply,
-                msgspec.DecodeError, msgpack_reader.read, invariants.worker_reply, _from_msgpack, 2),
+        Decoder("worker reply", [msgspec.msgpack.encode(reply) for reply in ours],
+                partial(task_kind.decode_reply, RewardTasks()), msgspec.DecodeError, msgpack_reader.read,
+                invariants.worker_reply, _from_msgpack, 2),
         Decoder("model reply", [msgspec.msgpack.encode(reply) for reply in models], model_frames.decode_reply,
                 msgspec.DecodeError, msgpack_reader.read, invariants.model_reply, _from_msgpack),
     ]  # fmt: skip

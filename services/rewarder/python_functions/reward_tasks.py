@@ -24,10 +24,9 @@ from shared.user_code.function_loading import is_async, load_function, read_func
 from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
 from shared.user_code.places import Places
-from shared.user_code.worker_frames import Refused, Reply, decode_frame
+from shared.user_code.worker_frames import Refused
 from shared.user_code.worker_pool import WorkerPool
 
-_decoder: msgspec.msgpack.Decoder[Reply | Answer | Inspected] = msgspec.msgpack.Decoder(Reply | Answer | Inspected)
 RewardPool = WorkerPool[Answer, Inspected]
 
 
@@ -51,10 +50,6 @@ class RewardTasks(msgspec.Struct, frozen=True):
     def description_type(self) -> type[Inspected]:
         """See TaskKind."""
         return Inspected
-
-    def decode_reply(self, data: bytes) -> Reply | Answer | Inspected:
-        """See TaskKind."""
-        return decode_frame(_decoder, data)
 
     def set_up(self) -> None:
         """See TaskKind."""

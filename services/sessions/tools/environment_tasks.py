@@ -20,7 +20,7 @@ from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
 from shared.user_code.places import Places
 from shared.user_code.task_kind import Function
-from shared.user_code.worker_frames import Refused, Reply, decode_frame
+from shared.user_code.worker_frames import Refused
 
 RESET, REWARD = "reset", "get_reward"
 """The methods that are not tools. They have TRL's names."""
@@ -39,11 +39,6 @@ class DescribedEnvironment(msgspec.Struct, frozen=True, tag=True):
     schemas: list[dict[str, Any]]
     has_reward: bool
     sources: Sources | None
-
-
-_decoder: msgspec.msgpack.Decoder[Reply | ToolAnswer | DescribedEnvironment] = msgspec.msgpack.Decoder(
-    Reply | ToolAnswer | DescribedEnvironment
-)
 
 
 @dataclass
@@ -67,10 +62,6 @@ class EnvironmentTasks:
     def description_type(self) -> type[DescribedEnvironment]:
         """See TaskKind."""
         return DescribedEnvironment
-
-    def decode_reply(self, data: bytes) -> Reply | ToolAnswer | DescribedEnvironment:
-        """See TaskKind."""
-        return decode_frame(_decoder, data)
 
     def set_up(self) -> None:
         """See TaskKind."""

@@ -13,7 +13,7 @@ from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
 from shared.user_code.places import Places
 from shared.user_code.task_kind import Function
-from shared.user_code.worker_frames import Refused, Reply, decode_frame
+from shared.user_code.worker_frames import Refused
 from shared.user_code.worker_pool import WorkerPool
 
 
@@ -25,9 +25,6 @@ class DescribedTool(msgspec.Struct, frozen=True, tag=True):
 
 
 ToolPool = WorkerPool[ToolAnswer, DescribedTool]
-_decoder: msgspec.msgpack.Decoder[Reply | ToolAnswer | DescribedTool] = msgspec.msgpack.Decoder(
-    Reply | ToolAnswer | DescribedTool
-)
 
 
 class ToolTasks(msgspec.Struct, frozen=True):
@@ -49,10 +46,6 @@ class ToolTasks(msgspec.Struct, frozen=True):
     def description_type(self) -> type[DescribedTool]:
         """See TaskKind."""
         return DescribedTool
-
-    def decode_reply(self, data: bytes) -> Reply | ToolAnswer | DescribedTool:
-        """See TaskKind."""
-        return decode_frame(_decoder, data)
 
     def set_up(self) -> None:
         """See TaskKind."""
