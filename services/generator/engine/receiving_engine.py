@@ -7,16 +7,18 @@ services/generator/receive/guarded_engine.py gives each call a deadline and read
 an implementation of its own.
 """
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from services.generator.engine.adapter import AdapterSpec, loading_request, serving_request
+from services.generator.engine.engine import EngineDiedError
 from services.generator.engine.engine_config import PROBE_PRIORITY
 from services.generator.worker.worker_reports import Progress, WorkerReports
 from shared.control import Transport
-from shared.errors import PushError
+from shared.errors import PushError, UserError
 
 _ASLEEP = "_headrace_is_asleep"
 _JOBS = frozenset({"enter", "receive"})
@@ -221,6 +223,26 @@ class VllmReceivingEngine:
                 await self._client.abort(list(queues))
 
         return answers()
+
+
+async def reserve_staging(engine: ReceivingEngine, *, timeout_s: float) -> None:
+    """Allocate staging memory in every worker.
+
+    Raises:
+        EngineDiedError: The engine does not answer.
+        UserError: The memory could not be allocated.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await engine.call_workers("reserve")
+    except TimeoutError as error:
+        raise EngineDiedError(f"vLLM did not allocate staging memory within {timeout_s:.0f} s") from error
+    except Exception as error:  # vLLM raises a bare Exception for any failure in a worker
+        raise UserError(
+            f"memory for a second copy of the weights could not be allocated ({error}); use a larger machine, or set "
+            "push_staging: none",
+            field="push_staging",
+        ) from error
 
 
 async def _final(queue: Any) -> Any:

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 from services.generator.engine.engine_config import check_tool_call_parser, what_it_says
 from services.generator.rollouts import SampledCompletion
-from services.generator.turns.rendering import TurnRenderer, encodable, special_ids
+from services.generator.turns.rendering import TurnRenderer, special_ids
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
+from shared.user_code.error_text import encodable
 
 
 class ChatFormat(Protocol):

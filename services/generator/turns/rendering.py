@@ -3,8 +3,8 @@
     recorded ids    <|im_start|> assistant ... 4 <|im_end|>
     appended ids                                            newline <|im_start|> user ... <|im_start|> assistant newline
 
-What a template writes for the recorded messages need not be what was sampled: it drops old reasoning, or writes
-arguments with other white space. So the last recorded message is rendered with a mark at its end, and only the tokens
+For the recorded messages, a template need not write the sampled tokens: it drops old reasoning, or writes arguments
+with other white space. So the last recorded message is rendered with a mark at its end, and only the tokens
 behind the mark are used. Of the messages before it, only those are rendered that templates need: system messages and
 the last user message. A second rendering, in which nothing follows the turn, shows how many tokens belong to the turn
 itself:
@@ -27,6 +27,7 @@ from typing import Any, cast
 
 from shared.arrays import pack_ids, unpack_ids
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
+from shared.user_code.error_text import encodable
 
 _TOOL: dict[str, Any] = {
     "type": "function",
@@ -131,7 +132,7 @@ class TurnRenderer:
             except Exception as error:  # noqa: BLE001  a template can fail in any way with what it was not made for
                 problem = error
             else:
-                return encodable(text)
+                return encodable(text)  # JSON can have half a surrogate pair
         reason = str(problem).partition("\n")[0][:500] or type(problem).__name__
         raise _refusal(f"the model's chat template refuses this conversation: {reason}") from problem
 
@@ -156,11 +157,6 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset({*tokenizer.all_special_ids, *added})
 
 
-def encodable(text: str) -> str:
-    """Return ``text`` with the characters escaped that UTF-8 cannot encode; JSON can have half a surrogate pair."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _needed(before: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return the messages before a turn that can change what a template writes behind it."""
     roles = [message.get("role") for message in before]
@@ -171,7 +167,7 @@ def _needed(before: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _marked(message: ChatMessage, mark: str) -> Iterator[ChatMessage]:
-    """Yield messages that end with the mark, for templates that write calls and for those that do not."""
+    """Yield messages that end with the mark, for templates that write calls and for all others."""
     if calls := list[Any](message.get("tool_calls") or []):
         function = {**calls[-1]["function"], "arguments": {"mark": mark}}
         for others in (calls[:-1], []):  # some templates take only one call
