@@ -56,7 +56,7 @@ class GroupStore:
         """Return the earlier entries of each rollout that has any.
 
         Raises:
-            MessageError: They were written by another release, or one of them is missing.
+            MessageError: They were written by another release, or an entry is missing.
             UnavailableError: Redis did not answer.
         """
         found = await patiently(
@@ -105,7 +105,7 @@ class GroupStore:
             await self._write_start(str(self._oldest))
 
     def _note_oldest(self, number: int, entry: Entry) -> bool:
-        """Return whether the entry is the first turn of a rollout, and older than those of the others."""
+        """Return whether the entry is the first turn of a rollout, and older than that of every other rollout."""
         if number > 0 or not isinstance(entry, RecordedTurn):
             return False
         span = entry.turn.version_spans[0]

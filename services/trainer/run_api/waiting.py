@@ -89,7 +89,7 @@ def _rank_or_consumer(record: RunRecord, around: Surroundings) -> Waiting | None
     if not any(generator.serves for generator in living):
         return Waiting("generator", f"a generator: {', '.join(f'{it.replica} is {it.doing}' for it in living)}")
     if record.config.get("tools") and around.num_sessions == 0 and around.queues.prompts:
-        do = "Start services/sessions, or look at the log of the one that should be running"
+        do = "Start services/sessions, or look at its log if it should be running"
         return Waiting(
             "sessions",
             f"a sessions replica: {around.queues.prompts} groups wait to be played and no sessions replica plays this "
@@ -107,7 +107,7 @@ def _rank_or_consumer(record: RunRecord, around: Surroundings) -> Waiting | None
 
 
 def _last_messages(around: Surroundings, kind: Kind) -> str:
-    """Return the newest refusals of replicas of this kind; empty if there are none."""
+    """Return the newest refusals of replicas of this kind; empty without any."""
     said = [it for it in around.refusals if it.kind == kind][-_MAX_SAID:]
     return f"Last messages: {'; '.join(f'{it.replica}: {it.reason}' for it in said)}" if said else ""
 
