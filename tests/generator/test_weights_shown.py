@@ -32,6 +32,7 @@ from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.service import stopped_processes
+from shared.service.logs import about_run
 from tests.eventually import eventually
 from tests.generator.test_generation_loop import CommandedEngine
 
@@ -126,6 +127,7 @@ async def following(work: Any) -> AsyncGenerator[None]:
     finally:
         task.cancel()
         await asyncio.wait({task})
+        about_run("")  # a process ends with its run, but this one goes on to other tests
 
 
 def follow(

@@ -251,7 +251,7 @@ async def test_eighty_queued_runs_take_nothing_from_the_one_that_trains(
     )
 
 
-async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: RewarderMetrics) -> None:
+def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: RewarderMetrics) -> None:
     nothing: Any = None
     loop = RunFollower(
         nothing,
@@ -265,9 +265,7 @@ async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics
     )
     loop._states["run-lost"] = TrainerState(1, 2)  # pyright: ignore[reportPrivateUsage]
     loop._reward_names["run-lost"] = [user("one")]  # pyright: ignore[reportPrivateUsage]
-    ended = asyncio.create_task(asyncio.sleep(0))
-    await ended
-    await loop._follow([], {"run-lost": ended})  # pyright: ignore[reportPrivateUsage]
+    loop._forget_all_but([])  # pyright: ignore[reportPrivateUsage]
     assert loop.names_in_use() == set()
     assert loop._states == {}  # pyright: ignore[reportPrivateUsage]
 

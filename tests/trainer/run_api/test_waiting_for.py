@@ -158,7 +158,7 @@ def test_a_missing_sessions_replica_matters_to_a_run_with_tools_once_something_w
     assert reason(with_tools, surroundings(queues=Queues(prompts=3), num_sessions=1)) == "scored groups"
     assert reason(with_tools, around) == (
         "a sessions replica: 3 groups wait to be played and no sessions replica plays this run. Start "
-        "services/sessions, or look at the log of the one that should be running"
+        "services/sessions, or look at its log if it should be running"
     )
     refused = RefusalView(kind="sessions", replica_id="node-3", reason="no module named tools", at_s=990.0)
     assert reason(with_tools, surroundings(queues=Queues(prompts=3), refusals=[refused])) == (
