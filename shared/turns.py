@@ -1,25 +1,28 @@
-"""One turn of a conversation, as the sessions service asks for it and a generator answers it.
+"""Turns of conversations, as the sessions service asks for them and a generator answers them.
 
-    sessions                                     generator
-       TurnRequest ------------------------->    recorded ids, then the ids of the messages that follow them
-       <------------------------- SampledTurn    what was sampled, and the same as an assistant message
+    sessions                                          generator
+       [TurnRequest, TurnRequest, ...] ----------->   recorded ids, then the ids of the messages that follow them
+       <----------------- TurnAnswer, TurnAnswer      what was sampled, and the same as an assistant message
 
 The engine continues exactly the token ids that were sampled earlier. Only the messages that no recorded token stands
 for are rendered, by the model's chat template, and appended. So what is trained is what was sampled, however a client
 writes the conversation down.
 
-Both bodies are JSON, in which packed arrays are base64: a conversation is JSON already, and the limits of JSON bodies
-(serving/json_body.py) hold for it. Errors are problem+json. A refusal that repeating the request cannot change has a
-``kind``; a 503 has the header Retry-After.
+The request is a JSON list. The answer is JSON lines, each sent as soon as it is there: ``n`` lines for each request, in
+any order. If it ends early, the turns without a line may be asked for again. In both bodies packed arrays are base64: a
+conversation is JSON already, and the limits of JSON bodies (serving/json_body.py) hold for it. A problem+json instead
+of lines answers the whole list: 503 with Retry-After if the replica is not ready, 409 if it serves another run, 422 if
+the body is malformed. The last two have the ``kind`` of a refusal.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from shared.arrays import ID_DTYPE, unpack_ids
 from shared.errors import HeadraceError, MessageError
-from shared.message_invariants import Count, IdBytes, Name, Seconds
+from shared.message_invariants import Count, IdBytes, Name, NumGenerations, Seconds
 from shared.messages import VersionSpan
 
 TURN_PATH: Final = "/internal/v1/turns"
@@ -34,9 +37,15 @@ RefusalKind = Literal["context_length", "chat_template", "malformed", "sampling"
 
     context_length   the conversation leaves no room for a completion
     chat_template    the model's chat template cannot render the conversation
-    malformed        the body is not a TurnRequest
+    malformed        the body is not a list of TurnRequests, or a request's tools are not in OpenAI's format
     sampling         the engine refuses the token ids, or has sampled something that must not be trained on
-    another_run      this replica serves another run; the status is 409, and 422 for all others
+    another_run      this replica serves another run, so it answers 409
+"""
+FailureKind = Literal["unavailable", "failed"]
+"""Why a turn may be asked for again:
+
+    unavailable      the run ended on this replica, or its engine failed
+    failed           an error of the generator, whose log has it
 """
 
 
@@ -52,7 +61,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
     """A conversation that the policy is to continue with one assistant message.
 
     Attributes:
-        run_id: The run whose policy and sampling options are used.
+        run_id: The run whose policy and sampling options are used; the same in all requests of a list.
         request_id: Names the request in the engine and in logs.
         messages: The whole conversation.
         tools: JSON schemas of the tools that the model may call, in OpenAI's format.
@@ -62,6 +71,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
         max_tokens: Most tokens to sample; 0 for as many as the run and the context allow.
         max_row_tokens: Most tokens of the row, with the recorded and the rendered ones; 0 for as many as the context
             allows. A conversation that leaves no room below it is refused like one that fills the context.
+        n: Number of turns to sample, independently of each other, as in OpenAI's API.
     """
 
     run_id: Name
@@ -72,6 +82,7 @@ class TurnRequest(msgspec.Struct, frozen=True):
     num_recorded_messages: Count = 0
     max_tokens: Count = 0
     max_row_tokens: Count = 0
+    n: NumGenerations = 1
 
 
 class SampledTurn(msgspec.Struct, frozen=True):
@@ -99,21 +110,74 @@ class SampledTurn(msgspec.Struct, frozen=True):
     ended_at_s: Seconds
 
 
-_BodyT = TypeVar("_BodyT", TurnRequest, SampledTurn)
+class TurnRefusal(msgspec.Struct, frozen=True):
+    """Why a turn was not sampled; ``reason`` is a sentence without its period."""
+
+    kind: RefusalKind | FailureKind
+    reason: str
 
 
-def encode_turn(body: TurnRequest | SampledTurn) -> bytes:
-    """Return a body as it travels."""
-    return msgspec.json.encode(body)
+class TurnAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the answer: a turn, or its refusal.
+
+    Attributes:
+        index: Place of the request in the list, from 0.
+        turn: The turn.
+        refusal: Why there is no turn.
+    """
+
+    index: Count
+    turn: SampledTurn | None = None
+    refusal: TurnRefusal | None = None
 
 
-def decode_turn_request(body: bytes) -> TurnRequest:
-    """Return a request that is consistent.
+_BodyT = TypeVar("_BodyT")
+
+
+def encode_turn_requests(requests: Sequence[TurnRequest]) -> bytes:
+    """Return a request's body."""
+    return msgspec.json.encode(requests)
+
+
+def encode_turn_answers(answers: Sequence[TurnAnswer]) -> bytes:
+    """Return lines of an answer, each with its newline."""
+    return msgspec.json.Encoder().encode_lines(answers)
+
+
+def decode_turn_requests(body: bytes) -> list[TurnRequest]:
+    """Return the requests of a body, of which there is at least one.
 
     Raises:
-        MessageError: The body is malformed or contradicts itself.
+        MessageError: The body is malformed, or a request contradicts itself or the others.
     """
-    request = _decode(body, TurnRequest)
+    requests = _decode(body, list[TurnRequest], "a list of TurnRequests")
+    if not requests:
+        raise MessageError("the list of requests is empty; ask for at least one turn")
+    for index, request in enumerate(requests):
+        if request.run_id != requests[0].run_id:
+            raise MessageError(f"request {index} is of another run than request 0; send one list for each run")
+        try:
+            _check_request(request)
+        except MessageError as error:
+            raise MessageError(f"request {index}: {error}") from error
+    return requests
+
+
+def decode_turn_answer(line: bytes) -> TurnAnswer:
+    """Return a line of an answer that is consistent.
+
+    Raises:
+        MessageError: The line is malformed or contradicts itself.
+    """
+    answer = _decode(line, TurnAnswer, "a TurnAnswer")
+    if (answer.turn is None) == (answer.refusal is None):
+        raise MessageError("the answer needs either a turn or a refusal")
+    if answer.turn is not None:
+        _check_turn(answer.turn)
+    return answer
+
+
+def _check_request(request: TurnRequest) -> None:
     num_recorded = request.num_recorded_messages
     if len(request.recorded_ids) % ID_DTYPE.itemsize or (num_recorded > 0) != bool(request.recorded_ids):
         raise MessageError(
@@ -129,16 +193,9 @@ def decode_turn_request(body: bytes) -> TurnRequest:
         raise MessageError("the last recorded message is not an assistant's; the recorded ids must end with its tokens")
     if num_recorded and unpack_ids(request.recorded_ids).min() < 0:
         raise MessageError("recorded_ids has a negative token id")
-    return request
 
 
-def decode_sampled_turn(body: bytes) -> SampledTurn:
-    """Return an answer that is consistent.
-
-    Raises:
-        MessageError: The body is malformed or contradicts itself.
-    """
-    turn = _decode(body, SampledTurn)
+def _check_turn(turn: SampledTurn) -> None:
     size = ID_DTYPE.itemsize
     if len(turn.appended_ids) % size or len(turn.token_ids) % size or len(turn.logprobs) != len(turn.token_ids):
         raise MessageError(
@@ -151,11 +208,10 @@ def decode_sampled_turn(body: bytes) -> SampledTurn:
     starts = [*(span.start for span in turn.version_spans), len(turn.token_ids) // size]
     if starts != bounds or sorted(set(bounds)) != bounds:
         raise MessageError(f"the turn's version spans do not tile its {starts[-1]} tokens: {turn.version_spans[:10]}")
-    return turn
 
 
-def _decode(body: bytes, kind: type[_BodyT]) -> _BodyT:
+def _decode(body: bytes, kind: type[_BodyT], name: str) -> _BodyT:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MessageError(f"the body is not a {kind.__name__}: {error}") from error
+        raise MessageError(f"the body is not {name}: {error}") from error

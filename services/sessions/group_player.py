@@ -77,6 +77,7 @@ class GroupPlayer:
             generators=self._generators,
             record=partial(store.record, branch),
             entries=entries,
+            routing_key=prompt.group_id,
         )
         try:
             played = await play(session, conversation, tools=self._tools, limits=self._limits)

@@ -19,8 +19,11 @@ from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
 class TurnSource(Protocol):
     """The generators as a session uses them; turn_client.py implements it over HTTP."""
 
-    async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
-        """Have a turn sampled; waits until a generator can. Raises TurnRefusedError if none ever can."""
+    async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
+        """Have a turn sampled; waits until a generator can. Turns with the same routing key go to the same generator.
+
+        Raises TurnRefusedError if no generator ever can.
+        """
         ...
 
 
@@ -33,6 +36,7 @@ class Session:
         generators: Sample the turns.
         record: Stores the entry with a number, from 0.
         entries: Earlier entries of the session.
+        routing_key: Turns of sessions with the same key go to the same generator; None for the session's id.
     """
 
     def __init__(
@@ -43,12 +47,14 @@ class Session:
         generators: TurnSource,
         record: Callable[[int, Entry], Awaitable[None]],
         entries: Iterable[Entry] = (),
+        routing_key: str | None = None,
     ) -> None:
         self.session_id = session_id
         self.recording = Recording(entries)
         self._run_id = run_id
         self._generators = generators
         self._record = record
+        self._routing_key = session_id if routing_key is None else routing_key
         self._writing = asyncio.Lock()
         self._in_flight: dict[bytes, asyncio.Task[SampledTurn]] = {}
 
@@ -129,7 +135,7 @@ class Session:
                 max_tokens=max_tokens,
                 max_row_tokens=max_row_tokens,
             ),
-            session_id=self.session_id,
+            routing_key=self._routing_key,
         )
         async with self._writing:
             await self._add(

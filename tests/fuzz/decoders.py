@@ -15,11 +15,29 @@ from services.rewarder.reward_models import model_frames
 from services.trainer.checkpoints.checkpoint import parse_state
 from services.trainer.groups.ledger import Ledger
 from shared import control
+from shared.arrays import pack_ids, pack_logprobs
 from shared.errors import HeadraceError, MessageError
 from shared.lineage import LineageVersion
-from shared.messages import RewardOutcome, decode_completed_group, decode_prompt_group, decode_scored_group, encode
+from shared.messages import (
+    RewardOutcome,
+    VersionSpan,
+    decode_completed_group,
+    decode_prompt_group,
+    decode_scored_group,
+    encode,
+)
 from shared.refusals import decode_refusals
 from shared.registration import decode_registration
+from shared.turns import (
+    SampledTurn,
+    TurnAnswer,
+    TurnRefusal,
+    TurnRequest,
+    decode_turn_answer,
+    decode_turn_requests,
+    encode_turn_answers,
+    encode_turn_requests,
+)
 from shared.user_code import task_kind
 from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
 from shared.weights.weight_manifest import Manifest, describe_file, file_name
@@ -60,6 +78,15 @@ def _from_msgpack(seeds: list[bytes], chance: random.Random) -> bytes:
 
 def _from_json(seeds: list[bytes], chance: random.Random) -> bytes:
     return mutations.mutated(seeds, chance, decode=mutations.json_tree, encode=mutations.to_json)
+
+
+def _from_packed_json(kind: Any) -> Callable[[list[bytes], random.Random], bytes]:
+    """Return what makes bad messages of JSON whose packed arrays are base64. Changes are made in the arrays."""
+
+    def decode(data: bytes) -> Any:
+        return msgspec.to_builtins(msgspec.json.decode(data, type=kind), builtin_types=(bytes,))
+
+    return partial(mutations.mutated, decode=decode, encode=msgspec.json.encode)
 
 
 def _small_ledger(seeds: list[bytes], chance: random.Random) -> bytes:
@@ -164,6 +191,27 @@ def _bodies() -> list[Decoder]:
     ]  # fmt: skip
 
 
+def _turns() -> list[Decoder]:
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": "{}"}}]}
+    asked = [{"role": "user", "content": "6 * 7?"}]
+    first = TurnRequest("run-a", "00000007-1", asked, [{"type": "function"}], max_tokens=9, n=3)
+    second = TurnRequest("run-a", "00000007-2", [*asked, call, {"role": "tool", "content": "42"}],
+                         recorded_ids=pack_ids([5, 6, 7, 8]), num_recorded_messages=2, max_row_tokens=20)  # fmt: skip
+    turn = SampledTurn(
+        appended_ids=pack_ids([5, 6]), token_ids=pack_ids([7, 8, 9]), logprobs=pack_logprobs([-0.5, -0.25, -0.125]),
+        version_spans=(VersionSpan(3, 0, 2, 1), VersionSpan(4, 2, 3, 1)), finish_reason="stop", message=call,
+        started_at_s=5.0, ended_at_s=6.0,
+    )  # fmt: skip
+    answers = [TurnAnswer(0, turn=turn), TurnAnswer(1, refusal=TurnRefusal("context_length", "it is full"))]
+    return [
+        Decoder("turn requests", [encode_turn_requests([first]), encode_turn_requests([first, second])],
+                decode_turn_requests, MessageError, json.loads, invariants.turn_requests,
+                _from_packed_json(list[TurnRequest]), 4),
+        Decoder("turn answer", [encode_turn_answers([answer]) for answer in answers], decode_turn_answer, MessageError,
+                json.loads, invariants.turn_answer, _from_packed_json(TurnAnswer), 4),
+    ]  # fmt: skip
+
+
 def _manifest() -> Decoder:
     files = [describe_file(file_name(index, 2), b"x" * index) for index in range(2)]
     full = Manifest(run_id="run-a", policy_version=3, encoding="full", checksum="c", files=files)
@@ -232,4 +280,4 @@ def _of_redis() -> list[Decoder]:
 
 def all_decoders() -> list[Decoder]:
     """Return every decoder."""
-    return [*_groups(), *_bodies(), _manifest(), _deltas(), *_of_trainer(), *_frames(), *_of_redis()]
+    return [*_groups(), *_bodies(), *_turns(), _manifest(), _deltas(), *_of_trainer(), *_frames(), *_of_redis()]

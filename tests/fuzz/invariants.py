@@ -4,6 +4,7 @@ Each function takes a message as plain dicts and lists, and returns the violated
 of ours, and no constant of the code under test.
 """
 
+import base64
 import datetime
 import math
 import re
@@ -16,6 +17,9 @@ from tests.fuzz.mutations import is_list, is_table
 _MOST_GROUPS = 10**6
 """Limit for the ledgers here; decoders.py makes no larger ones."""
 _OUTCOMES = {"scored", "not_applicable", "timeout", "invalid", "overload", "error"}
+_REFUSALS = {
+    "context_length", "chat_template", "malformed", "sampling", "another_run", "unavailable", "failed",
+}  # fmt: skip
 _SCHEMA = 2
 
 
@@ -125,13 +129,7 @@ def _row(row: Any, prompt: Any) -> Iterator[str]:
         yield "logprobs are missing"
     if any(logprob > 0.0011 or logprob == -math.inf for logprob in logprobs):
         yield "a logprob is no logprob"
-    tiled: list[int] = []
-    for span in row["version_spans"]:
-        tiled += _places(span[1], span[2], len(ids))
-        if not 0 <= span[0] < 10**12 or not 0 <= (span[3] if len(span) > 3 else 0) < 10**8 or span[2] <= span[1]:
-            yield "a version span cannot be"
-    if tiled != list(range(num_sampled)):
-        yield "version spans do not tile the sampled tokens"
+    yield from _tiling(row["version_spans"], num_sampled, within=len(ids))
     held: list[int] = []
     for turn in row["turns"]:
         held += _places(turn["start"], turn["end"], len(ids))
@@ -145,6 +143,16 @@ def _row(row: Any, prompt: Any) -> Iterator[str]:
         yield "turns overlap, or lie outside the tokens"
     if {place for place, sampled in enumerate(mask) if sampled} - set(held):
         yield "a sampled token is in no turn"
+
+
+def _tiling(spans: Any, num_sampled: int, *, within: int) -> Iterator[str]:
+    tiled: list[int] = []
+    for span in spans:
+        tiled += _places(span[1], span[2], within)
+        if not 0 <= span[0] < 10**12 or not 0 <= (span[3] if len(span) > 3 else 0) < 10**8 or span[2] <= span[1]:
+            yield "a version span cannot be"
+    if tiled != list(range(num_sampled)):
+        yield "version spans do not tile the sampled tokens"
 
 
 def _places(start: int, end: int, count: int) -> range:
@@ -169,6 +177,42 @@ def _not_data(value: Any, *, depth: int) -> Iterator[str]:
             yield from _not_data(inside, depth=depth + 1)
     elif not (value is None or isinstance(value, bool | int | float | str | bytes | datetime.datetime)):
         yield "what is no data"
+
+
+def turn_requests(requests: Any) -> Iterator[str]:
+    """Check the body of a request for turns."""
+    if len({request["run_id"] for request in requests}) != 1:
+        yield "there is no request, or they are of several runs"
+    for request in requests:
+        messages, num_recorded = request["messages"], request.get("num_recorded_messages", 0)
+        ids = _numbers("<i", base64.b64decode(request.get("recorded_ids", "")))
+        if not request["run_id"] or not request["request_id"]:
+            yield "it has no name"
+        if not messages or not all(map(is_table, messages)) or not 0 <= num_recorded <= len(messages):
+            yield "messages are missing"
+        elif num_recorded and messages[num_recorded - 1].get("role") != "assistant":
+            yield "the last recorded message was not sampled"
+        if bool(ids) != bool(num_recorded) or min(ids, default=0) < 0:
+            yield "recorded ids and messages contradict each other"
+        if not 1 <= request.get("n", 1) <= 1024 or min(request.get(f"max_{of}tokens", 0) for of in ("", "row_")) < 0:
+            yield "a limit cannot be"
+
+
+def turn_answer(answer: Any) -> Iterator[str]:
+    """Check one line of the answer."""
+    turn, refusal = answer.get("turn"), answer.get("refusal")
+    if (turn is None) == (refusal is None) or answer["index"] < 0:
+        yield "it is no answer to any request"
+    if refusal is not None and refusal["kind"] not in _REFUSALS:
+        yield "no such refusal"
+    if turn is None:
+        return
+    appended, ids = (_numbers("<i", base64.b64decode(turn[name])) for name in ("appended_ids", "token_ids"))
+    if not ids or min(appended + ids) < 0 or len(_numbers("<f", base64.b64decode(turn["logprobs"]))) != len(ids):
+        yield "token ids and logprobs contradict each other"
+    if not 0 <= turn["started_at_s"] <= 1e11 or not 0 <= turn["ended_at_s"] <= 1e11:
+        yield "it has no time"
+    yield from _tiling(turn["version_spans"], len(ids), within=len(ids))
 
 
 def control_body(body: Any) -> Iterator[str]:

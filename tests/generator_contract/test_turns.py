@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
 from shared.arrays import unpack_ids
 from shared.messages import VersionSpan
 from shared.redis.redis_connection import Redis
-from shared.turns import TURN_PATH, TurnRequest, decode_sampled_turn, encode_turn
+from shared.turns import TURN_PATH, SampledTurn, TurnRequest, decode_turn_answer, encode_turn_requests
 from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess, Implementation
 from tests.generator_contract.played_trainer import PlayedTrainer, a_run
 
@@ -28,15 +29,23 @@ async def trainer(
         yield trainer
 
 
+async def sampled(client: httpx.AsyncClient, *requests: TurnRequest) -> list[tuple[int, SampledTurn]]:
+    """Return the turns with the places of their requests, by place."""
+    answer = await client.post(TURN_PATH, content=encode_turn_requests(requests))
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/jsonl"), answer.text
+    answers = [decode_turn_answer(line) for line in answer.content.splitlines()]
+    return sorted(((each.index, each.turn) for each in answers if each.turn is not None), key=lambda each: each[0])
+
+
 async def test_a_conversation_is_sampled_turn_by_turn(trainer: PlayedTrainer, generator: GeneratorProcess) -> None:
     request = TurnRequest(trainer.run_id, "turn-1", [QUESTION], max_tokens=8)
     async with generator.client(INTERNAL_KEY) as client:
-        waiting = await client.post(TURN_PATH, content=encode_turn(request))
+        waiting = await client.post(TURN_PATH, content=encode_turn_requests([request]))
         assert (waiting.status_code, waiting.headers["content-type"]) == (503, "application/problem+json")
         assert "retry-after" in waiting.headers
 
         await trainer.push(3)
-        first = decode_sampled_turn((await client.post(TURN_PATH, content=encode_turn(request))).content)
+        ((_, first),) = await sampled(client, request)
         num_sampled = len(unpack_ids(first.token_ids))
         assert 1 <= num_sampled <= 8
         assert len(first.logprobs) == len(first.token_ids)
@@ -52,9 +61,11 @@ async def test_a_conversation_is_sampled_turn_by_turn(trainer: PlayedTrainer, ge
             recorded_ids=first.appended_ids + first.token_ids,
             num_recorded_messages=2,
         )
-        second = decode_sampled_turn((await client.post(TURN_PATH, content=encode_turn(follow))).content)
-        assert unpack_ids(second.appended_ids).size
-        assert unpack_ids(second.token_ids).size
+        answers = await sampled(client, msgspec.structs.replace(request, n=3), follow)
+        assert [index for index, _ in answers] == [0, 0, 0, 1]
+        for _, turn in answers:
+            assert unpack_ids(turn.appended_ids).size
+            assert unpack_ids(turn.token_ids).size
 
 
 async def test_a_turn_that_cannot_be_sampled_is_refused_with_its_kind(
@@ -63,10 +74,13 @@ async def test_a_turn_that_cannot_be_sampled_is_refused_with_its_kind(
     await trainer.push(3)
     too_long = TurnRequest(trainer.run_id, "turn-1", [{"role": "user", "content": "a" * 5000}])
     another = TurnRequest("another-run", "turn-1", [QUESTION])
-    refused = {"context_length": (422, encode_turn(too_long)), "another_run": (409, encode_turn(another)),
-               "malformed": (422, b"{}")}  # fmt: skip
     async with generator.client(INTERNAL_KEY) as client:
-        for kind, (status, body) in refused.items():
+        answer = await client.post(TURN_PATH, content=encode_turn_requests([too_long]))
+        (line,) = answer.content.splitlines()
+        refusal = decode_turn_answer(line).refusal
+        assert refusal is not None
+        assert refusal.kind == "context_length"
+        for kind, status, body in (("another_run", 409, encode_turn_requests([another])), ("malformed", 422, b"{}")):
             answer = await client.post(TURN_PATH, content=body)
             assert (answer.status_code, answer.json().get("kind")) == (status, kind), answer.text
             assert answer.headers["content-type"] == "application/problem+json"

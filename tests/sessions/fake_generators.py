@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 
 from shared.access.door import Door
 from shared.access.keyring import Keyring
@@ -18,35 +20,86 @@ from shared.serving.http_guard import HttpGuard, problem
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
-from shared.turns import TURN_PATH, SampledTurn, TurnRequest, decode_turn_request, encode_turn
+from shared.turns import (
+    TURN_PATH,
+    SampledTurn,
+    TurnAnswer,
+    TurnRefusal,
+    TurnRequest,
+    decode_turn_requests,
+    encode_turn_answers,
+)
 from tests.eventually import eventually
 from tests.http.service_process import INTERNAL_KEY
 
-Reply = SampledTurn | tuple[int, str | None]
-"""A turn, or a problem: its status and its kind, if it has one."""
+Reply = SampledTurn | TurnRefusal | bytes | tuple[int, str | None] | None
+"""A turn or its refusal, bytes in place of its line, or a problem for the whole request: its status and its kind, if it
+has one. None ends the answer."""
 Script = Callable[[TurnRequest], Reply | Awaitable[Reply]]
+"""Called for each turn. Only replies that are not awaited can be a problem."""
 
 
 class FakeGenerator:
-    """One generator. ``requests`` are those that it was asked."""
+    """One generator.
+
+    Attributes:
+        bodies: The lists of requests that it was asked.
+        may_begin: It answers nothing while this is not set; it is at first.
+        num_closed: Number of requests whose client has gone before the end of the answer.
+        ports: The ports of its clients, one for each connection.
+    """
 
     def __init__(self, name: str, url: str, script: Script) -> None:
         self.name = name
         self.url = url
         self.script = script
-        self.requests: list[TurnRequest] = []
+        self.bodies: list[list[TurnRequest]] = []
+        self.may_begin = asyncio.Event()
+        self.may_begin.set()
+        self.num_closed = 0
+        self.ports = set[int]()
+
+    @property
+    def requests(self) -> list[TurnRequest]:
+        """All requests."""
+        return [request for body in self.bodies for request in body]
 
     async def answer(self, request: Request) -> Response:
-        turn = decode_turn_request(await request.body())
-        self.requests.append(turn)
-        reply = self.script(turn)
-        if isinstance(reply, Awaitable):
-            reply = await reply
-        if isinstance(reply, SampledTurn):
-            return Response(encode_turn(reply))
-        status, kind = reply
-        more = {} if kind is None else {"kind": kind}
-        return Response(msgspec.json.encode(problem(status, "No", f"it is {kind}.", **more)), status)
+        turns = decode_turn_requests(await request.body())
+        self.bodies.append(turns)
+        assert request.client is not None
+        self.ports.add(request.client.port)
+        await self.may_begin.wait()
+        replies = [(index, self.script(turn)) for index, turn in enumerate(turns) for _ in range(turn.n)]
+        for _, reply in replies:
+            if isinstance(reply, tuple):
+                status, kind = reply
+                more = {} if kind is None else {"kind": kind}
+                return Response(msgspec.json.encode(problem(status, "No", f"it is {kind}.", **more)), status)
+        return StreamingResponse(self._lines([_line(index, reply) for index, reply in replies]))
+
+    async def _lines(self, replies: Sequence[Coroutine[Any, Any, bytes | None]]) -> AsyncGenerator[bytes]:
+        lines = [asyncio.create_task(reply, name="a turn") for reply in replies]
+        try:
+            for ready in asyncio.as_completed(lines):
+                if (line := await ready) is None:
+                    return
+                yield line
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_closed += 1
+            raise
+        finally:
+            for task in lines:
+                task.cancel()
+
+
+async def _line(index: int, reply: Any) -> bytes | None:
+    if isinstance(reply, Awaitable):
+        reply = await reply
+    if reply is None or isinstance(reply, bytes):
+        return reply
+    named = {"refusal": reply} if isinstance(reply, TurnRefusal) else {"turn": reply}
+    return encode_turn_answers([TurnAnswer(index, **named)])
 
 
 @contextlib.asynccontextmanager

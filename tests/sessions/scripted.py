@@ -74,9 +74,10 @@ class ScriptedGenerators:
     def __init__(self, policy: Callable[[TurnRequest], ChatMessage | SampledTurn]) -> None:
         self.policy = policy
         self.requests: list[TurnRequest] = []
+        self.routing_keys: list[str] = []
 
-    async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
-        assert session_id
+    async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
+        self.routing_keys.append(routing_key)
         self.requests.append(request)
         await asyncio.sleep(0)
         turn = self.policy(request)

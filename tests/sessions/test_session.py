@@ -21,8 +21,8 @@ class SlowGenerators(ScriptedGenerators):
         super().__init__(lambda request: answer(request, assistant("4")))
         self.may_answer = asyncio.Event()
 
-    async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
-        turn = await super().sample(request, session_id=session_id)
+    async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
+        turn = await super().sample(request, routing_key=routing_key)
         await self.may_answer.wait()
         return turn
 

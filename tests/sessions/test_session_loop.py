@@ -95,6 +95,7 @@ async def test_a_group_is_played_and_handed_off_whole(redis: Redis, run_keys: Ru
     assert group.prompt == agent_group()
     assert [stamp.event for stamp in group.stamps] == ["claimed", "generated"]
     assert len(generators.requests) == 4
+    assert set(generators.routing_keys) == {"00000000"}
     for branch, rollout in enumerate(group.rollouts):
         assert (rollout.rollout_id, rollout.branch) == (f"00000000-{branch}", branch)
         assert isinstance(rollout.completion, list)
@@ -129,7 +130,7 @@ async def test_a_group_counts_as_begun_from_its_claim(redis: Redis, run_keys: Ru
     may_sample = asyncio.Event()
 
     class Waiting(ScriptedGenerators):
-        async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+        async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
             await may_sample.wait()
             return answer(request, assistant("4"), spans=(VersionSpan(4, 0, 2, 1),))
 
@@ -153,11 +154,11 @@ async def test_at_most_the_groups_that_may_be_in_flight_are_claimed(redis: Redis
     num_inside = 0
 
     class Waiting(ScriptedGenerators):
-        async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+        async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
             nonlocal num_inside
             num_inside += 1
             await release.acquire()
-            return await super().sample(request, session_id=session_id)
+            return await super().sample(request, routing_key=routing_key)
 
     async with playing(redis, run_keys, Waiting(turns_of(assistant("4"))), max_inflight_groups=2):
         await eventually(lambda: num_inside == 4)
@@ -256,8 +257,8 @@ async def test_a_group_that_comes_back_to_a_replica_while_it_plays_it_is_played_
     may_answer = asyncio.Event()
 
     class Slow(ScriptedGenerators):
-        async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
-            turn = await super().sample(request, session_id=session_id)
+        async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
+            turn = await super().sample(request, routing_key=routing_key)
             await may_answer.wait()
             return turn
 

@@ -11,13 +11,16 @@ from services.sessions.turn_client import TurnClient, ranked, turn_http_client
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.service.tls import PeerTls
-from shared.turns import SampledTurn, TurnRefusedError, TurnRequest
+from shared.turns import FailureKind, RefusalKind, SampledTurn, TurnRefusal, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
 from tests.http.service_process import INTERNAL_KEY
 from tests.sessions.fake_generators import Reply, generator
 from tests.sessions.scripted import answer, assistant, user
 
 REQUEST = TurnRequest("run-test", "00000000-0", [user("2+2?")], max_tokens=7, max_row_tokens=9)
+
+FIRST_A = next(str(number) for number in range(100) if ranked(str(number), "ab")[0] == "a")
+"""A routing key whose turns ask replica a first, and then b."""
 
 
 def four(request: TurnRequest) -> SampledTurn:
@@ -35,9 +38,9 @@ def client(redis: Redis, run_keys: RunKeys, http: httpx.AsyncClient) -> TurnClie
     return TurnClient(redis, keys=run_keys, http=http)
 
 
-async def ask(client: TurnClient, session_id: str = "00000000-0") -> SampledTurn:
+async def ask(client: TurnClient, routing_key: str = "00000000") -> SampledTurn:
     async with asyncio.timeout(120):
-        return await client.sample(REQUEST, session_id=session_id)
+        return await client.sample(REQUEST, routing_key=routing_key)
 
 
 async def test_a_turn_comes_back_whole_and_every_attempt_has_a_name_of_its_own(
@@ -52,19 +55,31 @@ async def test_a_turn_comes_back_whole_and_every_attempt_has_a_name_of_its_own(
     assert (first.messages, first.max_tokens, first.max_row_tokens) == (REQUEST.messages, 7, 9)
 
 
-def test_a_session_keeps_to_its_replica_and_only_those_of_a_lost_replica_move() -> None:
-    three, two = dict.fromkeys("abc", ""), dict.fromkeys("ab", "")
-    sessions = [f"{group:08d}-{branch}" for group in range(100) for branch in range(4)]
-    before = {session: ranked(session, three)[0] for session in sessions}
-    after = {session: ranked(session, two)[0] for session in sessions}
-    assert {session for session in sessions if before[session] != after[session]} == {
-        session for session in sessions if before[session] == "c"
+def test_a_group_keeps_to_its_replica_and_only_those_of_a_lost_replica_move() -> None:
+    groups = [f"{number:08d}" for number in range(400)]
+    before = {group: ranked(group, "abc")[0] for group in groups}
+    after = {group: ranked(group, "ab")[0] for group in groups}
+    assert {group for group in groups if before[group] != after[group]} == {
+        group for group in groups if before[group] == "c"
     }
-    counts = [list(before.values()).count(name) for name in three]
+    counts = [list(before.values()).count(name) for name in "abc"]
     assert min(counts) > 90
 
 
-@pytest.mark.parametrize("reply", [(503, "not ready"), (409, "another_run"), (500, "broken"), (404, "old")])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (503, "not ready"),
+        (409, "another_run"),
+        (500, "broken"),
+        (404, "old"),
+        TurnRefusal("unavailable", "the run ended"),
+        TurnRefusal("failed", "KeyError"),
+        pytest.param(b"{}\n", id="an unknown form"),
+        pytest.param(b'{"index": 1, "refusal": {"kind": "sampling", "reason": ""}}\n', id="no such request"),
+        pytest.param(None, id="no line"),
+    ],
+)
 async def test_a_replica_that_cannot_sample_now_is_passed_over(
     client: TurnClient, redis: Redis, run_keys: RunKeys, reply: Reply
 ) -> None:
@@ -72,8 +87,7 @@ async def test_a_replica_that_cannot_sample_now_is_passed_over(
         generator(redis, run_keys, lambda _: reply, name="a") as away,
         generator(redis, run_keys, four, name="b") as there,
     ):
-        session_id = next(f"{number}" for number in range(100) if ranked(f"{number}", {"a": "", "b": ""})[0] == "a")
-        assert await ask(client, session_id) == four(REQUEST)
+        assert await ask(client, FIRST_A) == four(REQUEST)
         assert (len(away.requests), len(there.requests)) == (1, 1)
 
 
@@ -98,30 +112,41 @@ async def test_a_turn_is_asked_for_again_until_the_only_generator_is_ready(
 
 
 @pytest.mark.parametrize("kind", ["context_length", "chat_template", "sampling"])
-async def test_a_refusal_is_an_outcome(client: TurnClient, redis: Redis, run_keys: RunKeys, kind: str) -> None:
-    async with generator(redis, run_keys, lambda _: (422, kind)) as fake:
-        with pytest.raises(TurnRefusedError, match=r"generator-0 .*refused a turn: it is") as refused:
+async def test_a_refusal_is_an_outcome(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, kind: RefusalKind | FailureKind
+) -> None:
+    async with generator(redis, run_keys, lambda _: TurnRefusal(kind, "it is full")) as fake:
+        with pytest.raises(TurnRefusedError, match=r"generator-0 .*refused a turn: it is full") as refused:
             await ask(client)
         assert refused.value.kind == kind
         assert len(fake.requests) == 1
 
 
-@pytest.mark.parametrize(("status", "kind"), [(413, "context_length"), (422, "context_length"), (400, "malformed")])
-async def test_a_body_that_the_servers_limits_refuse_is_not_sent_again(
-    client: TurnClient, redis: Redis, run_keys: RunKeys, status: int, kind: str
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        ((413, None), "context_length"),
+        ((422, None), "context_length"),
+        ((400, None), "malformed"),
+        ((422, "malformed"), "malformed"),
+    ],
+)
+async def test_a_turn_whose_body_is_refused_is_not_sent_again(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, reply: Reply, kind: str
 ) -> None:
-    async with generator(redis, run_keys, lambda _: (status, None)) as fake:
+    async with generator(redis, run_keys, lambda _: reply) as fake:
         with pytest.raises(TurnRefusedError) as refused:
             await ask(client)
         assert refused.value.kind == kind
         assert len(fake.requests) == 1
 
 
+@pytest.mark.parametrize("reply", [(500, None), TurnRefusal("failed", "it is broken")])
 async def test_a_turn_on_which_every_replica_fails_is_given_up(
-    client: TurnClient, redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+    client: TurnClient, redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch, reply: Reply
 ) -> None:
     monkeypatch.setattr(turn_client, "_LAST_PAUSE_S", 0.05)
-    async with generator(redis, run_keys, lambda _: (500, None)) as fake:
+    async with generator(redis, run_keys, lambda _: reply) as fake:
         with pytest.raises(TurnRefusedError, match=r"16 attempts failed; generator generator-0 at .* failed: it is"):
             await ask(client)
         assert len(fake.requests) == 16

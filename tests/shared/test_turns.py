@@ -1,4 +1,4 @@
-"""The answer to a turn is decoded only if its tokens, logprobs and version spans fit together."""
+"""An answer is decoded only if its tokens, logprobs and version spans fit together."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from shared.arrays import pack_ids, pack_logprobs
 from shared.errors import MessageError
 from shared.messages import VersionSpan
-from shared.turns import SampledTurn, decode_sampled_turn, encode_turn
+from shared.turns import SampledTurn, TurnAnswer, TurnRefusal, decode_turn_answer, encode_turn_answers
 
 pytestmark = pytest.mark.unit
 
@@ -24,8 +24,16 @@ TURN = SampledTurn(
 )
 
 
-def test_an_answer_arrives_as_it_was_sent() -> None:
-    assert decode_sampled_turn(encode_turn(TURN)) == TURN
+def test_answers_arrive_as_they_were_sent() -> None:
+    answers = [TurnAnswer(1, turn=TURN), TurnAnswer(0, refusal=TurnRefusal("context_length", "a\nlong line"))]
+    lines = encode_turn_answers(answers)
+    assert [decode_turn_answer(line) for line in lines.splitlines()] == answers
+
+
+@pytest.mark.parametrize("parts", [{}, {"turn": TURN, "refusal": TurnRefusal("sampling", "")}])
+def test_an_answer_is_either_a_turn_or_a_refusal(parts: dict[str, Any]) -> None:
+    with pytest.raises(MessageError, match="either a turn or a refusal"):
+        decode_turn_answer(encode_turn_answers([TurnAnswer(0, **parts)]))
 
 
 @pytest.mark.parametrize(
@@ -46,4 +54,4 @@ def test_an_answer_arrives_as_it_was_sent() -> None:
 )
 def test_an_answer_that_contradicts_itself_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(MessageError, match=reason):
-        decode_sampled_turn(encode_turn(msgspec.structs.replace(TURN, **changes)))
+        decode_turn_answer(encode_turn_answers([TurnAnswer(0, turn=msgspec.structs.replace(TURN, **changes))]))

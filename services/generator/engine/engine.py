@@ -142,6 +142,7 @@ class Engine:
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str, max_tokens: int
     ) -> list[SampledCompletion]:
         from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -150,9 +151,9 @@ class Engine:
         params = SamplingParams(**arguments)
         final: Any = None
         try:
-            async for output in self.client.generate(
-                {"prompt_token_ids": list(prompt_ids)}, params, request_id, lora_request=self.lora_request
-            ):
+            # Of a prompt that is only ids, vLLM would first make this form in a thread.
+            prompt = tokens_input(list(prompt_ids))
+            async for output in self.client.generate(prompt, params, request_id, lora_request=self.lora_request):
                 final = output
         except VLLMClientError as error:
             raise MessageError(f"the model cannot take this prompt of {len(prompt_ids)} tokens: {error}") from error

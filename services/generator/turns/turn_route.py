@@ -1,22 +1,23 @@
-"""``POST /internal/v1/turns``: one turn of a conversation, as shared/turns.py describes it.
+"""``POST /internal/v1/turns``: turns of conversations, as shared/turns.py describes them.
 
-    409  another run is served        422  refused, with the kind of refusal        503  not ready, or the engine failed
+    200  a line for each turn        409  another run is served        422  malformed        503  not ready
 
-Only the sessions service calls it. It needs the internal key, which is checked in front of the application.
+Only the sessions service calls it. It needs the internal key, which is checked in front of the application. If the
+client disconnects, the turns that it was not sent yet are aborted.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
-from services.generator.engine.engine import EngineDiedError
-from services.generator.hang_up import HUNG_UP, unless_hung_up
+from services.generator.turns.turn_answers import TurnAnswers
 from services.generator.turns.turn_sampler import TurnDesk
 from shared.errors import MessageError, UnavailableError
-from shared.serving.http_guard import problem
-from shared.turns import TURN_PATH, RefusalKind, TurnRefusedError, decode_turn_request, encode_turn
+from shared.serving.http_guard import Receive, Scope, Send, problem
+from shared.turns import TURN_PATH, RefusalKind, TurnRefusedError, decode_turn_requests
 
 _RETRY_AFTER = {"Retry-After": "1"}
 
@@ -26,28 +27,33 @@ def make_turn_router(desk: TurnDesk) -> APIRouter:
     router = APIRouter(tags=["turns"])
 
     @router.post(TURN_PATH, response_model=None)
-    async def sample_turn(request: Request) -> Response:
+    async def sample_turns(request: Request) -> Response:
         try:
-            turn = decode_turn_request(await request.body())
+            return _Lines(desk.sample(decode_turn_requests(await request.body())))
         except MessageError as error:
-            return _refuse(str(error), kind="malformed")
-        try:
-            sampled = await unless_hung_up(request.receive, desk.sample(turn))
+            return _refuse(422, str(error), kind="malformed")
         except TurnRefusedError as error:
-            return _refuse(str(error), kind=error.kind)
-        except MessageError as error:
-            return _refuse(str(error), kind="sampling")
-        except (UnavailableError, EngineDiedError) as error:
+            return _refuse(409, str(error), kind=error.kind)
+        except UnavailableError as error:
             return _answer(problem(503, "Not ready", f"{error}."), _RETRY_AFTER)
-        if sampled is None:
-            return _answer(problem(HUNG_UP, "Hung up", "The client disconnected."))
-        return Response(encode_turn(sampled), media_type="application/json")
 
     return router
 
 
-def _refuse(reason: str, *, kind: RefusalKind) -> JSONResponse:
-    return _answer(problem(409 if kind == "another_run" else 422, "Turn refused", f"{reason}.", kind=kind))
+class _Lines(StreamingResponse):
+    """Turns are sampled only until it is sent, or its client disconnects."""
+
+    def __init__(self, answers: TurnAnswers) -> None:
+        super().__init__(answers.lines(), media_type="application/jsonl")
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.closing(self._answers):
+            await super().__call__(scope, receive, send)
+
+
+def _refuse(status: int, reason: str, *, kind: RefusalKind) -> JSONResponse:
+    return _answer(problem(status, "Turns refused", f"{reason}.", kind=kind))
 
 
 def _answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:

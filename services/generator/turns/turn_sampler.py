@@ -1,15 +1,16 @@
 """Samples turns for the run that this replica serves.
 
-    TurnRequest --> [thread: rendered] --> gate --> engine --> [thread: parsed] --> SampledTurn
+    TurnRequest --> [thread: rendered] --> gate --> engine: n completions --> [thread: parsed] --> n SampledTurns
 
-A turn passes the weight gate and the output gate like a prompt group, and with the same sampling options. Rendering and
-parsing happen in one thread, so that a long conversation does not hold up the event loop, and a tokenizer is never used
-by two threads.
+A request passes the weight gate and the output gate like a prompt group, and with the same sampling options. Rendering
+and parsing happen in one thread, so that a long conversation does not hold up the event loop, and a tokenizer is never
+used by two threads.
 """
 
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
@@ -19,11 +20,12 @@ from services.generator.metrics import GeneratorMetrics
 from services.generator.rollouts import SampledCompletion, version_spans
 from services.generator.service_state import ServiceState
 from services.generator.turns.chat_format import ChatFormat
+from services.generator.turns.turn_answers import TurnAnswers
 from shared.arrays import pack_ids, pack_logprobs, unpack_ids
-from shared.errors import UnavailableError
+from shared.errors import MessageError, UnavailableError
 from shared.lineage import LineageVersion
 from shared.run_options.run_config import RunConfig
-from shared.turns import SampledTurn, TurnRefusedError, TurnRequest
+from shared.turns import SampledTurn, TurnRefusal, TurnRefusedError, TurnRequest
 
 _ResultT = TypeVar("_ResultT")
 
@@ -82,38 +84,29 @@ class TurnSampler:
         self._metrics = metrics
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="turns")
 
-    async def sample(self, request: TurnRequest) -> SampledTurn:
-        """Sample one turn. Cancelling the call aborts the request in the engine.
+    async def sample(self, request: TurnRequest) -> list[SampledTurn | TurnRefusal]:
+        """Sample the ``n`` turns of a request; some may have to be refused. Cancelling the call aborts all of them.
 
         Raises:
             TurnRefusedError: The conversation cannot be rendered, or leaves no room for a completion.
-            MessageError: The model cannot take these token ids, or what it sampled must not be trained on.
+            MessageError: The model cannot take these token ids.
             UnavailableError, EngineDiedError: The engine failed.
         """
         started_at_s = time.time()
         appended, prompt_ids = await self._in_thread(lambda: self._prompt(request))
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt_ids))
         await self._gate.wait_open(self._required_version())
-        (completion,) = await until_verified(
+        completions = await until_verified(
             lambda request_id: self._engine.complete(
-                prompt_ids, num_completions=1, config=self._config, request_id=request_id, max_tokens=max_tokens
+                prompt_ids, num_completions=request.n, config=self._config, request_id=request_id, max_tokens=max_tokens
             ),
             request_id=f"{request.run_id}-{request.request_id}",
             gate=self._gate,
             required_version=self._required_version,
         )
-        spans = version_spans(f"turn {request.request_id}", completion)
-        self._metrics.tokens.inc(len(completion.token_ids))
-        message = await self._in_thread(lambda: self._format.message(request, completion))
-        return SampledTurn(
-            appended_ids=pack_ids(appended),
-            token_ids=pack_ids(completion.token_ids),
-            logprobs=pack_logprobs(completion.logprobs),
-            version_spans=spans,
-            finish_reason=completion.finish_reason,
-            message=message,
-            started_at_s=started_at_s,
-            ended_at_s=time.time(),
+        self._metrics.tokens.inc(sum(len(completion.token_ids) for completion in completions))
+        return await self._in_thread(
+            lambda: [self._turn(request, appended, completion, started_at_s) for completion in completions]
         )
 
     def close(self) -> None:
@@ -124,6 +117,25 @@ class TurnSampler:
         """Return the appended ids, and all ids that the engine is given."""
         appended = self._format.appended_ids(request)
         return appended, unpack_ids(request.recorded_ids).tolist() + appended
+
+    def _turn(
+        self, request: TurnRequest, appended: Sequence[int], completion: SampledCompletion, started_at_s: float
+    ) -> SampledTurn | TurnRefusal:
+        """Return a completion as a turn; as a refusal if it must not be trained on."""
+        try:
+            spans = version_spans(f"turn {request.request_id}", completion)
+        except MessageError as error:
+            return TurnRefusal("sampling", str(error))
+        return SampledTurn(
+            appended_ids=pack_ids(appended),
+            token_ids=pack_ids(completion.token_ids),
+            logprobs=pack_logprobs(completion.logprobs),
+            version_spans=spans,
+            finish_reason=completion.finish_reason,
+            message=self._format.message(request, completion),
+            started_at_s=started_at_s,
+            ended_at_s=time.time(),
+        )
 
     def _max_tokens(self, request: TurnRequest, *, num_prompt_tokens: int) -> int:
         most = min(request.max_tokens or self._config.max_completion_length, self._config.max_completion_length)
@@ -157,7 +169,7 @@ class TurnDesk:
     def __init__(self, state: ServiceState) -> None:
         self._state = state
         self._sampler: TurnSampler | None = None
-        self._turns: set[asyncio.Task[SampledTurn]] = set()
+        self._answering = weakref.WeakSet[TurnAnswers]()
 
     @contextlib.contextmanager
     def serving(self, sampler: TurnSampler | None) -> Generator[None]:
@@ -167,35 +179,28 @@ class TurnDesk:
             yield
         finally:
             self._sampler = None
-            for turn in self._turns:
-                turn.cancel()
+            for answers in self._answering:
+                answers.close()
             if sampler is not None:
                 sampler.close()
 
-    async def sample(self, request: TurnRequest) -> SampledTurn:
-        """Sample one turn; see TurnSampler.sample.
+    def sample(self, requests: Sequence[TurnRequest]) -> TurnAnswers:
+        """Begin to sample turns of one run. The caller closes what is returned.
 
         Raises:
             TurnRefusedError: Another run is served.
-            UnavailableError: The replica is not ready, or the run ended here before the turn was whole.
+            UnavailableError: The replica is not ready.
         """
         sampler, reason = self._sampler, self._state.why_not_ready()
-        if sampler is not None and request.run_id != sampler.run_id:
+        run_id = requests[0].run_id
+        if sampler is not None and run_id != sampler.run_id:
             raise TurnRefusedError(
-                f"this replica serves run {sampler.run_id}, not {request.run_id[:200]}; ask a replica that is "
-                "registered for the run",
+                f"this replica serves run {sampler.run_id}, not {run_id[:200]}; ask a replica that is registered for "
+                "the run",
                 kind="another_run",
             )
         if sampler is None or reason is not None:
             raise UnavailableError(f"this replica is not ready: {reason or 'it samples no turns now'}")
-        turn = asyncio.create_task(sampler.sample(request), name=f"turn {request.request_id}")
-        self._turns.add(turn)
-        turn.add_done_callback(self._turns.discard)
-        try:
-            # Not awaited directly: when the run's end cancels the turn, the caller must not be cancelled.
-            await asyncio.wait({turn})
-        finally:
-            turn.cancel()
-        if turn.cancelled():
-            raise UnavailableError(f"run {request.run_id} ended on this replica before the turn was whole")
-        return turn.result()
+        answers = TurnAnswers(requests, sample=sampler.sample)
+        self._answering.add(answers)
+        return answers

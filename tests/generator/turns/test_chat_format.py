@@ -158,3 +158,20 @@ def test_tools_that_are_not_in_openais_format_are_refused_before_anything_is_sam
     with pytest.raises(TurnRefusedError, match=r"the tools are not in OpenAI's format: .*function") as caught:
         model_format.appended_ids(TurnRequest("run-1", "r", REQUEST.messages, tools=[{"name": "add"}]))
     assert caught.value.kind == "malformed"
+
+
+def test_the_vocabulary_is_not_read_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer(QWEN_3)
+    read, num_read = type(tokenizer).get_vocab, 0
+
+    def counted(self: Any) -> dict[str, int]:
+        nonlocal num_read
+        num_read += 1
+        return read(self)
+
+    monkeypatch.setattr(type(tokenizer), "get_vocab", counted)
+    model_format = ModelChatFormat(tokenizer, tool_call_parser="hermes", reasoning_parser="qwen3")
+    num_before = num_read
+    for _ in range(3):
+        model_format.message(REQUEST, SampledCompletion("", ids_of(CALL + "<|im_end|>"), [], [], "stop"))
+    assert num_read == num_before

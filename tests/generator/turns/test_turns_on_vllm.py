@@ -63,8 +63,14 @@ def sampler(engine: Engine, tiny_model: Path) -> TurnSampler:
     )
 
 
+async def sample(sampler: TurnSampler, request: TurnRequest) -> SampledTurn:
+    (turn,) = await sampler.sample(request)
+    assert isinstance(turn, SampledTurn)
+    return turn
+
+
 async def test_the_second_turn_continues_the_tokens_of_the_first(sampler: TurnSampler, tiny_model: Path) -> None:
-    first = await sampler.sample(TurnRequest("run-1", "r1", [QUESTION], TOOLS, max_tokens=20))
+    first = await sample(sampler, TurnRequest("run-1", "r1", [QUESTION], TOOLS, max_tokens=20))
     assert unpack_ids(first.appended_ids).tolist() == ids_of("Tu1+1=.a")
     sampled = unpack_ids(first.token_ids).tolist()
     assert 1 <= len(sampled) <= 20
@@ -72,10 +78,11 @@ async def test_the_second_turn_continues_the_tokens_of_the_first(sampler: TurnSa
     assert first.finish_reason == ("stop" if is_whole else "length")
 
     recorded = first.appended_ids + first.token_ids
-    second = await sampler.sample(
+    second = await sample(
+        sampler,
         TurnRequest(
             "run-1", "r2", [QUESTION, first.message, RESULT], TOOLS, recorded_ids=recorded, num_recorded_messages=2
-        )
+        ),
     )
     assert unpack_ids(second.appended_ids).tolist() == ids_of("t2.a" if is_whole else ".t2.a")
     row = unpack_ids(recorded + second.appended_ids + second.token_ids)
@@ -98,7 +105,7 @@ def check_logprobs(turn: SampledTurn, row: Ids, start: int, path: Path) -> None:
 
 async def test_a_turn_gets_what_is_left_of_the_context_and_none_is_left_after_it(sampler: TurnSampler) -> None:
     long = TurnRequest("run-1", "r1", [{"role": "user", "content": "a" * 122}])  # 125 of 128 tokens with its frame
-    assert len(unpack_ids((await sampler.sample(long)).token_ids)) <= 3
+    assert len(unpack_ids((await sample(sampler, long)).token_ids)) <= 3
     with pytest.raises(TurnRefusedError, match="has 128 tokens, and the context of the model 128") as caught:
         await sampler.sample(TurnRequest("run-1", "r1", [{"role": "user", "content": "a" * 125}]))
     assert caught.value.kind == "context_length"
@@ -111,6 +118,19 @@ async def test_recorded_ids_that_the_model_does_not_have_are_refused(sampler: Tu
         await sampler.sample(
             TurnRequest("run-1", "r1", [QUESTION, answer, RESULT], recorded_ids=foreign, num_recorded_messages=2)
         )
+
+
+async def test_the_turns_of_one_request_are_sampled_independently(sampler: TurnSampler, tiny_model: Path) -> None:
+    turns = await sampler.sample(TurnRequest("run-1", "r1", [QUESTION], TOOLS, max_tokens=20, n=8))
+    appended = ids_of("Tu1+1=.a")
+    rows: set[bytes] = set()
+    for turn in turns:
+        assert isinstance(turn, SampledTurn)
+        assert unpack_ids(turn.appended_ids).tolist() == appended
+        check_logprobs(turn, unpack_ids(turn.appended_ids + turn.token_ids), len(appended), tiny_model)
+        rows.add(turn.token_ids)
+    assert len(turns) == 8
+    assert len(rows) > 1
 
 
 async def test_a_cancelled_turn_leaves_nothing_in_the_engine(engine: Engine, sampler: TurnSampler) -> None:

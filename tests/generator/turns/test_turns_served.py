@@ -1,6 +1,7 @@
 """The format of a run's conversations is loaded before the run is served, and a run without one is refused."""
 
 import asyncio
+import contextlib
 import threading
 from typing import Any, cast
 
@@ -83,13 +84,16 @@ class Replica:
     async def takes_turns(self) -> bool:
         """Whether a turn is taken. It then waits for the gate."""
         try:
-            async with asyncio.timeout(0.1):
-                await self.desk.sample(REQUEST)
+            answers = self.desk.sample([REQUEST])
         except UnavailableError:
             return False
-        except TimeoutError:
-            return True
-        raise AssertionError("the gate is closed")
+        with contextlib.closing(answers):
+            try:
+                async with asyncio.timeout(0.1):
+                    line = await anext(answers.lines())
+            except TimeoutError:
+                return True
+        raise AssertionError(f"the gate is closed: {line!r}")
 
 
 @pytest.fixture

@@ -1,0 +1,243 @@
+"""Asks one replica for turns. Those that are asked for at the same time travel in one request.
+
+    turn A --> sent
+    turn B --+                     head of the answer
+    turn C --+--> wait meanwhile ---------------------> B, C, D sent together
+    turn D --+                     turn A, a line of the answer
+
+A generator sends the head before it samples, so no turn waits for others to be sampled, or for others that may come.
+Equal turns, such as the first ones of a group's rollouts, are one TurnRequest. If an answer breaks off, the turns that
+it still owed fail, and their callers ask again.
+
+A caller may give up its turn. The generator still samples it to its end, unless all other turns of its request have
+been answered or given up: then the connection is closed, which aborts the rest.
+"""
+
+import asyncio
+import contextvars
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import httpx
+import msgspec
+
+from shared.errors import MessageError, UnavailableError
+from shared.message_invariants import MAX_GENERATIONS
+from shared.service.tls import why_away
+from shared.turns import (
+    MAX_TURN_BYTES,
+    TURN_PATH,
+    RefusalKind,
+    SampledTurn,
+    TurnAnswer,
+    TurnRefusedError,
+    TurnRequest,
+    decode_turn_answer,
+    encode_turn_requests,
+)
+
+LOOK_EVERY_S: Final = 1.0
+"""Seconds between two looks which replicas are alive."""
+_MAX_TURNS = MAX_GENERATIONS
+"""Most turns of one request, which may all be equal."""
+_BYTES_BESIDE = 1024 + 64
+"""Most bytes of a request's id, its number of turns, and what is between two requests."""
+
+
+class NotThereError(UnavailableError):
+    """A replica cannot sample a turn now; another one may."""
+
+
+class FailedError(NotThereError):
+    """A replica failed on a turn. If the turn is the cause, every replica will."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A turn that a caller waits for; ``body`` is the same for equal turns."""
+
+    request: TurnRequest
+    body: bytes
+    answer: "asyncio.Future[TurnAnswer | Exception]"
+    """An exception is a result, too: a future with an exception that nothing reads causes a warning."""
+
+    def end(self, answer: TurnAnswer | Exception) -> None:
+        if not self.answer.done():  # done already if its caller has given it up
+            self.answer.set_result(answer)
+
+
+_Batch = list[list[_Asked]]
+"""The turns of one HTTP request, equal ones together."""
+
+
+class ReplicaTurns:
+    """Asks one replica.
+
+    Args:
+        http: Client of turn_http_client.
+        name: The replica's id.
+        url: The replica's address.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, *, name: str, url: str) -> None:
+        self.url = url
+        self._http = http
+        self._what = f"generator {name} at {url}"
+        self._waiting: deque[_Asked] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._exchanges: set[asyncio.Task[None]] = set()
+        # Logs do not name the group of the first caller.
+        self._context = contextvars.copy_context()
+
+    async def ask(self, request: TurnRequest, *, is_there: Callable[[], Awaitable[bool]]) -> SampledTurn:
+        """Have one turn sampled. It is given up once ``is_there`` says that the replica is gone.
+
+        Raises:
+            TurnRefusedError: No generator can continue this conversation.
+            NotThereError: The turn was not sampled here.
+        """
+        body = encode_turn_requests([msgspec.structs.replace(request, request_id="-")])
+        asked = _Asked(request, body, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send_all(), name=f"send to {self._what}", context=self._context)
+        try:
+            while not (await asyncio.wait({asked.answer}, timeout=LOOK_EVERY_S))[0]:
+                if not await is_there():
+                    raise NotThereError(f"{self._what} is gone")
+        finally:
+            asked.answer.cancel()
+        return self._sampled(asked.answer.result())
+
+    def _sampled(self, answer: TurnAnswer | Exception) -> SampledTurn:
+        if isinstance(answer, Exception):
+            raise answer
+        if answer.turn is not None:
+            return answer.turn
+        assert answer.refusal is not None
+        kind, reason = answer.refusal.kind, answer.refusal.reason
+        if kind == "failed":
+            raise FailedError(f"{self._what} failed: {reason}")
+        if kind == "unavailable":
+            raise NotThereError(f"{self._what} cannot sample a turn: {reason}")
+        raise TurnRefusedError(f"{self._what} refused a turn: {reason}", kind=kind)
+
+    async def _send_all(self) -> None:
+        try:
+            while batch := self._next_batch():
+                await self._begin(batch)
+        finally:
+            self._sender = None
+
+    def _next_batch(self) -> _Batch:
+        """Return the turns that have waited longest, as many as fit into one body."""
+        batch: dict[bytes, list[_Asked]] = {}
+        num_turns = num_bytes = 0
+        while self._waiting and num_turns < _MAX_TURNS:
+            asked = self._waiting[0]
+            if not asked.answer.done():
+                if asked.body not in batch:
+                    num_bytes += len(asked.body) + _BYTES_BESIDE
+                    if batch and num_bytes > MAX_TURN_BYTES:
+                        break
+                batch.setdefault(asked.body, []).append(asked)
+                num_turns += 1
+            self._waiting.popleft()
+        return [*batch.values()]
+
+    async def _begin(self, batch: _Batch) -> None:
+        """Send a batch; returns at the head of the answer, or once the batch has failed."""
+        begun = asyncio.Event()
+        exchange = asyncio.create_task(self._exchange(batch, begun), name=f"turns of {self._what}")
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._exchanges.discard)
+        answers = [asked.answer for equal in batch for asked in equal]
+
+        def end_if_given_up(_: object) -> None:
+            if all(answer.done() for answer in answers) and any(answer.cancelled() for answer in answers):
+                exchange.cancel()
+
+        for answer in answers:
+            answer.add_done_callback(end_if_given_up)
+        exchange.add_done_callback(lambda _: begun.set())
+        await begun.wait()
+
+    async def _exchange(self, batch: _Batch, begun: asyncio.Event) -> None:
+        failure: Exception
+        try:
+            await self._read_answers(batch, begun)
+            failure = NotThereError(f"{self._what} ended its answer early")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            failure = NotThereError(f"{self._what} cannot be reached: {why_away(error, url=self.url)}")
+        except Exception as error:  # noqa: BLE001  the callers raise it
+            failure = error
+        if isinstance(failure, TurnRefusedError) and len(batch) > 1:
+            # Only one of them may be the cause, or only their number.
+            await self._begin(batch[: len(batch) // 2])
+            await self._begin(batch[len(batch) // 2 :])
+            return
+        for equal in batch:
+            for asked in equal:
+                asked.end(failure)
+
+    async def _read_answers(self, batch: _Batch, begun: asyncio.Event) -> None:
+        """Send one HTTP request, and pass its answers on.
+
+        Raises:
+            TurnRefusedError: The body was refused.
+            NotThereError, httpx.HTTPError: The rest was not answered.
+        """
+        body = encode_turn_requests([_joined(equal) for equal in batch])
+        headers = {"content-type": "application/json"}
+        async with self._http.stream("POST", f"{self.url}{TURN_PATH}", content=body, headers=headers) as response:
+            if response.status_code != 200:
+                raise self._problem(response.status_code, _fields(await response.aread()))
+            begun.set()
+            async for line in _lines(response):
+                try:
+                    answer = decode_turn_answer(line)
+                    asked_for = batch[answer.index]
+                except (MessageError, IndexError) as error:
+                    raise NotThereError(
+                        f"{self._what} answered in an unknown form; do both have the same headrace version? {error}"
+                    ) from error
+                if asked := next((asked for asked in asked_for if not asked.answer.done()), None):
+                    asked.end(answer)
+
+    def _problem(self, status: int, problem: dict[str, Any]) -> Exception:
+        """Return the error for an answer to a whole batch."""
+        detail = problem.get("detail") or f"HTTP {status}"
+        if status in (400, 413, 422):  # without a kind, the server's limits refused the body unread
+            without_kind: RefusalKind = "malformed" if status == 400 else "context_length"
+            return TurnRefusedError(f"{self._what} refused a turn: {detail}", kind=problem.get("kind", without_kind))
+        if status == 500:
+            return FailedError(f"{self._what} failed: {detail}")
+        if status == 401:
+            detail = "HTTP 401: its internal key is another one; give both the same HEADRACE_INTERNAL_KEY"
+        return NotThereError(f"{self._what} cannot sample a turn: {detail}")
+
+
+def _joined(equal: list[_Asked]) -> TurnRequest:
+    """Return equal turns as one request, whose name is new with each attempt."""
+    request = equal[0].request
+    return msgspec.structs.replace(request, request_id=f"{request.request_id}-{secrets.token_hex(4)}", n=len(equal))
+
+
+async def _lines(response: httpx.Response) -> AsyncGenerator[bytes]:
+    """Yield the lines of an answer. httpx's own would also end them at characters within JSON strings."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    try:
+        problem = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", problem) if isinstance(problem, dict) else {}
