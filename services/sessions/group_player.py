@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from services.sessions.agent_rollout import AgentPlayer
 from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session, TurnSource
 from services.sessions.session_metrics import SessionMetrics
@@ -21,16 +22,25 @@ class GroupPlayer:
     Args:
         generators: Sample the turns.
         tools: The run's tools.
+        agent: Plays the rollouts in the place of the tools, if the run has an agent program.
         limits: The run's limits of one rollout.
         metrics: Receives the counts.
         by: Name of this replica, for the groups' stamps.
     """
 
     def __init__(
-        self, *, generators: TurnSource, tools: Tools, limits: Limits, metrics: SessionMetrics, by: str
+        self,
+        *,
+        generators: TurnSource,
+        tools: Tools,
+        agent: AgentPlayer | None = None,
+        limits: Limits,
+        metrics: SessionMetrics,
+        by: str,
     ) -> None:
         self._generators = generators
         self._tools = tools
+        self._agent = agent
         self._limits = limits
         self._metrics = metrics
         self._by = by
@@ -79,7 +89,10 @@ class GroupPlayer:
             entries=entries,
         )
         try:
-            played = await play(session, conversation, tools=self._tools, limits=self._limits)
+            if self._agent is not None:
+                played = await self._agent.play(session, prompt)
+            else:
+                played = await play(session, conversation, tools=self._tools, limits=self._limits)
         except TurnRefusedError as error:
             raise MessageError(f"rollout {rollout_id} cannot be played: {error}") from error
         finally:

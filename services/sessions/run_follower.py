@@ -11,7 +11,11 @@ import logging
 
 import httpx
 
+from services.sessions.agent_rollout import AgentPlayer
+from services.sessions.agents.agent_loader import AgentLoader
+from services.sessions.agents.agent_programs import AgentProgram
 from services.sessions.group_player import GroupPlayer
+from services.sessions.open_sessions import OpenSessions
 from services.sessions.session_loop import SessionLoop
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
@@ -40,6 +44,8 @@ class RunFollower:
         settings: Settings of this process.
         pool: Runs the tools.
         http: Client for the generators.
+        sessions: The sessions that clients may ask for turns.
+        agents: Loads agent programs.
         metrics: Receives the counts.
     """
 
@@ -50,12 +56,16 @@ class RunFollower:
         settings: SessionsSettings,
         pool: ToolPool,
         http: httpx.AsyncClient,
+        sessions: OpenSessions,
+        agents: AgentLoader,
         metrics: SessionMetrics,
     ) -> None:
         self._redis = redis
         self._settings = settings
         self._pool = pool
         self._http = http
+        self._sessions = sessions
+        self._agents = agents
         self._metrics = metrics
         self.needs_workers = asyncio.Event()
         """Set once a run has tools."""
@@ -84,15 +94,20 @@ class RunFollower:
             if not config.is_agentic:
                 await _for_ever()
             tools = await self._tools(record.run_id, config)
+            agent = await self._agents.load(record.run_id, config)
         except UserError as error:
             log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
             await refuse(self._redis, "sessions", name, str(error), run_id=record.run_id)
             await _for_ever()
             return
         await take_back(self._redis, "sessions", name, run_id=record.run_id)
-        log.info("playing run %s with %s", record.run_id, ", ".join(config.tools))
+        log.info("playing run %s with %s", record.run_id, config.agent or ", ".join(config.tools))
+        generators = TurnClient(self._redis, keys=RunKeys(record.run_id), http=self._http)
         try:
-            await self._loop(record.run_id, config, tools).run()
+            async with self._sessions.serving(
+                record.run_id, generators, max_completion_length=config.max_completion_length
+            ):
+                await self._loop(record.run_id, config, generators, tools, agent).run()
         except* StateLostError as errors:
             log.warning("run %s cannot be played now: %s", record.run_id, errors.exceptions[0])
             # A server that was wiped has lost headrace's functions too, and later runs need them.
@@ -100,8 +115,9 @@ class RunFollower:
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _tools(self, run_id: str, config: RunConfig) -> UserTools:
-        self.needs_workers.set()
-        await self.has_workers.wait()
+        if config.tools:
+            self.needs_workers.set()
+            await self.has_workers.wait()
         return await UserTools.load(
             config.tools,
             self._pool,
@@ -110,11 +126,14 @@ class RunFollower:
             check_timeout_s=self._settings.import_timeout_s,
         )
 
-    def _loop(self, run_id: str, config: RunConfig, tools: UserTools) -> SessionLoop:
+    def _loop(
+        self, run_id: str, config: RunConfig, generators: TurnClient, tools: UserTools, agent: AgentProgram | None
+    ) -> SessionLoop:
         keys, name = RunKeys(run_id), self._settings.name
         player = GroupPlayer(
-            generators=TurnClient(self._redis, keys=keys, http=self._http),
+            generators=generators,
             tools=tools,
+            agent=None if agent is None else self._agent_player(agent, config),
             limits=Limits(config.max_tool_calling_iterations, config.max_completion_length),
             metrics=self._metrics,
             by=name,
@@ -126,6 +145,14 @@ class RunFollower:
             replica_id=name,
             max_inflight_groups=self._settings.max_inflight_groups,
             metrics=self._metrics,
+        )
+
+    def _agent_player(self, agent: AgentProgram, config: RunConfig) -> AgentPlayer:
+        return AgentPlayer(
+            agent,
+            self._sessions,
+            timeout_s=config.agent_timeout_s,
+            max_completion_length=config.max_completion_length,
         )
 
 

@@ -7,12 +7,13 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from services.sessions.origins import origin_of
 from shared.service.replica_name import replica_name
-from shared.settings import ServiceSettings
+from shared.settings import AdvertisedSettings
 from shared.user_code.places import Places, parse_modules
 
 
-class SessionsSettings(ServiceSettings):
+class SessionsSettings(AdvertisedSettings):
     """The service's own settings, in addition to the settings of all services."""
 
     tls_generator_name: str = Field(
@@ -30,6 +31,20 @@ class SessionsSettings(ServiceSettings):
         default_factory=lambda: os.cpu_count() or 1,
         ge=1,
         description="Processes that run tools, one call at a time each; they start with the first run that has tools",
+    )
+    num_agent_workers: int = Field(
+        default=16,
+        ge=1,
+        description="Processes that run agent programs in Python, one rollout at a time each; they start with the "
+        "first run that has one",
+    )
+    agent_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Origins of the agent programs that runs may name by URL, such as http://agents:9000, separated by "
+        "commas",
+    )
+    max_open_sessions: int = Field(
+        default=256, ge=1, description="Most sessions opened over HTTP at a time; one more gets a 429"
     )
     worker_memory_mib: int = Field(default=8192, ge=256, description="Address space of one worker (RLIMIT_AS)")
     worker_open_files: int = Field(default=512, ge=32, description="Open files of one worker (RLIMIT_NOFILE)")
@@ -50,6 +65,16 @@ class SessionsSettings(ServiceSettings):
         return Places(
             tuple(map(str, self.tool_path)), parse_modules(self.tool_modules), role="tool", service="sessions service"
         )
+
+    @field_validator("agent_origins", mode="before")
+    @classmethod
+    def _split_at_commas(cls, raw: object) -> object:
+        return tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else raw
+
+    @field_validator("agent_origins")
+    @classmethod
+    def _they_are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(origin_of, origins))
 
     @field_validator("tool_path", mode="before")
     @classmethod

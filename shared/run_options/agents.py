@@ -1,8 +1,8 @@
-"""Options of agents: the tools that the model may call, and how its calls are read."""
+"""Options of agents: the tools that the model may call, the program that plays the rollouts, and how calls are read."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.run_options.section import Positive, Section
 
@@ -23,6 +23,15 @@ class AgentOptions(Section):
         default=None, ge=1, description="Most turns of a rollout that call tools; no limit if left out"
     )
     tool_timeout_s: Positive = Field(default=30.0, description="Deadline of a tool call, in seconds")
+    agent: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=2000,
+        description="Program that plays the rollouts: 'package.module:function', or the URL that it is asked at",
+    )
+    agent_timeout_s: Positive = Field(
+        default=300.0, description="Longest silence of the agent program, in seconds; then its rollout is lost"
+    )
     tool_call_parser: str | None = Field(
         default=None,
         min_length=1,
@@ -37,10 +46,18 @@ class AgentOptions(Section):
             raise ValueError(f"{', '.join(doubles)} is listed twice; list each tool once")
         return tools
 
+    @model_validator(mode="after")
+    def _an_agent_brings_its_own_tools(self) -> Self:
+        if self.agent is not None and self.tools:
+            raise ValueError(
+                "agent and tools are both set, but an agent program brings its own tools; keep one of them"
+            )
+        return self
+
     @property
     def is_agentic(self) -> bool:
         """Whether the sessions service plays the rollouts. Generators read the prompts of all other runs themselves."""
-        return bool(self.tools)
+        return bool(self.tools) or self.agent is not None
 
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""
