@@ -1,4 +1,4 @@
-"""Options of agents: the tools that the model may call, and how its calls are read."""
+"""Options of agents: the tools and the environment whose methods the model may call, and how its calls are read."""
 
 from typing import Annotated
 
@@ -19,10 +19,19 @@ class AgentOptions(Section):
         description="Functions that the model may call, 'package.module:function' with type hints and a Google "
         "docstring",
     )
+    environment_factory: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Class or function that makes an environment for each rollout, 'package.module:name'; its public "
+        "methods are tools",
+    )
     max_tool_calling_iterations: int | None = Field(
         default=None, ge=1, description="Most turns of a rollout that call tools; no limit if left out"
     )
-    tool_timeout_s: Positive = Field(default=30.0, description="Deadline of a tool call, in seconds")
+    tool_timeout_s: Positive = Field(
+        default=30.0, description="Deadline of a call of a tool or an environment, in seconds"
+    )
     tool_call_parser: str | None = Field(
         default=None,
         min_length=1,
@@ -40,7 +49,7 @@ class AgentOptions(Section):
     @property
     def is_agentic(self) -> bool:
         """Whether the sessions service plays the rollouts. Generators read the prompts of all other runs themselves."""
-        return bool(self.tools)
+        return bool(self.tools or self.environment_factory)
 
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from services.trainer.groups.staleness import staleness
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollouts_of
-from shared.messages import RewardOutcome, Rollout, Row, Stamp
+from shared.messages import RewardOutcome, Rollout, Row, Stamp, prompt_of
 
 _DIGITS = 5
 
@@ -81,7 +81,7 @@ def rollout_rows(
                 "step": step,
                 "group_id": rollout.group_id,
                 "branch": rollout.branch,
-                "prompt": group.prompt.prompt,
+                "prompt": prompt_of(rollout, group.prompt),
                 "completion": _completion(rollout),
                 "reward": None if np.isnan(reward) else reward,
                 "advantage": advantage,
@@ -118,7 +118,7 @@ def _completion(rollout: Rollout) -> Any:
 
 
 def _of_agents(rollout: Rollout) -> dict[str, Any]:
-    """Return what only rollouts that a session played have: further rows, tool calls, the reason for being lost."""
+    """Return what only rollouts of agents have: further rows, tool calls, an environment, the reason for being lost."""
     rows = [
         {"num_tokens": row.num_sampled, "num_turns": len(row.turns), "finish_reason": _finish_reason(row)}
         for row in rollout.rows
@@ -126,6 +126,8 @@ def _of_agents(rollout: Rollout) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": rows} if len(rows) > 1 else {}
     if rollout.tool_calls:
         found |= {"tool_calls": rollout.tool_calls, "tool_failures": rollout.tool_failures}
+    if rollout.environment is not None:
+        found["environment"] = rollout.environment.attributes
     return found | ({"lost": rollout.lost} if rollout.lost else {})
 
 
