@@ -82,7 +82,7 @@ def rollout_rows(
                 "group_id": rollout.group_id,
                 "branch": rollout.branch,
                 "prompt": prompt_of(rollout, group.prompt),
-                "completion": _completion(rollout),
+                "completion": _as_json(rollout.completion),
                 "reward": None if np.isnan(reward) else reward,
                 "advantage": advantage,
                 "rewards": {outcome.name: _outcome(outcome) for outcome in rollout.rewards},
@@ -111,10 +111,9 @@ def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
     return row | ({"components": outcome.components} if outcome.components else {})
 
 
-def _completion(rollout: Rollout) -> Any:
-    """Return the completion as JSON can express it: NaN among a tool call's arguments, for example, becomes null."""
-    said = rollout.completion
-    return said if isinstance(said, str) else msgspec.json.decode(msgspec.json.encode(said))
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON can express it: NaN among a tool call's arguments, for example, becomes null."""
+    return value if isinstance(value, str) else msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _of_agents(rollout: Rollout) -> dict[str, Any]:
@@ -127,7 +126,7 @@ def _of_agents(rollout: Rollout) -> dict[str, Any]:
     if rollout.tool_calls:
         found |= {"tool_calls": rollout.tool_calls, "tool_failures": rollout.tool_failures}
     if rollout.environment is not None:
-        found["environment"] = rollout.environment.attributes
+        found["environment"] = _as_json(rollout.environment.attributes)
     return found | ({"lost": rollout.lost} if rollout.lost else {})
 
 

@@ -168,7 +168,7 @@ async def test_an_observation_that_is_not_text_loses_the_rollout_and_says_what_t
         ("NeedsArguments", "missing 1 required positional argument: 'size'; it is called without arguments"),
         ("Popen", "only imports Popen, which belongs to subprocess"),
         ("SHELL", "only imports SHELL, which belongs to subprocess"),
-        ("Contour", "has no function Contour"),
+        ("Contour", "has no class or function Contour. Did you mean Counter?"),
     ],
 )
 async def test_a_factory_that_cannot_be_used_is_refused_with_what_to_do(factory: str, says: str) -> None:
