@@ -15,10 +15,11 @@ from typing import Any
 
 from services.sessions.agents.agent_programs import AgentFailedError, AgentProgram
 from services.sessions.open_sessions import OpenSession, OpenSessions
+from services.sessions.recording.recorded import RolloutEnd
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
 from services.sessions.tool_rollout import ToolRollout
-from shared.messages import PromptGroup
+from shared.messages import PlayedEnvironment, PromptGroup
 
 
 class AgentPlayer:
@@ -47,7 +48,9 @@ class AgentPlayer:
             StateLostError: The run's streams are gone.
             UnavailableError: Redis did not answer.
         """
-        rollout = ToolRollout()
+        if (end := session.recording.end) is not None:
+            return ToolRollout(end.completion, end.num_calls, end.num_failed, environment=end.environment)
+        rollout = ToolRollout(environment=PlayedEnvironment(self._program.name, has_reward=True))
         with self._sessions.opened(
             session, run_id=prompt.run_id, max_completion_length=self._max_completion_length
         ) as opened:
@@ -57,10 +60,23 @@ class AgentPlayer:
                 rollout.lost = "" if opened.is_full else str(error)
             except SessionFullError as error:
                 rollout.lost = str(error)
-        if not session.recording.num_turns:
-            rollout.lost = rollout.lost or f"{self._program.name} ended without a turn"
+        await session.close()  # a turn that is not whole when the program ends is not part of the rollout
         rollout.completion, rollout.num_calls = session.recording.completion(), session.recording.num_calls
+        if not rollout.lost and not session.recording.num_turns:
+            rollout.lost = f"{self._program.name} ended without a turn"
+        if not rollout.lost:
+            await self._end(session, rollout, opened.reward)
         return rollout
+
+    async def _end(self, session: Session, rollout: ToolRollout, reward: float | None) -> None:
+        """Record the end of a rollout, so that its program is not started again for it."""
+        reported = PlayedEnvironment(self._program.name, has_reward=True, reward=reward)
+        try:
+            await session.record(RolloutEnd(rollout.completion, rollout.num_calls, 0, reported))
+        except SessionFullError as error:
+            rollout.lost = str(error)
+        else:
+            rollout.environment = reported
 
 
 async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: AgentProgram, timeout_s: float) -> None:

@@ -8,6 +8,7 @@ in Redis. The tool workers start with the first run that has tools.
 
 import asyncio
 import logging
+from collections import Counter
 
 import httpx
 
@@ -20,6 +21,7 @@ from services.sessions.session_loop import SessionLoop
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
 from services.sessions.tool_rollout import Limits
+from services.sessions.tools.environments import Environments
 from services.sessions.tools.tool_tasks import ToolPool
 from services.sessions.tools.user_tools import UserTools
 from services.sessions.turn_client import TurnClient
@@ -67,6 +69,7 @@ class RunFollower:
         self._sessions = sessions
         self._agents = agents
         self._metrics = metrics
+        self._environments_at_once = asyncio.Semaphore(settings.max_environments)
         self.needs_workers = asyncio.Event()
         """Set once a run has tools."""
         self.has_workers = asyncio.Event()
@@ -94,6 +97,8 @@ class RunFollower:
             if not config.is_agentic:
                 await _for_ever()
             tools = await self._tools(record.run_id, config)
+            environments = await self._environments(config)
+            check_together(config, tools, environments)
             agent = await self._agents.load(record.run_id, config)
         except UserError as error:
             log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
@@ -101,13 +106,14 @@ class RunFollower:
             await _for_ever()
             return
         await take_back(self._redis, "sessions", name, run_id=record.run_id)
-        log.info("playing run %s with %s", record.run_id, config.agent or ", ".join(config.tools))
+        played_with = [*config.tools, *filter(None, [config.environment_factory, config.agent])]
+        log.info("playing run %s with %s", record.run_id, ", ".join(played_with))
         generators = TurnClient(self._redis, keys=RunKeys(record.run_id), http=self._http)
         try:
             async with self._sessions.serving(
                 record.run_id, generators, max_completion_length=config.max_completion_length
             ):
-                await self._loop(record.run_id, config, generators, tools, agent).run()
+                await self._loop(record.run_id, config, generators, tools, environments, agent).run()
         except* StateLostError as errors:
             log.warning("run %s cannot be played now: %s", record.run_id, errors.exceptions[0])
             # A server that was wiped has lost headrace's functions too, and later runs need them.
@@ -126,13 +132,32 @@ class RunFollower:
             check_timeout_s=self._settings.import_timeout_s,
         )
 
+    async def _environments(self, config: RunConfig) -> Environments | None:
+        if config.environment_factory is None:
+            return None
+        return await Environments.load(
+            config.environment_factory,
+            self._settings.places(),
+            self._settings.limits(),
+            timeout_s=config.tool_timeout_s,
+            import_timeout_s=self._settings.import_timeout_s,
+            at_once=self._environments_at_once,
+        )
+
     def _loop(
-        self, run_id: str, config: RunConfig, generators: TurnClient, tools: UserTools, agent: AgentProgram | None
+        self,
+        run_id: str,
+        config: RunConfig,
+        generators: TurnClient,
+        tools: UserTools,
+        environments: Environments | None,
+        agent: AgentProgram | None,
     ) -> SessionLoop:
         keys, name = RunKeys(run_id), self._settings.name
         player = GroupPlayer(
             generators=generators,
             tools=tools,
+            environments=environments,
             agent=None if agent is None else self._agent_player(agent, config),
             limits=Limits(config.max_tool_calling_iterations, config.max_completion_length),
             metrics=self._metrics,
@@ -153,6 +178,22 @@ class RunFollower:
             self._sessions,
             timeout_s=config.agent_timeout_s,
             max_completion_length=config.max_completion_length,
+        )
+
+
+def check_together(config: RunConfig, tools: UserTools, environments: Environments | None) -> None:
+    """Raise UserError if the run has no reward at all, or two tools of one name."""
+    if environments is None:
+        return
+    if not config.reward_funcs and not environments.has_reward:
+        raise UserError(
+            f"{environments.name} has no method get_reward, and the run has no reward_funcs; add one of them"
+        )
+    called = Counter(schema["function"]["name"] for schema in [*tools.schemas, *environments.schemas])
+    if twice := [name for name, count in called.items() if count > 1]:
+        raise UserError(
+            f"{', '.join(twice)}: both a tool and a method of {environments.name} have this name, and the model could "
+            "not tell them apart; rename one of them"
         )
 
 

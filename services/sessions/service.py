@@ -29,11 +29,8 @@ from shared.service_process import cancel, say_why_it_ended, serve_beside, why_r
 from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
 from shared.serving.shared_answer import SharedAnswer
-from shared.user_code.limits import Limits
 
 log = logging.getLogger(__name__)
-
-_MIB = 1024 * 1024
 
 
 class SessionsService:
@@ -51,7 +48,7 @@ class SessionsService:
         self._pool = ToolPool(
             ToolTasks(settings.places()),
             num_workers=settings.num_tool_workers,
-            limits=Limits(settings.worker_memory_mib * _MIB, settings.worker_open_files),
+            limits=settings.limits(),
             queue_timeout_s=settings.queue_timeout_s,
             import_timeout_s=settings.import_timeout_s,
             metrics=self._metrics,
@@ -63,7 +60,7 @@ class SessionsService:
         agent_pool = AgentPool(
             AgentTasks(settings.places()),
             num_workers=settings.num_agent_workers,
-            limits=Limits(settings.worker_memory_mib * _MIB, settings.worker_open_files),
+            limits=settings.limits(),
             queue_timeout_s=settings.queue_timeout_s,
             import_timeout_s=settings.import_timeout_s,
             metrics=self._metrics,

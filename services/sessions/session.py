@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from services.sessions.recording.recordable import check_recordable
-from services.sessions.recording.recorded import Entry, ToolResults, digest
+from services.sessions.recording.recorded import Entry, RolloutEnd, ToolResults, digest
 from services.sessions.recording.recording import Recording
 from shared.errors import MessageError
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
@@ -113,16 +113,17 @@ class Session:
         """Whether ``turn`` with these arguments returns a recorded turn."""
         return self.recording.repeated(_digest(messages, tools, max_tokens, max_row_tokens, 0, None)) is not None
 
-    async def record_tool_results(self, results: ToolResults) -> None:
-        """Record the results of a turn's tool calls. Raises as ``turn`` does."""
+    async def record(self, entry: ToolResults | RolloutEnd) -> None:
+        """Record the results of a turn's tool calls, or the rollout's end. Raises as ``turn`` does."""
         async with self._writing:
-            await self._add(results)
+            await self._add(entry)
 
     async def close(self) -> None:
         """End the turns under way."""
-        sampling = [*self._in_flight.values()]
-        for task in sampling:
-            task.cancel()
+        async with self._writing:  # an entry that is being written is written
+            sampling = [*self._in_flight.values()]
+            for task in sampling:
+                task.cancel()
         await asyncio.gather(*sampling, return_exceptions=True)
 
     async def _sample(

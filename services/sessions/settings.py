@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 from services.sessions.origins import origin_of
 from shared.service.replica_name import replica_name
 from shared.settings import AdvertisedSettings
+from shared.user_code.limits import Limits
 from shared.user_code.places import Places, parse_modules
 
 
@@ -21,11 +22,13 @@ class SessionsSettings(AdvertisedSettings):
         description="Name that generators' certificates must be for; if empty, the host of each one's address",
     )
     tool_path: Annotated[tuple[Path, ...], NoDecode] = Field(
-        default=(), description="Directories with users' tools, separated like PATH; appended to sys.path"
+        default=(),
+        description="Directories with users' tools and environments, separated like PATH; appended to sys.path",
     )
     tool_modules: str = Field(
         default="",
-        description="Installed modules whose functions may be tools, each with its submodules, separated by commas",
+        description="Installed modules whose functions may be tools or environments, each with its submodules, "
+        "separated by commas",
     )
     num_tool_workers: int = Field(
         default_factory=lambda: os.cpu_count() or 1,
@@ -46,9 +49,18 @@ class SessionsSettings(AdvertisedSettings):
     max_open_sessions: int = Field(
         default=256, ge=1, description="Most sessions opened over HTTP at a time; one more gets a 429"
     )
-    worker_memory_mib: int = Field(default=8192, ge=256, description="Address space of one worker (RLIMIT_AS)")
-    worker_open_files: int = Field(default=512, ge=32, description="Open files of one worker (RLIMIT_NOFILE)")
+    worker_memory_mib: int = Field(
+        default=8192, ge=256, description="Address space of one worker or environment (RLIMIT_AS)"
+    )
+    worker_open_files: int = Field(
+        default=512, ge=32, description="Open files of one worker or environment (RLIMIT_NOFILE)"
+    )
     max_inflight_groups: int = Field(default=64, ge=1, description="Groups of one run played at a time")
+    max_environments: int = Field(
+        default=256,
+        ge=1,
+        description="Environments at a time, each in a process of its own; further rollouts wait",
+    )
     queue_timeout_s: float = Field(
         default=300.0, gt=0, description="Longest wait of a tool call for a free worker; then its rollout is lost"
     )
@@ -59,6 +71,10 @@ class SessionsSettings(AdvertisedSettings):
     def name(self) -> str:
         """The replica's name. By default no generator has it, because their leases are in the same set."""
         return self.replica_id or f"sessions-{replica_name()}"
+
+    def limits(self) -> Limits:
+        """Return the limits of a process that runs users' code."""
+        return Limits(self.worker_memory_mib * 1024 * 1024, self.worker_open_files)
 
     def places(self) -> Places:
         """Return the places that tools may come from."""

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from fastapi import FastAPI, Request
 
-from shared.messages import CompletedGroup, decode_completed_group, encode
+from shared.messages import CompletedGroup, PlayedEnvironment, decode_completed_group, encode
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -26,7 +26,7 @@ from tests.sessions.fake_generators import Reply, generator
 from tests.sessions.scripted import answer, assistant, user
 from tests.stream_view import entries
 
-pytest.importorskip("openai")
+openai = pytest.importorskip("openai")
 
 PROGRAM = """
 import asyncio, os, pathlib
@@ -148,6 +148,10 @@ async def completed(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> 
     return decode_completed_group(fields["payload"])
 
 
+def rewards(group: CompletedGroup) -> list[float | None]:
+    return [rollout.environment and rollout.environment.reward for rollout in group.rollouts]
+
+
 def num_before(request: TurnRequest) -> int:
     return [message["role"] for message in request.messages].count("assistant")
 
@@ -181,6 +185,7 @@ async def test_a_program_plays_rollouts_with_openais_client_and_its_return_value
         assert row.sampled_ids().tolist() == [11, 2, 21, 2]
         assert [turn.role for turn in row.turns] == ["assistant", "user", "assistant"]
         assert rollout.completion == [assistant("1"), user("Are you sure? It is 4."), assistant("2")]
+        assert rollout.environment == PlayedEnvironment("my_agent:asks_twice", has_reward=True, reward=0.75)
 
 
 @pytest.mark.slow
@@ -207,6 +212,7 @@ async def test_the_rollout_of_a_program_that_hangs_fails_or_asks_for_nothing_is_
 ) -> None:
     group = await played(redis, redis_url, run_config, directory, agent, timeout_s=timeout_s)
     assert [rollout.lost for rollout in group.rollouts] == [reason, reason]
+    assert rewards(group) == [None, None]
 
 
 @pytest.mark.slow
@@ -215,6 +221,7 @@ async def test_a_program_may_end_its_session_before_it_ends(
 ) -> None:
     group = await played(redis, redis_url, run_config, directory, "my_agent:ends_by_itself")
     assert [rollout.lost for rollout in group.rollouts] == ["", ""]
+    assert rewards(group) == [0.5, 0.5]
 
 
 @pytest.mark.slow
@@ -261,15 +268,13 @@ async def test_after_kill_9_another_replica_starts_the_program_again_and_no_reco
 @contextlib.asynccontextmanager
 async def agent_server() -> AsyncGenerator[str]:
     """Serve a program that asks for one turn and reports the length of the answer as its reward."""
-    from openai import AsyncOpenAI
-
     app = FastAPI()
 
     @app.post("/play", response_model=None)
     async def play(request: Request) -> dict[str, float]:
         body = await request.json()
         assert body["row"] == {"answer": "4", "level": 1}
-        async with AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"]) as client:
+        async with openai.AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"]) as client:
             said = await client.chat.completions.create(model="any", messages=body["prompt"])
         return {"reward": float(len(said.choices[0].message.content or ""))}
 
@@ -296,6 +301,7 @@ async def test_a_program_behind_a_url_of_an_allowed_origin_plays_rollouts(
                 group = await completed(redis, keys, process=process)
     assert [rollout.lost for rollout in group.rollouts] == ["", ""]
     assert [rollout.completion for rollout in group.rollouts] == [[assistant("1")]] * 2
+    assert rewards(group) == [1.0, 1.0]
 
 
 @pytest.mark.slow

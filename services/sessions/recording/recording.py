@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.sessions.recording.message_match import ComparableMessage, comparable
-from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults, digest
+from services.sessions.recording.recorded import Entry, RecordedTurn, RolloutEnd, ToolResults, digest
 from services.sessions.recording.rows import ids_through, make_rows
 from shared.arrays import ID_DTYPE
 from shared.messages import Row
@@ -67,6 +67,8 @@ class Recording:
         self._tips: set[int] = set()
         self._by_request: dict[bytes, SampledTurn] = {}
         self._tool_results: dict[int, ToolResults] = {}
+        self.end: RolloutEnd | None = None
+        """The recorded end of the rollout, if it has one."""
         self.num_entries = 0
         for entry in entries:
             self.add(entry)
@@ -75,6 +77,11 @@ class Recording:
     def num_turns(self) -> int:
         """Number of recorded turns."""
         return len(self._turns)
+
+    @property
+    def prompt(self) -> list[ChatMessage] | None:
+        """The messages of the first recorded turn; None if there is none."""
+        return self._turns[0].messages if self._turns else None
 
     @property
     def num_forks(self) -> int:
@@ -180,6 +187,9 @@ class Recording:
         self.num_entries += 1
         if isinstance(entry, ToolResults):
             self._tool_results[entry.turn] = entry
+            return
+        if isinstance(entry, RolloutEnd):
+            self.end = entry
             return
         asked = [digest(message) for message in entry.messages]
         self._conversations.append(
