@@ -19,6 +19,8 @@ A completed group, in addition:
     rollout ids are unique
     a rollout has at least one row, unless it is lost; the messages of its completion consist of what columns do
     no more tool calls failed than were made
+    all rollouts have an environment of the same type, or none has one; its attributes consist of what columns do. Its
+    reward is None if its type has none, or if the rollout is lost
     nothing is scored yet
 
 Each row of a rollout:
@@ -98,6 +100,13 @@ def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None
         raise MessageError(f"group {prompt.group_id} has branches that are not 0 to {len(rollouts) - 1}: {branches}")
     if len({rollout.rollout_id for rollout in rollouts}) < len(rollouts):
         raise MessageError(f"group {prompt.group_id} has two rollouts with the same id")
+    if (
+        len(
+            {rollout.environment and (rollout.environment.name, rollout.environment.has_reward) for rollout in rollouts}
+        )
+        > 1
+    ):
+        raise MessageError(f"group {prompt.group_id} has rollouts in environments of different types")
     unsampled = bytes(max(num_prompt, 1))
     for rollout in rollouts:
         _check_rollout(rollout, prompt)
@@ -152,6 +161,13 @@ def _check_rollout(rollout: "Rollout", prompt: "PromptGroup") -> None:
         raise _wrong(rollout, f"has {rollout.tool_failures} failed tool calls of {rollout.tool_calls}")
     if not is_data(rollout.completion):
         raise _wrong(rollout, f"has messages that are nested deeper than {_MAX_DEPTH}, or a value that is not data")
+    environment = rollout.environment
+    if environment is None:
+        return
+    if environment.reward is not None and (rollout.lost or not environment.has_reward):
+        raise _wrong(rollout, "has a reward of its environment, although it is lost, or the environment gives none")
+    if not is_data(environment.attributes):
+        raise _wrong(rollout, "has an environment with an attribute that is not data")
 
 
 def _check_row(row: "Row", rollout: "Rollout", prompt: "PromptGroup", unsampled: bytes) -> None:

@@ -136,6 +136,22 @@ class Row(msgspec.Struct, frozen=True):
         return unpack_logprobs(self.logprobs)
 
 
+class PlayedEnvironment(msgspec.Struct, frozen=True):
+    """The environment of a rollout at its end.
+
+    ``name`` is ``module:Class`` of its type. ``observation`` is the text that its reset appended to the prompt, and
+    ``reward`` is what ``get_reward`` returned, if its type has it. ``attributes`` are its public attributes, and
+    ``left_out`` says why others are missing.
+    """
+
+    name: Name
+    has_reward: bool
+    observation: str = ""
+    reward: Finite | None = None
+    attributes: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+
+
 class Rollout(msgspec.Struct, frozen=True):
     """One prompt with one completion and, once scored, its rewards, which belong to all of its rows.
 
@@ -152,6 +168,7 @@ class Rollout(msgspec.Struct, frozen=True):
     lost: str = ""
     tool_calls: Count = 0
     tool_failures: Count = 0
+    environment: PlayedEnvironment | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -197,6 +214,26 @@ class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
     num_generations: NumGenerations
     stamps: tuple[Stamp, ...] = ()
     schema_version: int = SCHEMA_VERSION
+
+
+def with_observation(prompt: Prompt, observation: str) -> Prompt:
+    """Return the prompt with a text at the end of its last message, as TRL appends what ``reset`` returned.
+
+    Raises:
+        MessageError: The last message has no text.
+    """
+    if isinstance(prompt, str):
+        return prompt + observation
+    if not prompt or "content" not in prompt[-1]:
+        raise MessageError("the prompt has no last message with text, to which its environment's could be appended")
+    return [*prompt[:-1], prompt[-1] | {"content": prompt[-1]["content"] + observation}]
+
+
+def prompt_of(rollout: Rollout, group: PromptGroup) -> Prompt:
+    """Return the prompt of one rollout of a group: the group's, with the text of the rollout's own environment."""
+    if rollout.environment is None:
+        return group.prompt
+    return with_observation(group.prompt, rollout.environment.observation)
 
 
 class CompletedGroup(msgspec.Struct, frozen=True, tag="completed_group"):

@@ -5,6 +5,7 @@ and are never printed. Each may come from a file instead (secret_files.py).
 """
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast
@@ -24,6 +25,7 @@ from shared.serving.http_limits import KEEP_ALIVE_S, MAX_BODY_BYTES, HttpLimits,
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 
 _Settings = TypeVar("_Settings", bound=BaseSettings)
 
@@ -238,6 +240,30 @@ class ServiceSettings(BaseSettings):
             str(file.absolute()) if file else in_memory(password) if password else ""
         )
         return variables
+
+
+class AdvertisedSettings(ServiceSettings):
+    """Settings of a service whose replicas are reached one by one, each at its own URL."""
+
+    advertise_url: str = Field(
+        default="",
+        description="URL at which others reach this replica; if empty, host (machine's name for 0.0.0.0) and port",
+    )
+
+    @model_validator(mode="after")
+    def _it_is_advertised_as_what_it_speaks(self) -> Self:
+        if self.advertise_url and not self.advertise_url.startswith(f"{self.scheme}://"):
+            raise ValueError(
+                f"advertise_url={self.advertise_url}, but this replica speaks {self.scheme}: with "
+                "HEADRACE_TLS_CERT_FILE it must begin with https://, otherwise with http://"
+            )
+        return self
+
+    def url(self, port: int) -> str:
+        """Return the URL at which others reach this replica, which listens on ``port``."""
+        if self.advertise_url:
+            return self.advertise_url
+        return f"{self.scheme}://{socket.gethostname() if self.host in _EVERY_ADDRESS else self.host}:{port}"
 
 
 def _lasting(file: Path | None) -> Path | None:

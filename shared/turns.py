@@ -23,7 +23,7 @@ import msgspec
 from shared.arrays import ID_DTYPE, unpack_ids
 from shared.errors import HeadraceError, MessageError
 from shared.message_invariants import Count, IdBytes, Name, NumGenerations, Seconds
-from shared.messages import VersionSpan
+from shared.messages import Prompt, VersionSpan
 
 TURN_PATH: Final = "/internal/v1/turns"
 MAX_TURN_BYTES: Final = 8 * 1024 * 1024
@@ -31,6 +31,12 @@ MAX_TURN_BYTES: Final = 8 * 1024 * 1024
 
 ChatMessage = dict[str, Any]
 """A message in OpenAI's format. In tool calls, ``arguments`` is JSON in a string."""
+
+
+def as_conversation(prompt: Prompt) -> list[ChatMessage]:
+    """Return the messages of a prompt. Text becomes a user's message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
+
 
 RefusalKind = Literal["context_length", "chat_template", "malformed", "sampling", "another_run"]
 """Why a turn is refused:

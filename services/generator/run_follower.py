@@ -282,12 +282,12 @@ class RunFollower:
                 await generating
 
     async def _turn_sampler(self, run_id: str, config: RunConfig, engine: Engine) -> TurnSampler | None:
-        """Return the sampler of the run's turns; None if it has no tools, and so no turns.
+        """Return the sampler of the run's turns; None if it is not an agent run, and so has no turns.
 
         Raises:
             UserError: The model's tokenizer, its chat template or the run's parser is not made for tools.
         """
-        if not config.tools:
+        if not config.is_agentic:
             return None
         return TurnSampler(
             engine,

@@ -1,26 +1,19 @@
 """The generator's settings, read from the environment once, at the entry point."""
 
 import json
-import socket
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from shared.service.replica_name import replica_name
-from shared.settings import ServiceSettings, from_environment
-
-_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
+from shared.settings import AdvertisedSettings, from_environment
 
 
-class GeneratorSettings(ServiceSettings):
+class GeneratorSettings(AdvertisedSettings):
     """Settings of one generator replica."""
 
-    advertise_url: str = Field(
-        default="",
-        description="URL at which the trainer reaches it; if empty, host (machine's name for 0.0.0.0) and port",
-    )
     push_address: str = Field(
         default="",
         description="Name or address of this host on the network with the trainer; NCCL uses its interface. "
@@ -53,25 +46,10 @@ class GeneratorSettings(ServiceSettings):
             raise ValueError('must be a JSON object such as {"max_num_seqs": 64}')  # noqa: TRY004  pydantic's protocol
         return cast("dict[str, Any]", parsed)
 
-    @model_validator(mode="after")
-    def _it_is_advertised_as_what_it_speaks(self) -> Self:
-        if self.advertise_url and not self.advertise_url.startswith(f"{self.scheme}://"):
-            raise ValueError(
-                f"advertise_url={self.advertise_url}, but this generator speaks {self.scheme}: with "
-                "HEADRACE_TLS_CERT_FILE it must begin with https://, otherwise with http://"
-            )
-        return self
-
     @property
     def name(self) -> str:
         """Stable name of this replica. After a restart it finds its unfinished work under this name."""
         return self.replica_id or replica_name()
-
-    def url(self, port: int) -> str:
-        """Return the URL at which the trainer reaches this replica, which listens on ``port``."""
-        if self.advertise_url:
-            return self.advertise_url
-        return f"{self.scheme}://{socket.gethostname() if self.host in _EVERY_ADDRESS else self.host}:{port}"
 
 
 def read_settings() -> GeneratorSettings:

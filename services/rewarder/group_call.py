@@ -14,11 +14,13 @@ from services.rewarder.reward_call import RewardCall, TrainerState, own_text
 from shared.messages import (
     CompletedGroup,
     Completion,
+    Outcome,
     RewardOutcome,
     Rollout,
     ScoredGroup,
     Stamp,
     oldest_policy_version,
+    prompt_of,
 )
 from shared.run_options.reward_kwargs import RewardKwargs
 from shared.run_options.run_config import RunConfig
@@ -48,8 +50,9 @@ def call_for(
     is_conversational = not isinstance(prompt.prompt, str)
     rollouts = [rollout for rollout in group.rollouts if not rollout.lost]
     num_completions = len(rollouts)
+    environments = [rollout.environment for rollout in rollouts if rollout.environment is not None]
     return RewardCall(
-        prompts=[own_text(prompt.prompt) for _ in rollouts],
+        prompts=[own_text(prompt_of(rollout, prompt)) for rollout in rollouts],
         completions=[_completion(rollout, is_conversational=is_conversational) for rollout in rollouts],
         columns={name: _own_values(value, num_completions) for name, value in prompt.columns.items()},
         completion_ids=[rollout.packed_completion_ids() for rollout in rollouts],
@@ -59,6 +62,7 @@ def call_for(
         policy_version=oldest_policy_version(group),
         chat_template_kwargs=chat_template_kwargs or {},
         reward_kwargs=reward_kwargs or {},
+        environments=environments or None,
     )
 
 
@@ -81,20 +85,34 @@ def with_rewards(
     *,
     by: str,
 ) -> ScoredGroup:
-    """Return the group with one outcome per function on every rollout.
+    """Return the group with one outcome per function on every rollout, and one of its environment if this has a reward.
 
     Args:
         group: The completed group.
-        outcomes: The outcomes of the rollouts that are not lost, in order.
+        outcomes: The functions' outcomes of the rollouts that are not lost, in order.
         config: The run's settings.
         by: This replica.
     """
     scored = iter(outcomes)
     rollouts = tuple(
-        msgspec.structs.replace(rollout, rewards=_lost(rollout.lost, config) if rollout.lost else next(scored))
+        msgspec.structs.replace(
+            rollout,
+            rewards=(_lost(rollout.lost, config) if rollout.lost else next(scored)) + _of_environment(rollout),
+        )
         for rollout in group.rollouts
     )
     return ScoredGroup(group.prompt, rollouts, (*group.stamps, Stamp("scored", time.time(), by)))
+
+
+def _of_environment(rollout: Rollout) -> tuple[RewardOutcome, ...]:
+    """Return the reward of the rollout's environment, with weight 1, as in TRL: ``reward_weights`` has none for it."""
+    environment = rollout.environment
+    if environment is None or not environment.has_reward:
+        return ()
+    if rollout.lost:
+        return (RewardOutcome(environment.name, "lost", None, 1.0, printable(rollout.lost)),)
+    outcome: Outcome = "not_applicable" if environment.reward is None else "scored"
+    return (RewardOutcome(environment.name, outcome, environment.reward, 1.0),)
 
 
 def _lost(reason: str, config: RunConfig) -> tuple[RewardOutcome, ...]:

@@ -3,8 +3,9 @@
     RewardCall --arguments_for--> f(prompts=, completions=, ...) --judge--> one Verdict per completion
 
 The signature is TRL's. Every dataset column is a list with one entry per completion. ``trainer_state`` has the
-progress, and ``log_extra`` and ``log_metric`` may be called. A function without ``**kwargs`` gets only the arguments
-that it names. An answer that is not a finite number becomes an outcome that says what was wrong, never a number.
+progress, ``environments`` are stand-ins for those that the rollouts were played in (ended_environment.py), and
+``log_extra`` and ``log_metric`` may be called. A function without ``**kwargs`` gets only the arguments that it names.
+An answer that is not a finite number becomes an outcome that says what was wrong, never a number.
 """
 
 import copy
@@ -18,11 +19,12 @@ from typing import Any, cast
 
 import msgspec
 
+from services.rewarder.ended_environment import EndedEnvironment
 from services.rewarder.function_parameters import may_see, parameters_of, required, takes_any
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.message_invariants import Finite
-from shared.messages import CallOutcome, Completion, Prompt
+from shared.messages import CallOutcome, Completion, PlayedEnvironment, Prompt
 from shared.run_options.reward_kwargs import also_columns
 from shared.user_code.error_text import at_most, printable
 
@@ -32,7 +34,9 @@ NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on, because the call has arguments with these or similar names."""
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, AbstractSet)
 """Types that can be iterated over but cannot be a list of rewards. Sets, for example, do not have an order."""
-_GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+_GIVEN = frozenset(
+    {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+)
 
 
 def text_of(completion: Completion) -> str:
@@ -70,6 +74,8 @@ class RewardCall(msgspec.Struct, frozen=True):
     chat_template_kwargs: dict[str, Any] = {}
     reward_kwargs: dict[str, dict[str, Any]] = {}
     """Extra keyword arguments, by function."""
+    environments: list[PlayedEnvironment] | None = None
+    """None unless the rollouts were played in environments."""
 
     def completion_id_lists(self) -> list[list[int]] | None:
         """Return the token ids of each completion, in new lists."""
@@ -92,6 +98,7 @@ def own_copy(call: RewardCall) -> RewardCall:
         prompts=[own_text(prompt) for prompt in call.prompts],
         completions=[own_text(completion) for completion in call.completions],
         columns=columns,
+        environments=copy.deepcopy(call.environments),
     )
 
 
@@ -158,6 +165,8 @@ def arguments_for(
         "log_extra": _accept,
         "log_metric": _accept,
     }
+    if call.environments is not None:
+        arguments["environments"] = [EndedEnvironment(played) for played in call.environments]
     parameters = parameters_of(function)
     if call.completion_ids is not None and may_see("completion_ids", function):
         arguments["completion_ids"] = call.completion_id_lists()
@@ -173,6 +182,8 @@ def arguments_for(
             "needs 'completion_ids', which only a run sets by itself: send it in the request, "
             "one list of token ids for each completion"
         )
+    if "environments" in missing:
+        raise CallError("needs 'environments', which only a run with environment_factory has")
     if missing:
         columns = ", ".join(sorted(call.columns)) or "none"
         ways = ["rename the column" if is_built_in else "rename the column or the parameter"]

@@ -119,7 +119,8 @@ class Scorer:
         with self._functions.one_version():
             # A single function needs no task.
             by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
-        return list(zip(*by_function, strict=True))
+        # Without functions, each completion has an empty tuple: its reward is its environment's.
+        return list(zip(*by_function, strict=True)) if functions else [()] * len(call.completions)
 
     async def check(
         self, names: Sequence[str], reward_kwargs: Mapping[str, Mapping[str, Any]] | None = None

@@ -1,4 +1,4 @@
-"""The HTTP application of the sessions service: health checks and releases.
+"""The HTTP application of the sessions service: health checks, releases, and sessions (session_api/).
 
 GET /livez, /readyz         need no key, carry no data
 GET /v1/about               releases: shared/service/about.py
@@ -13,6 +13,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from services.sessions.open_sessions import OpenSessions
+from services.sessions.session_api.session_routes import add_session_routes
 from shared.access.openapi_document import PROBLEM_JSON, complete, responses
 from shared.access.route_table import SESSIONS
 from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
@@ -28,7 +30,7 @@ class Health(BaseModel):
     status: str
 
 
-def build_app(*, why_not_ready: NotReady, replica_id: str) -> FastAPI:
+def build_app(*, why_not_ready: NotReady, replica_id: str, sessions: OpenSessions) -> FastAPI:
     """Return the application, without its guards."""
     app = FastAPI(title="headrace sessions", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, _refuse)
@@ -55,6 +57,7 @@ def build_app(*, why_not_ready: NotReady, replica_id: str) -> FastAPI:
         """Return the installed releases."""
         return about("sessions", replica_id=replica_id)
 
+    add_session_routes(app, sessions)
     app.add_api_route(ABOUT_PATH, about_sessions)
     app.add_api_route(INTERNAL_ABOUT_PATH, about_sessions, include_in_schema=False)
     return app

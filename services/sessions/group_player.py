@@ -5,14 +5,17 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from services.sessions.agent_rollout import AgentPlayer
+from services.sessions.environment_rollout import play_in_environment
 from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session, TurnSource
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.session_store import GroupStore
-from services.sessions.tool_rollout import Limits, Tools, play
+from services.sessions.tool_rollout import Limits, ToolRollout, Tools, play
+from services.sessions.tools.environments import Environments
 from shared.errors import MessageError
 from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp
-from shared.turns import ChatMessage, TurnRefusedError
+from shared.turns import TurnRefusedError, as_conversation
 
 
 class GroupPlayer:
@@ -21,16 +24,28 @@ class GroupPlayer:
     Args:
         generators: Sample the turns.
         tools: The run's tools.
+        agent: Plays the rollouts in the place of the tools, if the run has an agent program.
+        environments: Start an environment for each rollout, if the run has them.
         limits: The run's limits of one rollout.
         metrics: Receives the counts.
         by: Name of this replica, for the groups' stamps.
     """
 
     def __init__(
-        self, *, generators: TurnSource, tools: Tools, limits: Limits, metrics: SessionMetrics, by: str
+        self,
+        *,
+        generators: TurnSource,
+        tools: Tools,
+        agent: AgentPlayer | None = None,
+        environments: Environments | None = None,
+        limits: Limits,
+        metrics: SessionMetrics,
+        by: str,
     ) -> None:
         self._generators = generators
         self._tools = tools
+        self._agent = agent
+        self._environments = environments
         self._limits = limits
         self._metrics = metrics
         self._by = by
@@ -44,12 +59,11 @@ class GroupPlayer:
             StateLostError: The run's streams are gone.
         """
         recorded = await store.load()
-        conversation = _conversation(prompt)
         try:
             async with asyncio.TaskGroup() as rollouts:
                 tasks = [
                     rollouts.create_task(
-                        self._rollout(prompt, branch, conversation, store, recorded.get(branch, [])),
+                        self._rollout(prompt, branch, store, recorded.get(branch, [])),
                         name=f"rollout {prompt.group_id}-{branch}",
                     )
                     for branch in range(prompt.num_generations)
@@ -66,7 +80,6 @@ class GroupPlayer:
         self,
         prompt: PromptGroup,
         branch: int,
-        conversation: Sequence[ChatMessage],
         store: GroupStore,
         entries: Sequence[Entry],
     ) -> Rollout:
@@ -80,7 +93,7 @@ class GroupPlayer:
             routing_key=prompt.group_id,
         )
         try:
-            played = await play(session, conversation, tools=self._tools, limits=self._limits)
+            played = await self._play(session, prompt)
         except TurnRefusedError as error:
             raise MessageError(f"rollout {rollout_id} cannot be played: {error}") from error
         finally:
@@ -95,10 +108,15 @@ class GroupPlayer:
             lost=played.lost,
             tool_calls=played.num_calls,
             tool_failures=played.num_failed,
+            environment=played.environment,
         )
 
-
-def _conversation(prompt: PromptGroup) -> list[ChatMessage]:
-    if isinstance(prompt.prompt, str):
-        return [{"role": "user", "content": prompt.prompt}]
-    return [dict(message) for message in prompt.prompt]
+    async def _play(self, session: Session, prompt: PromptGroup) -> ToolRollout:
+        if self._agent is not None:
+            return await self._agent.play(session, prompt)
+        if self._environments is None:
+            return await play(session, as_conversation(prompt.prompt), tools=self._tools, limits=self._limits)
+        with self._metrics.environments.track_inprogress():
+            return await play_in_environment(
+                session, prompt, environments=self._environments, tools=self._tools, limits=self._limits
+            )

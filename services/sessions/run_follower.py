@@ -8,14 +8,20 @@ in Redis. The tool workers start with the first run that has tools.
 
 import asyncio
 import logging
+from collections import Counter
 
 import httpx
 
+from services.sessions.agent_rollout import AgentPlayer
+from services.sessions.agents.agent_loader import AgentLoader
+from services.sessions.agents.agent_programs import AgentProgram
 from services.sessions.group_player import GroupPlayer
+from services.sessions.open_sessions import OpenSessions
 from services.sessions.session_loop import SessionLoop
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
 from services.sessions.tool_rollout import Limits
+from services.sessions.tools.environments import Environments
 from services.sessions.tools.tool_tasks import ToolPool
 from services.sessions.tools.user_tools import UserTools
 from services.sessions.turn_client import TurnClient
@@ -40,6 +46,8 @@ class RunFollower:
         settings: Settings of this process.
         pool: Runs the tools.
         http: Client for the generators.
+        sessions: The sessions that clients may ask for turns.
+        agents: Loads agent programs.
         metrics: Receives the counts.
     """
 
@@ -50,13 +58,18 @@ class RunFollower:
         settings: SessionsSettings,
         pool: ToolPool,
         http: httpx.AsyncClient,
+        sessions: OpenSessions,
+        agents: AgentLoader,
         metrics: SessionMetrics,
     ) -> None:
         self._redis = redis
         self._settings = settings
         self._pool = pool
         self._http = http
+        self._sessions = sessions
+        self._agents = agents
         self._metrics = metrics
+        self._environments_at_once = asyncio.Semaphore(settings.max_environments)
         self.needs_workers = asyncio.Event()
         """Set once a run has tools."""
         self.has_workers = asyncio.Event()
@@ -84,15 +97,23 @@ class RunFollower:
             if not config.is_agentic:
                 await _for_ever()
             tools = await self._tools(record.run_id, config)
+            environments = await self._environments(config)
+            check_together(config, tools, environments)
+            agent = await self._agents.load(record.run_id, config)
         except UserError as error:
             log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
             await refuse(self._redis, "sessions", name, str(error), run_id=record.run_id)
             await _for_ever()
             return
         await take_back(self._redis, "sessions", name, run_id=record.run_id)
-        log.info("playing run %s with %s", record.run_id, ", ".join(config.tools))
+        played_with = [*config.tools, *filter(None, [config.environment_factory, config.agent])]
+        log.info("playing run %s with %s", record.run_id, ", ".join(played_with))
+        generators = TurnClient(self._redis, keys=RunKeys(record.run_id), http=self._http)
         try:
-            await self._loop(record.run_id, config, tools).run()
+            async with self._sessions.serving(
+                record.run_id, generators, max_completion_length=config.max_completion_length
+            ):
+                await self._loop(record.run_id, config, generators, tools, environments, agent).run()
         except* StateLostError as errors:
             log.warning("run %s cannot be played now: %s", record.run_id, errors.exceptions[0])
             # A server that was wiped has lost headrace's functions too, and later runs need them.
@@ -100,8 +121,9 @@ class RunFollower:
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _tools(self, run_id: str, config: RunConfig) -> UserTools:
-        self.needs_workers.set()
-        await self.has_workers.wait()
+        if config.tools:
+            self.needs_workers.set()
+            await self.has_workers.wait()
         return await UserTools.load(
             config.tools,
             self._pool,
@@ -110,11 +132,33 @@ class RunFollower:
             check_timeout_s=self._settings.import_timeout_s,
         )
 
-    def _loop(self, run_id: str, config: RunConfig, tools: UserTools) -> SessionLoop:
+    async def _environments(self, config: RunConfig) -> Environments | None:
+        if config.environment_factory is None:
+            return None
+        return await Environments.load(
+            config.environment_factory,
+            self._settings.places(),
+            self._settings.limits(),
+            timeout_s=config.tool_timeout_s,
+            import_timeout_s=self._settings.import_timeout_s,
+            at_once=self._environments_at_once,
+        )
+
+    def _loop(
+        self,
+        run_id: str,
+        config: RunConfig,
+        generators: TurnClient,
+        tools: UserTools,
+        environments: Environments | None,
+        agent: AgentProgram | None,
+    ) -> SessionLoop:
         keys, name = RunKeys(run_id), self._settings.name
         player = GroupPlayer(
-            generators=TurnClient(self._redis, keys=keys, http=self._http),
+            generators=generators,
             tools=tools,
+            environments=environments,
+            agent=None if agent is None else self._agent_player(agent, config),
             limits=Limits(config.max_tool_calling_iterations, config.max_completion_length),
             metrics=self._metrics,
             by=name,
@@ -126,6 +170,30 @@ class RunFollower:
             replica_id=name,
             max_inflight_groups=self._settings.max_inflight_groups,
             metrics=self._metrics,
+        )
+
+    def _agent_player(self, agent: AgentProgram, config: RunConfig) -> AgentPlayer:
+        return AgentPlayer(
+            agent,
+            self._sessions,
+            timeout_s=config.agent_timeout_s,
+            max_completion_length=config.max_completion_length,
+        )
+
+
+def check_together(config: RunConfig, tools: UserTools, environments: Environments | None) -> None:
+    """Raise UserError if the run has no reward at all, or two tools of one name."""
+    if environments is None:
+        return
+    if not config.reward_funcs and not environments.has_reward:
+        raise UserError(
+            f"{environments.name} has no method get_reward, and the run has no reward_funcs; add one of them"
+        )
+    called = Counter(schema["function"]["name"] for schema in [*tools.schemas, *environments.schemas])
+    if twice := [name for name, count in called.items() if count > 1]:
+        raise UserError(
+            f"{', '.join(twice)}: both a tool and a method of {environments.name} have this name, and the model could "
+            "not tell them apart; rename one of them"
         )
 
 

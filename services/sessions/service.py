@@ -7,8 +7,13 @@ SIGTERM --> groups in flight stay pending with their recordings, lease released,
 import asyncio
 import logging
 
+from services.sessions.agents.agent_loader import AgentLoader
+from services.sessions.agents.agent_programs import agent_http_client
+from services.sessions.agents.agent_tasks import AgentPool, AgentTasks
 from services.sessions.app import build_app
+from services.sessions.open_sessions import OpenSessions
 from services.sessions.run_follower import RunFollower
+from services.sessions.session_api.openai_errors import OpenAiErrors
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
 from services.sessions.tools.tool_tasks import ToolPool, ToolTasks
@@ -24,11 +29,8 @@ from shared.service_process import cancel, say_why_it_ended, serve_beside, why_r
 from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
 from shared.serving.shared_answer import SharedAnswer
-from shared.user_code.limits import Limits
 
 log = logging.getLogger(__name__)
-
-_MIB = 1024 * 1024
 
 
 class SessionsService:
@@ -46,7 +48,7 @@ class SessionsService:
         self._pool = ToolPool(
             ToolTasks(settings.places()),
             num_workers=settings.num_tool_workers,
-            limits=Limits(settings.worker_memory_mib * _MIB, settings.worker_open_files),
+            limits=settings.limits(),
             queue_timeout_s=settings.queue_timeout_s,
             import_timeout_s=settings.import_timeout_s,
             metrics=self._metrics,
@@ -55,8 +57,25 @@ class SessionsService:
             internal_key=settings.internal_key.get_secret_value(),
             peers=PeerTls(settings.tls_ca_file, settings.tls_generator_name),
         )
+        agent_pool = AgentPool(
+            AgentTasks(settings.places()),
+            num_workers=settings.num_agent_workers,
+            limits=settings.limits(),
+            queue_timeout_s=settings.queue_timeout_s,
+            import_timeout_s=settings.import_timeout_s,
+            metrics=self._metrics,
+        )
+        self._agent_http = agent_http_client()
+        self._sessions = OpenSessions(url=settings.url(settings.port), max_sessions=settings.max_open_sessions)
+        self._agents = AgentLoader(settings, pool=agent_pool, http=self._agent_http)
         self._runs = RunFollower(
-            self._redis, settings=settings, pool=self._pool, http=self._http, metrics=self._metrics
+            self._redis,
+            settings=settings,
+            pool=self._pool,
+            http=self._http,
+            sessions=self._sessions,
+            agents=self._agents,
+            metrics=self._metrics,
         )
         self._starting: str | None = "starting: waiting for Redis"
 
@@ -81,12 +100,15 @@ class SessionsService:
 
     def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
         """Return the application behind access control and HTTP limits."""
-        app = build_app(why_not_ready=SharedAnswer(self._why_not_ready), replica_id=self._settings.name)
-        return entrance.guarded(app, routes=SESSIONS, keyring=keyring, limits=limits)
+        app = build_app(
+            why_not_ready=SharedAnswer(self._why_not_ready), replica_id=self._settings.name, sessions=self._sessions
+        )
+        return OpenAiErrors(entrance.guarded(app, routes=SESSIONS, keyring=keyring, limits=limits))
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+        await self._agent_http.aclose()
         await self._redis.aclose()
 
     async def _work(self) -> None:
@@ -95,6 +117,7 @@ class SessionsService:
         self._starting = None
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._keep_tool_workers(), name="tool workers")
+            beside.create_task(self._agents.keep_workers(), name="agent workers")
             await self._runs.run()
 
     async def _keep_tool_workers(self) -> None:

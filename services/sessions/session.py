@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from services.sessions.recording.recordable import check_recordable
-from services.sessions.recording.recorded import Entry, ToolResults, digest
+from services.sessions.recording.recorded import Entry, RolloutEnd, ToolResults, digest
 from services.sessions.recording.recording import Recording
 from shared.errors import MessageError
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
@@ -65,8 +65,19 @@ class Session:
         *,
         max_tokens: int = 0,
         max_row_tokens: int = 0,
+        max_completion_tokens: int = 0,
+        seed: int | None = None,
     ) -> SampledTurn:
         """Return the next turn of a conversation. If its caller is cancelled, the turn is still recorded.
+
+        Args:
+            messages: The whole conversation.
+            tools: JSON schemas of the tools that the model may call.
+            max_tokens: See TurnRequest.
+            max_row_tokens: See TurnRequest.
+            max_completion_tokens: Most tokens of the row after its prompt, in the place of ``max_row_tokens``; 0 for no
+                limit.
+            seed: Only tells requests apart. Another seed asks for another turn.
 
         Raises:
             TurnRefusedError: The messages are malformed, or no generator can continue them.
@@ -77,13 +88,20 @@ class Session:
             check_recordable(messages)
         except MessageError as error:
             raise TurnRefusedError(str(error), kind="malformed") from error
-        request = _digest(messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens)
+        request = _digest(messages, tools, max_tokens, max_row_tokens, max_completion_tokens, seed)
         if (recorded := self.recording.repeated(request)) is not None:
             return recorded
         sampling = self._in_flight.get(request)
         if sampling is None:
             sampling = asyncio.create_task(
-                self._sample(request, messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens),
+                self._sample(
+                    request,
+                    messages,
+                    tools,
+                    max_tokens=max_tokens,
+                    max_row_tokens=max_row_tokens,
+                    max_completion_tokens=max_completion_tokens,
+                ),
                 name=f"turn of {self.session_id}",
             )
             self._in_flight[request] = sampling
@@ -99,19 +117,19 @@ class Session:
         max_row_tokens: int = 0,
     ) -> bool:
         """Whether ``turn`` with these arguments returns a recorded turn."""
-        request = _digest(messages, tools, max_tokens=max_tokens, max_row_tokens=max_row_tokens)
-        return self.recording.repeated(request) is not None
+        return self.recording.repeated(_digest(messages, tools, max_tokens, max_row_tokens, 0, None)) is not None
 
-    async def record_tool_results(self, results: ToolResults) -> None:
-        """Record the results of a turn's tool calls. Raises as ``turn`` does."""
+    async def record(self, entry: ToolResults | RolloutEnd) -> None:
+        """Record the results of a turn's tool calls, or the rollout's end. Raises as ``turn`` does."""
         async with self._writing:
-            await self._add(results)
+            await self._add(entry)
 
     async def close(self) -> None:
         """End the turns under way."""
-        sampling = [*self._in_flight.values()]
-        for task in sampling:
-            task.cancel()
+        async with self._writing:  # an entry that is being written is written
+            sampling = [*self._in_flight.values()]
+            for task in sampling:
+                task.cancel()
         await asyncio.gather(*sampling, return_exceptions=True)
 
     async def _sample(
@@ -122,8 +140,11 @@ class Session:
         *,
         max_tokens: int,
         max_row_tokens: int,
+        max_completion_tokens: int,
     ) -> SampledTurn:
         continuation = self.recording.continuation(messages, tools)
+        if max_completion_tokens and continuation.turn is not None:
+            max_row_tokens = self.recording.num_prompt_tokens(continuation.turn) + max_completion_tokens
         turn = await self._generators.sample(
             TurnRequest(
                 run_id=self._run_id,
@@ -148,7 +169,5 @@ class Session:
         self.recording.add(entry)
 
 
-def _digest(
-    messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, max_row_tokens: int
-) -> bytes:
-    return digest([list(messages), list(tools), max_tokens, max_row_tokens])
+def _digest(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *more: int | None) -> bytes:
+    return digest([list(messages), list(tools), *more])

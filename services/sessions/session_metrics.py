@@ -22,6 +22,11 @@ class SessionMetrics:
         self.groups_in_flight = Gauge(
             "headrace_session_groups_in_flight", "Groups being played", registry=self.registry
         )
+        self.environments = Gauge(
+            "headrace_session_environments",
+            "Rollouts that have an environment, in a process of its own, or wait for one",
+            registry=self.registry,
+        )
         self._rollouts = Counter(
             "headrace_session_rollouts", "Rollouts by how they ended", ["end"], registry=self.registry
         )

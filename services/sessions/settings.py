@@ -7,12 +7,14 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from services.sessions.origins import origin_of
 from shared.service.replica_name import replica_name
-from shared.settings import ServiceSettings
+from shared.settings import AdvertisedSettings
+from shared.user_code.limits import Limits
 from shared.user_code.places import Places, parse_modules
 
 
-class SessionsSettings(ServiceSettings):
+class SessionsSettings(AdvertisedSettings):
     """The service's own settings, in addition to the settings of all services."""
 
     tls_generator_name: str = Field(
@@ -20,20 +22,45 @@ class SessionsSettings(ServiceSettings):
         description="Name that generators' certificates must be for; if empty, the host of each one's address",
     )
     tool_path: Annotated[tuple[Path, ...], NoDecode] = Field(
-        default=(), description="Directories with users' tools, separated like PATH; appended to sys.path"
+        default=(),
+        description="Directories with users' tools and environments, separated like PATH; appended to sys.path",
     )
     tool_modules: str = Field(
         default="",
-        description="Installed modules whose functions may be tools, each with its submodules, separated by commas",
+        description="Installed modules whose functions may be tools or environments, each with its submodules, "
+        "separated by commas",
     )
     num_tool_workers: int = Field(
         default_factory=lambda: os.cpu_count() or 1,
         ge=1,
         description="Processes that run tools, one call at a time each; they start with the first run that has tools",
     )
-    worker_memory_mib: int = Field(default=8192, ge=256, description="Address space of one worker (RLIMIT_AS)")
-    worker_open_files: int = Field(default=512, ge=32, description="Open files of one worker (RLIMIT_NOFILE)")
+    num_agent_workers: int = Field(
+        default=16,
+        ge=1,
+        description="Processes that run agent programs in Python, one rollout at a time each; they start with the "
+        "first run that has one",
+    )
+    agent_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Origins of the agent programs that runs may name by URL, such as http://agents:9000, separated by "
+        "commas",
+    )
+    max_open_sessions: int = Field(
+        default=256, ge=1, description="Most sessions opened over HTTP at a time; one more gets a 429"
+    )
+    worker_memory_mib: int = Field(
+        default=8192, ge=256, description="Address space of one worker or environment (RLIMIT_AS)"
+    )
+    worker_open_files: int = Field(
+        default=512, ge=32, description="Open files of one worker or environment (RLIMIT_NOFILE)"
+    )
     max_inflight_groups: int = Field(default=64, ge=1, description="Groups of one run played at a time")
+    max_environments: int = Field(
+        default=256,
+        ge=1,
+        description="Environments at a time, each in a process of its own; further rollouts wait",
+    )
     queue_timeout_s: float = Field(
         default=300.0, gt=0, description="Longest wait of a tool call for a free worker; then its rollout is lost"
     )
@@ -45,11 +72,25 @@ class SessionsSettings(ServiceSettings):
         """The replica's name. By default no generator has it, because their leases are in the same set."""
         return self.replica_id or f"sessions-{replica_name()}"
 
+    def limits(self) -> Limits:
+        """Return the limits of a process that runs users' code."""
+        return Limits(self.worker_memory_mib * 1024 * 1024, self.worker_open_files)
+
     def places(self) -> Places:
         """Return the places that tools may come from."""
         return Places(
             tuple(map(str, self.tool_path)), parse_modules(self.tool_modules), role="tool", service="sessions service"
         )
+
+    @field_validator("agent_origins", mode="before")
+    @classmethod
+    def _split_at_commas(cls, raw: object) -> object:
+        return tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else raw
+
+    @field_validator("agent_origins")
+    @classmethod
+    def _they_are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(origin_of, origins))
 
     @field_validator("tool_path", mode="before")
     @classmethod

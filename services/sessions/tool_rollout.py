@@ -7,6 +7,9 @@ It also ends after ``max_iterations`` turns with results, or when the results le
 are dropped, and the rollout ends with the calls. A tool that raises an error is answered with its text. The rollout is
 lost, with the reason, if a tool does not end or ends its worker, or if a turn after the first is refused: only the
 first is the prompt's fault, and not something that the policy wrote.
+
+Recorded calls are not made again, except those of tools that keep state, which is gone with the process that played
+the rollout before. If such a call has another result than the recorded one, the rollout is lost.
 """
 
 import asyncio
@@ -20,7 +23,10 @@ from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.arrays import ID_DTYPE
+from shared.messages import PlayedEnvironment
 from shared.turns import ChatMessage, TurnRefusedError
+
+CANNOT_BE_REBUILT = "its environment was lost with the replica that played it, and could not be rebuilt"
 
 
 class Tools(Protocol):
@@ -29,6 +35,10 @@ class Tools(Protocol):
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
         """JSON schemas of the tools, in OpenAI's format."""
+        ...
+
+    def keeps_state(self, name: str) -> bool:
+        """Whether the result of a tool depends on the rollout's earlier calls."""
         ...
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -61,12 +71,14 @@ class ToolRollout:
     Attributes:
         completion: The messages after the prompt.
         lost: Why the rollout could not be played to its end; empty if it was.
+        environment: The environment that it was played in, if it was played in one.
     """
 
     completion: list[ChatMessage] = field(default_factory=list[ChatMessage])
     num_calls: int = 0
     num_failed: int = 0
     lost: str = ""
+    environment: PlayedEnvironment | None = None
 
 
 async def play(session: Session, prompt: Sequence[ChatMessage], *, tools: Tools, limits: Limits) -> ToolRollout:
@@ -102,11 +114,13 @@ async def _play(
         if not calls or not may_go_on or turn.finish_reason == "length":
             return
         recorded = session.recording.tool_results(num_turns - 1)
+        if recorded is not None:
+            await _run_again(calls, recorded, tools=tools)
         results = recorded or await _run(calls, turn=num_turns - 1, tools=tools)
         rollout.num_calls += len(calls)
         rollout.num_failed += results.num_failed
         if recorded is None:
-            await session.record_tool_results(results)
+            await session.record(results)
         try:
             turn = await session.turn(
                 [*prompt, *rollout.completion, *results.messages], tools.schemas, max_row_tokens=max_row_tokens
@@ -132,6 +146,20 @@ async def _run(calls: Sequence[Any], *, turn: int, tools: Tools) -> ToolResults:
         raise errors.exceptions[0] from errors
     results = [task.result() for task in tasks]
     return ToolResults(turn, [message for message, _ in results], sum(failed for _, failed in results))
+
+
+async def _run_again(calls: Sequence[Any], recorded: ToolResults, *, tools: Tools) -> None:
+    """Bring tools that keep state to where they were after a turn's recorded calls.
+
+    Raises:
+        ToolLostError: A call has no result now, or another one.
+    """
+    for call, before in zip(calls, recorded.messages, strict=True):
+        name = str(call["function"]["name"])
+        if tools.keeps_state(name) and (await _result(call, tools))[0]["content"] != before["content"]:
+            raise ToolLostError(
+                f"{CANNOT_BE_REBUILT}: {name}, called again with the recorded arguments, had another result"
+            )
 
 
 async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:

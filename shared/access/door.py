@@ -4,8 +4,9 @@
                 404, 405         401            403            422
 
 Deny by default: a request without a known key gets a 401 even for an unknown path, and a path that is not in the
-service's table never reaches the application. The password of basic authentication is accepted as the key too, because
-some clients can send only what fits into a URL (``http://:KEY@host``).
+service's table never reaches the application. Only a session's key is checked by the application itself. The password
+of basic authentication is accepted as the key too, because some clients can send only what fits into a URL
+(``http://:KEY@host``).
 
 A revoked or expired key is refused after the next check of the keys file. Streams of events or tokens that it opened
 before are cut off within two seconds.
@@ -20,7 +21,7 @@ from urllib.parse import unquote_plus
 
 from shared.access.keyring import Keyring
 from shared.access.named_keys import NamedKey
-from shared.access.route_table import INTERNAL, Found, Need, Route, RouteTable
+from shared.access.route_table import INTERNAL, SESSION, Found, Need, Route, RouteTable
 from shared.service.current_request import current_request
 from shared.serving.http_guard import App, Message, Receive, Scope, Send, problem, reply
 
@@ -49,7 +50,7 @@ class Door:
             await self._app(scope, receive, send)
             return
         found = self._routes.find(str(scope["method"]), str(scope["path"]))
-        if found.route is not None and found.route.needs is None:
+        if found.route is not None and found.route.needs in (None, SESSION):
             await self._let_in(found, scope, receive, send)
             return
         need = _need(found, str(scope["path"]))

@@ -9,7 +9,7 @@ are replaced, because no service answers with them.
 from http import HTTPStatus
 from typing import Any, Final
 
-from shared.access.route_table import INTERNAL, MEANINGS, Route, RouteTable
+from shared.access.route_table import INTERNAL, MEANINGS, SESSION, Route, RouteTable
 
 PROBLEM_JSON: Final = "application/problem+json"
 _SCHEME: Final = "key"
@@ -45,6 +45,24 @@ _PROBLEM: Final[dict[str, Any]] = {
     },
 }
 
+_OPENAI_ERROR: Final[dict[str, Any]] = {
+    "title": "OpenAiError",
+    "description": "An error of a session's route, in OpenAI's form.",
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "What happened and what to do"},
+                "type": {"type": "string"},
+                "code": {"type": "string", "description": "The kind of error; it never changes"},
+            },
+        }
+    },
+}
+
 
 def responses(descriptions: dict[int, str]) -> dict[int | str, dict[str, Any]]:
     """Return a route's own problems for OpenAPI. ``complete`` adds their schema and the problems of every route."""
@@ -64,6 +82,8 @@ def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
     for name in _OF_THE_FRAMEWORK:
         schemas.pop(name, None)
     schemas["Problem"] = _PROBLEM
+    if any(route.needs == SESSION for route in routes.routes):
+        schemas["OpenAiError"] = _OPENAI_ERROR
     for path in [*document["paths"]]:
         for method in [*document["paths"][path]]:
             route = routes.find(method.upper(), path).route
@@ -104,7 +124,10 @@ def _complete(operation: dict[str, Any], route: Route) -> None:
             if _is_of_the_framework(content.get("application/json", {})):
                 del content["application/json"]
                 answer["description"] = HTTPStatus(int(status)).phrase
-            content[PROBLEM_JSON] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+            if route.needs == SESSION:
+                content["application/json"] = {"schema": {"$ref": "#/components/schemas/OpenAiError"}}
+            else:
+                content[PROBLEM_JSON] = {"schema": {"$ref": "#/components/schemas/Problem"}}
     operation["responses"] = {status: answers[status] for status in sorted(answers)}
 
 

@@ -9,6 +9,7 @@
     submit    submit runs, and check them
     operate   pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
+    session   requests of a session, with its own key, which the application checks
 
 A route that is missing here is answered with 404 or 405, even if the application has it: a forgotten route is closed.
 tests/access/test_every_route.py compares the tables with the applications.
@@ -21,7 +22,8 @@ from typing import Final, Literal, get_args
 Scope = Literal["read", "infer", "score", "submit", "operate"]
 """A scope that a key of a keys file may have."""
 INTERNAL: Final = "internal"
-Need = Scope | Literal["internal"]
+SESSION: Final = "session"
+Need = Scope | Literal["internal", "session"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MEANINGS: Final[dict[Scope, str]] = {
     "read": "read runs, metrics, rollouts, events, reward functions, releases, API documents",
@@ -144,7 +146,19 @@ REWARDER: Final = RouteTable(
     Route("check_rewards", "POST", "/v1/rewards/check", "score"),
     Route("score_completions", "POST", "/v1/score", "score"),
 )
-SESSIONS: Final = RouteTable(*_OPEN, _DOCUMENT, _ABOUT, _INTERNAL_ABOUT)
+_SESSION = "/v1/sessions/{session_id}"
+SESSIONS: Final = RouteTable(
+    *_OPEN,
+    _DOCUMENT,
+    _ABOUT,
+    _INTERNAL_ABOUT,
+    Route("open_session", "POST", "/v1/sessions", "infer", "session.open"),
+    Route("get_session", "GET", _SESSION, SESSION),
+    Route("list_session_models", "GET", f"{_SESSION}/models", SESSION),
+    Route("create_session_chat_completion", "POST", f"{_SESSION}/chat/completions", SESSION),
+    Route("report_session_reward", "POST", f"{_SESSION}/reward", SESSION),
+    Route("end_session", "POST", f"{_SESSION}/end", SESSION),
+)
 GENERATOR: Final = RouteTable(
     *_OPEN,
     Route("get_health", "GET", "/health", None),

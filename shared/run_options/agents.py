@@ -1,8 +1,8 @@
-"""Options of agents: the tools that the model may call, and how its calls are read."""
+"""Options of agents: tools, an environment or a program of the user, and how the model's calls are read."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.run_options.section import Positive, Section
 
@@ -19,10 +19,28 @@ class AgentOptions(Section):
         description="Functions that the model may call, 'package.module:function' with type hints and a Google "
         "docstring",
     )
+    environment_factory: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Class or function that makes an environment for each rollout, 'package.module:name'; its public "
+        "methods are tools",
+    )
     max_tool_calling_iterations: int | None = Field(
         default=None, ge=1, description="Most turns of a rollout that call tools; no limit if left out"
     )
-    tool_timeout_s: Positive = Field(default=30.0, description="Deadline of a tool call, in seconds")
+    agent: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=2000,
+        description="Program that plays the rollouts: 'package.module:function', or the URL that it is asked at",
+    )
+    agent_timeout_s: Positive = Field(
+        default=300.0, description="Longest silence of the agent program, in seconds; then its rollout is lost"
+    )
+    tool_timeout_s: Positive = Field(
+        default=30.0, description="Deadline of a call of a tool or an environment, in seconds"
+    )
     tool_call_parser: str | None = Field(
         default=None,
         min_length=1,
@@ -37,10 +55,19 @@ class AgentOptions(Section):
             raise ValueError(f"{', '.join(doubles)} is listed twice; list each tool once")
         return tools
 
+    @model_validator(mode="after")
+    def _an_agent_brings_its_own_tools(self) -> Self:
+        others = [name for name in ("tools", "environment_factory") if getattr(self, name)]
+        if self.agent is not None and others:
+            raise ValueError(
+                f"agent and {' and '.join(others)} are set, but an agent program brings its own tools; keep one of them"
+            )
+        return self
+
     @property
     def is_agentic(self) -> bool:
         """Whether the sessions service plays the rollouts. Generators read the prompts of all other runs themselves."""
-        return bool(self.tools)
+        return bool(self.tools or self.environment_factory or self.agent)
 
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""

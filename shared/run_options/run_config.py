@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -43,7 +43,7 @@ class RunConfig(
     KeepingOptions,
     PushingOptions,
 ):
-    """One GRPO run. Every field except ``model``, the data set and ``reward_funcs`` has a default."""
+    """One GRPO run. ``model`` and the data set are required; ``reward_funcs`` too, without an environment or agent."""
 
     # Model
     name: str | None = Field(default=None, description="Name for people; the API makes the run id")
@@ -55,10 +55,11 @@ class RunConfig(
 
     # Rewards
     reward_funcs: list[RewardName] = Field(
-        min_length=1,
+        default=[],
+        validate_default=True,
         max_length=MAX_REWARD_FUNCS,
         description="Built-in names, endpoints, 'package.module:function' with TRL's signature, or reward models: "
-        "'org/name' or a directory",
+        "'org/name' or a directory; only a run whose environment has get_reward needs none",
     )
     reward_weights: list[float] | None = Field(
         default=None, max_length=MAX_REWARD_FUNCS, description="One weight for each function; all 1.0 if left out"
@@ -101,7 +102,9 @@ class RunConfig(
 
     @field_validator("reward_funcs")
     @classmethod
-    def _reward_names_are_distinct(cls, names: list[str]) -> list[str]:
+    def _reward_names_are_distinct(cls, names: list[str], info: ValidationInfo) -> list[str]:
+        if not names and info.data.get("environment_factory") is None and info.data.get("agent") is None:
+            raise ValueError(f"is required: {cls.model_fields['reward_funcs'].description}")
         doubles = sorted(name for name, count in Counter(names).items() if count > 1)
         if doubles:
             raise ValueError(f"{', '.join(doubles)} is listed twice; give it one larger weight instead")

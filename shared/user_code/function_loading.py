@@ -76,7 +76,7 @@ def _extend_path(places: Places) -> None:
 def _function(module: ModuleType, attribute: str, places: Places, *, may_be_class: bool) -> Function:
     function = None if attribute.startswith("__") else getattr(module, attribute, None)
     if function is None:
-        raise UserError(_no_such_function(module, attribute))
+        raise UserError(_no_such_function(module, attribute, may_be_class=may_be_class))
     if not callable(function) or (inspect.isclass(function) and not may_be_class):
         raise UserError(
             f"'{attribute}' in module {module.__name__} is not a function; its type is {type(function).__name__}"
@@ -109,16 +109,19 @@ def _import(module_name: str, places: Places) -> ModuleType:
         raise UserError(f"importing {module_name} failed: {describe(error)}{_where(error)}") from error
 
 
-def _no_such_function(module: ModuleType, attribute: str) -> str:
-    functions = [
+def _no_such_function(module: ModuleType, attribute: str, *, may_be_class: bool) -> str:
+    names = [
         name
         for name, value in vars(module).items()
-        if inspect.isroutine(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if (inspect.isroutine(value) or (may_be_class and inspect.isclass(value)))
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     ]
-    near = nearest(attribute, functions)
+    near = nearest(attribute, names)
     hint = f" Did you mean {near}?" if near else ""
-    has = f"It has: {', '.join(functions)}" if functions else "It has no functions"
-    return f"module {module.__name__} has no function {attribute}.{hint} {has}"
+    kind, kinds = ("class or function", "classes and functions") if may_be_class else ("function", "functions")
+    has = f"It has: {', '.join(names)}" if names else f"It has no {kinds}"
+    return f"module {module.__name__} has no {kind} {attribute}.{hint} {has}"
 
 
 def _where(error: Exception) -> str:

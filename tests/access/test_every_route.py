@@ -100,6 +100,11 @@ def inside(app: Any) -> FastAPI:
     return app
 
 
+def _error_type(route: Route) -> str:
+    """Return the content type of errors: sessions answer their clients in OpenAI's form."""
+    return "application/json" if route.needs == "session" else "application/problem+json"
+
+
 async def ask(app: App, method: str, path: str, key: str = "") -> httpx.Response:
     url = re.sub(r"\{\w+\}", "some-name", path)
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -125,7 +130,7 @@ async def test_every_route_is_closed_without_its_key(service: str, apps: dict[st
         for key in ("", "nonsense", other_kind) if route.needs is not None else ():
             refused = await ask(apps[service], route.method, route.path, key)
             assert refused.status_code == 401, (route, key)
-            assert refused.headers["content-type"] == "application/problem+json"
+            assert refused.headers["content-type"] == _error_type(route)
             assert refused.headers["www-authenticate"] == "Bearer"
 
 
@@ -137,8 +142,8 @@ async def test_every_route_refuses_keys_of_other_scopes_and_names_the_missing_sc
         if route.needs in (None, scope):
             continue
         refused = await ask(apps[service], route.method, route.path, key_of(scope))
-        if route.needs == "internal":
-            assert refused.status_code == 401, (route, "no named key is one between services")
+        if route.needs in ("internal", "session"):
+            assert refused.status_code == 401, (route, "no named key is one between services, or of a session")
             continue
         assert refused.status_code == 403, (route, scope)
         assert refused.headers["content-type"] == "application/problem+json"
@@ -150,7 +155,9 @@ async def test_every_route_refuses_keys_of_other_scopes_and_names_the_missing_sc
 @pytest.mark.parametrize("service", TABLES)
 async def test_every_route_is_open_to_its_scope_and_to_the_key_that_has_all(service: str, apps: dict[str, App]) -> None:
     for route in TABLES[service].routes:
-        right = {"internal": [INTERNAL_KEY], None: [""]}.get(route.needs, [API_KEY, key_of(str(route.needs))])
+        # tests/sessions/session_api opens sessions with their own keys.
+        keys: dict[str | None, list[str]] = {"internal": [INTERNAL_KEY], None: [""], "session": []}
+        right = keys.get(route.needs, [API_KEY, key_of(str(route.needs))])
         for key in right:
             answer = await ask(apps[service], route.method, route.path, key)
             assert answer.status_code not in (401, 403, 405), (route, answer.text)
@@ -212,7 +219,10 @@ async def test_an_unknown_query_parameter_is_refused_with_the_known_parameters(
         key = INTERNAL_KEY if route.needs == "internal" else API_KEY
         refused = await ask(apps[service], route.method, f"{route.path}?limt=3&can%0Aary", key)
         assert refused.status_code == 422, route
-        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.headers["content-type"] == _error_type(route)
+        if route.needs == "session":
+            assert "there is no such query parameter" in refused.json()["error"]["message"]
+            continue
         assert [error["field"] for error in refused.json()["errors"]] == ["limt", "can\N{REPLACEMENT CHARACTER}ary"]
         for name in route.query:
             assert name in refused.json()["detail"]
@@ -274,11 +284,14 @@ async def test_the_openapi_document_has_all_public_routes_with_their_names_scope
         assert operation["security"] == ([] if needs is None else [{scheme[0]: [needs]}])
         assert ({"401", "403"} <= operation["responses"].keys()) == (needs is not None), which
         for status, answer in operation["responses"].items():
-            if status >= "400":
+            if status >= "400" and needs == "session":
+                error = {"schema": {"$ref": "#/components/schemas/OpenAiError"}}
+                assert answer["content"] == {"application/json": error}, (which, status)
+            elif status >= "400":
                 problem = answer["content"]["application/problem+json"]
                 assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}, (which, status)
-            if status >= "400" and not which[0].endswith("completions"):
-                assert [*answer["content"]] == ["application/problem+json"], (which, status)
+                if not which[0].endswith("completions"):
+                    assert [*answer["content"]] == ["application/problem+json"], (which, status)
 
 
 @pytest.mark.parametrize("service", TABLES)
@@ -297,7 +310,8 @@ OPERATIONS = {
         register_reward score_completions test_reward""",
     "generator": """create_chat_completion create_completion generate_completions get_about get_health get_liveness
         get_readiness list_models""",
-    "sessions": "get_about get_liveness get_readiness",
+    "sessions": """create_session_chat_completion end_session get_about get_liveness get_readiness get_session
+        list_session_models open_session report_session_reward""",
 }
 
 

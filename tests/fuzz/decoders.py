@@ -19,6 +19,7 @@ from shared.arrays import pack_ids, pack_logprobs
 from shared.errors import HeadraceError, MessageError
 from shared.lineage import LineageVersion
 from shared.messages import (
+    PlayedEnvironment,
     RewardOutcome,
     VersionSpan,
     decode_completed_group,
@@ -141,6 +142,18 @@ def _groups() -> list[Decoder]:
     )
     lost = msgspec.structs.replace(rollout(branch=2), rows=(), completion=[], lost="a tool hung")
     turns = msgspec.structs.replace(several, rollouts=(forked, rollout(branch=1, completion_ids=(8, 9, 10, 11)), lost))
+    played = PlayedEnvironment(
+        "my_envs:Game", True, " Guess.", 0.5, {"board": [1, {"a": None}]}, {"client": "TypeError: ..."}
+    )
+    ended = PlayedEnvironment("my_envs:Game", True)
+    in_environments = msgspec.structs.replace(
+        several,
+        rollouts=(
+            msgspec.structs.replace(several.rollouts[0], environment=played),
+            msgspec.structs.replace(several.rollouts[1], environment=ended),
+            msgspec.structs.replace(lost, environment=ended),
+        ),
+    )
     scored = scored_group()
     was_lost = RewardOutcome("exact", "lost", None, 1.0, "a tool hung")
     unscored = msgspec.structs.replace(
@@ -157,7 +170,8 @@ def _groups() -> list[Decoder]:
     return [
         Decoder("prompt group", [encode(prompt_group()), encode(rich)], decode_prompt_group, MessageError,
                 msgpack_reader.read, invariants.prompt_group, _from_msgpack, 3),
-        Decoder("completed group", [encode(several), encode(turns)], decode_completed_group, MessageError,
+        Decoder("completed group", [encode(several), encode(turns), encode(in_environments)],
+                decode_completed_group, MessageError,
                 msgpack_reader.read, invariants.completed_group, _from_msgpack, 8),
         Decoder("scored group",
                 [encode(scored), encode(scored_group(rewards=(0.0, 0.5, 1.0))), encode(unscored)],

@@ -8,7 +8,7 @@ import pytest
 from services.rewarder.group_call import call_for, with_rewards
 from services.rewarder.reward_call import RewardCall, TrainerState, own_copy, text_of
 from shared.arrays import pack_ids
-from shared.messages import CompletedGroup, RewardOutcome, Rollout, decode_scored_group, encode
+from shared.messages import CompletedGroup, PlayedEnvironment, RewardOutcome, Rollout, decode_scored_group, encode
 from shared.run_options.run_config import RunConfig
 from shared.user_code.error_text import MAX_DETAIL_CHARS
 from tests.groups import completed_group, rollout, row
@@ -81,3 +81,41 @@ def test_a_group_of_lost_rollouts_has_nothing_to_call_with() -> None:
     assert (call.completions, call.policy_version) == ([], 0)
     (only,) = with_rewards(group, [], CONFIG, by="rewarder-0").rollouts
     assert (only.rewards[0].outcome, len(only.rewards[0].detail)) == ("lost", MAX_DETAIL_CHARS)
+
+
+def test_the_reward_of_an_environment_is_one_more_outcome_with_weight_1() -> None:
+    def played(branch: int, reward: float | None, observation: str) -> Rollout:
+        environment = PlayedEnvironment("my_envs:Game", True, observation, reward, {"score": branch})
+        return msgspec.structs.replace(rollout(branch=branch), environment=environment)
+
+    lost = msgspec.structs.replace(
+        rollout(branch=2), rows=(), completion=[], lost="it hung", environment=PlayedEnvironment("my_envs:Game", True)
+    )
+    group = group_of(played(0, 0.25, " Guess 1."), played(1, None, " Guess 2."), lost, prompt=TALK)
+    call = called(group)
+    assert [prompt[-1]["content"] for prompt in call.prompts if not isinstance(prompt, str)] == [
+        "6*7? Guess 1.",
+        "6*7? Guess 2.",
+    ]
+    assert call.environments is not None
+    assert [environment.attributes for environment in call.environments] == [{"score": 0}, {"score": 1}]
+    of_functions = (RewardOutcome("exact", "scored", 1.0, 2.0), RewardOutcome("brief", "scored", 0.0, 0.5))
+    scored = with_rewards(group, [of_functions, of_functions], CONFIG, by="rewarder-0")
+    assert [each.rewards[-1] for each in scored.rollouts] == [
+        RewardOutcome("my_envs:Game", "scored", 0.25, 1.0),
+        RewardOutcome("my_envs:Game", "not_applicable", None, 1.0),
+        RewardOutcome("my_envs:Game", "lost", None, 1.0, "it hung"),
+    ]
+    assert decode_scored_group(encode(scored)) == scored
+
+
+def test_an_environment_may_be_the_only_reward_and_one_without_a_reward_adds_no_outcome() -> None:
+    alone = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=[], environment_factory="my_envs:Game")
+    environment = PlayedEnvironment("my_envs:Game", True, reward=0.5)
+    group = group_of(msgspec.structs.replace(rollout(), environment=environment))
+    scored = with_rewards(group, [()], alone, by="rewarder-0")
+    assert scored.rollouts[0].rewards == (RewardOutcome("my_envs:Game", "scored", 0.5, 1.0),)
+    assert decode_scored_group(encode(scored)) == scored
+    group = group_of(msgspec.structs.replace(rollout(), environment=PlayedEnvironment("my_envs:Quiet", False)))
+    outcomes = (RewardOutcome("exact", "scored", 1.0, 2.0), RewardOutcome("brief", "scored", 0.0, 0.5))
+    assert with_rewards(group, [outcomes], CONFIG, by="rewarder-0").rollouts[0].rewards == outcomes

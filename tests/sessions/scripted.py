@@ -102,6 +102,9 @@ class InProcessTools:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self._functions = functions
 
+    def keeps_state(self, name: str) -> bool:
+        return False
+
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         self.calls.append((name, arguments))
         if name not in self._functions:

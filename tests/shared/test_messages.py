@@ -14,6 +14,7 @@ from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.errors import MessageError
 from shared.messages import (
     MAX_MESSAGE_BYTES,
+    PlayedEnvironment,
     RewardOutcome,
     Rollout,
     Row,
@@ -25,10 +26,16 @@ from shared.messages import (
     decode_scored_group,
     encode,
     oldest_policy_version,
+    prompt_of,
+    with_observation,
 )
 from tests.groups import completed_group, prompt_group, rollout, row, scored_group, with_row
 
 pytestmark = pytest.mark.unit
+
+ENVIRONMENT = PlayedEnvironment(
+    "my_envs:Game", True, " Guess.", 0.5, {"board": [1, {"a": None}]}, {"client": "TypeError: ..."}
+)
 
 
 def turn(start: int, end: int, *, ended_at_s: float = 3.0) -> Turn:
@@ -172,6 +179,55 @@ def test_a_rollout_that_contradicts_itself_is_refused(change: dict[str, Any], re
     data = encode(msgspec.structs.replace(group, rollouts=(broken, *group.rollouts[1:])))
     with pytest.raises(MessageError, match=reason):
         decode_completed_group(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "lost", "reason"),
+    [
+        ({"name": "my_envs:Other"}, "", "rollouts in environments of different types"),
+        ({"has_reward": False, "reward": None}, "", "rollouts in environments of different types"),
+        ({}, "it hung", "has a reward of its environment, although it is lost"),
+        ({"attributes": {"deep": deep(40)}}, "", "has an environment with an attribute that is not data"),
+        ({"name": ""}, "", "length >= 1"),
+        ({"reward": math.inf}, "", "`float` <= "),
+    ],
+)
+def test_an_environment_that_contradicts_its_group_is_refused(change: dict[str, Any], lost: str, reason: str) -> None:
+    group = completed_group()
+    good = [msgspec.structs.replace(rollout, environment=ENVIRONMENT) for rollout in group.rollouts]
+    changed = msgspec.structs.replace(ENVIRONMENT, **change)
+    first = msgspec.structs.replace(good[0], environment=changed, lost=lost)
+    with pytest.raises(MessageError, match=reason):
+        decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(first, *good[1:]))))
+
+
+def test_a_reward_needs_an_environment_that_gives_one() -> None:
+    group = completed_group()
+    gives_none = msgspec.structs.replace(ENVIRONMENT, has_reward=False)
+    rollouts = tuple(msgspec.structs.replace(rollout, environment=gives_none) for rollout in group.rollouts)
+    with pytest.raises(MessageError, match="or the environment gives none"):
+        decode_completed_group(encode(msgspec.structs.replace(group, rollouts=rollouts)))
+
+
+def test_rollouts_with_environments_survive_the_wire_and_each_has_its_own_prompt() -> None:
+    group = completed_group()
+    talk = [{"role": "system", "content": "Play."}, {"role": "user", "content": "Begin."}]
+    group = msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, prompt=talk))
+    first, second = group.rollouts
+    lost = PlayedEnvironment("my_envs:Game", True)
+    rollouts = (
+        msgspec.structs.replace(first, environment=ENVIRONMENT),
+        msgspec.structs.replace(second, environment=lost, lost="it hung"),
+    )
+    group = msgspec.structs.replace(group, rollouts=rollouts)
+    assert decode_completed_group(encode(group)) == group
+    assert prompt_of(rollouts[0], group.prompt) == [talk[0], {"role": "user", "content": "Begin. Guess."}]
+    assert prompt_of(rollouts[1], group.prompt) == talk
+    assert prompt_of(first, group.prompt) == talk
+    assert with_observation("Begin.", " Guess.") == "Begin. Guess."
+    for prompt in ([], [{"role": "user"}]):
+        with pytest.raises(MessageError, match="no last message with text"):
+            with_observation(prompt, " Guess.")
 
 
 def test_a_wrong_row_is_named() -> None:

@@ -145,7 +145,7 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
         is_regex = config.vllm_structured_outputs_regex is not None
         field = "vllm_structured_outputs_regex" if is_regex else "generation_kwargs"
         raise UserError(f"vLLM refuses these sampling settings: {what_it_says(error)}", field=field) from error
-    if config.tools:
+    if config.is_agentic:
         check_tool_call_parser(config.parser_of_tool_calls())
 
 

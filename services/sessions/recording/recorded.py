@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from shared.message_invariants import Count
+from shared.messages import PlayedEnvironment
 from shared.turns import ChatMessage, SampledTurn
 
 
@@ -45,7 +46,23 @@ class ToolResults(msgspec.Struct, frozen=True, tag="tools"):
     num_failed: Count
 
 
-Entry = RecordedTurn | ToolResults
+class RolloutEnd(msgspec.Struct, frozen=True, tag="end"):
+    """A rollout that was played to its end in an environment, which is gone then.
+
+    Attributes:
+        completion: The messages after the prompt.
+        num_calls: Number of tool calls.
+        num_failed: Number of calls that raised an error.
+        environment: The environment's last state.
+    """
+
+    completion: list[ChatMessage]
+    num_calls: Count
+    num_failed: Count
+    environment: PlayedEnvironment
+
+
+Entry = RecordedTurn | ToolResults | RolloutEnd
 
 
 def digest(value: Any) -> bytes:

@@ -10,12 +10,13 @@ another form (message_match.py). Those of a client come back unchanged, because 
 rows.py makes rows of the trees.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from services.sessions.recording.message_match import ComparableMessage, comparable
-from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults, digest
+from services.sessions.recording.recorded import Entry, RecordedTurn, RolloutEnd, ToolResults, digest
 from services.sessions.recording.rows import ids_through, make_rows
 from shared.arrays import ID_DTYPE
 from shared.messages import Row
@@ -66,6 +67,8 @@ class Recording:
         self._tips: set[int] = set()
         self._by_request: dict[bytes, SampledTurn] = {}
         self._tool_results: dict[int, ToolResults] = {}
+        self.end: RolloutEnd | None = None
+        """The recorded end of the rollout, if it has one."""
         self.num_entries = 0
         for entry in entries:
             self.add(entry)
@@ -74,6 +77,11 @@ class Recording:
     def num_turns(self) -> int:
         """Number of recorded turns."""
         return len(self._turns)
+
+    @property
+    def prompt(self) -> list[ChatMessage] | None:
+        """The messages of the first recorded turn; None if there is none."""
+        return self._turns[0].messages if self._turns else None
 
     @property
     def num_forks(self) -> int:
@@ -88,6 +96,38 @@ class Recording:
     def rows(self) -> tuple[Row, ...]:
         """Return the rows. Each sampled token has mask 1 in exactly one row."""
         return make_rows(self._turns)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self._tips)
+
+    @property
+    def num_calls(self) -> int:
+        """Number of tool calls in the sampled messages."""
+        return sum(len(turn.turn.message.get("tool_calls") or ()) for turn in self._turns)
+
+    def num_prompt_tokens(self, turn: int) -> int:
+        """Return the number of tokens before the first sampled one in the conversation of a turn."""
+        return len(self._path(turn)[0].turn.appended_ids) // ID_DTYPE.itemsize
+
+    def number_of(self, turn: SampledTurn) -> int:
+        """Return the number of a recorded turn, from 0."""
+        return next(number for number, recorded in enumerate(self._turns) if recorded.turn is turn)
+
+    def num_tokens_before(self, turn: int) -> int:
+        """Return the number of tokens that a recorded turn was conditioned on."""
+        num_bytes = len(ids_through(self._turns, turn)) - len(self._turns[turn].turn.token_ids)
+        return num_bytes // ID_DTYPE.itemsize
+
+    def completion(self) -> list[ChatMessage]:
+        """Return the last turn's conversation from its first assistant message on, with the sampled message."""
+        messages = [
+            message
+            for recorded in self._path(len(self._turns) - 1 if self._turns else None)
+            for message in (*recorded.messages, recorded.turn.message)
+        ]
+        return [*itertools.dropwhile(lambda message: message["role"] != "assistant", messages)]
 
     def repeated(self, request: bytes) -> SampledTurn | None:
         """Return the recorded turn of a repeated request, by the digest of its body."""
@@ -148,6 +188,9 @@ class Recording:
         if isinstance(entry, ToolResults):
             self._tool_results[entry.turn] = entry
             return
+        if isinstance(entry, RolloutEnd):
+            self.end = entry
+            return
         asked = [digest(message) for message in entry.messages]
         self._conversations.append(
             _Conversation(
@@ -170,6 +213,14 @@ class Recording:
         if self._came_back[turn] != mark and self._conversations[turn].sampled.comes_back_as(comparable(message)):
             self._came_back[turn] = mark
         return self._came_back[turn] == mark
+
+    def _path(self, turn: int | None) -> list[RecordedTurn]:
+        """Return the turns from the beginning of a conversation to a turn."""
+        path: list[RecordedTurn] = []
+        while turn is not None:
+            path.append(self._turns[turn])
+            turn = path[-1].continues
+        return path[::-1]
 
     def _num_messages(self, turn: int | None) -> int:
         return 0 if turn is None else self._conversations[turn].num_messages

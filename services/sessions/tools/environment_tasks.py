@@ -2,15 +2,24 @@
 
 Task(factory, reset(row)) --> factory(), kept in this process --> its reset
 Task(factory, a method)   -----------------------------------> the method of the same object
+Task(factory, STATE)      -----------------------------------> its public attributes
+
+Before the environment is made, ``random`` and numpy's global generator are seeded with the rollout's name. Without it,
+numpy would draw the same numbers in every process, because all of them are forked from one. With it, a rollout that is
+played again draws the same numbers again.
 """
 
 import inspect
+import random
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 
+from services.sessions.tools.environment_state import state_of
 from services.sessions.tools.tool_answer import ToolAnswer, answer
 from services.sessions.tools.tool_schema import IMPORTS, tool_schema
 from shared.errors import UserError
@@ -24,18 +33,25 @@ from shared.user_code.worker_frames import Refused
 
 RESET, REWARD = "reset", "get_reward"
 """The methods that are not tools. They have TRL's names."""
+STATE = "(state)"
+"""Asks for the public attributes in the place of a method."""
 
 
 class MethodCall(msgspec.Struct, frozen=True):
-    """A call of a method with keyword arguments, which are a JSON object if a model wrote them."""
+    """A call of a method with keyword arguments, which are a JSON object if a model wrote them.
+
+    ``seed`` is the rollout's name. Only the first call has it.
+    """
 
     method: str
     arguments: dict[str, Any] | str = {}
+    seed: str = ""
 
 
 class DescribedEnvironment(msgspec.Struct, frozen=True, tag=True):
-    """The schemas of an environment's tools, whether it has a reward, and the version of its module."""
+    """The ``module:Class`` of an environment, the schemas of its tools, and the version of its module."""
 
+    name: str
     schemas: list[dict[str, Any]]
     has_reward: bool
     sources: Sources | None
@@ -80,7 +96,11 @@ class EnvironmentTasks:
 
         def method(**arguments: Any) -> Any:
             if self._environment is None:
+                random.seed(wanted.seed)
+                np.random.seed(zlib.crc32(wanted.seed.encode()))
                 self._environment = function()
+            if wanted.method == STATE:
+                return self._environment
             return getattr(self._environment, wanted.method)(**arguments)
 
         return answer(method, wanted.arguments, limits, show=_SHOWN.get(wanted.method, str))
@@ -106,15 +126,18 @@ class EnvironmentTasks:
             ]
         except UserError as error:
             return Refused(str(error))
-        return DescribedEnvironment(schemas, REWARD in methods, sources)
+        made = cast("Any", type(environment))
+        return DescribedEnvironment(f"{made.__module__}:{made.__qualname__}", schemas, REWARD in methods, sources)
 
 
 def _observation(value: object) -> str:
-    return "" if value is None else str(value)
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"it returned a {type(value).__name__}; return text, or None")
+    return value or ""
 
 
 def _reward(value: Any) -> str:
-    return repr(float(value))
+    return "" if value is None else repr(float(value))
 
 
-_SHOWN: dict[str, Callable[[Any], str]] = {RESET: _observation, REWARD: _reward}
+_SHOWN: dict[str, Callable[[Any], str]] = {RESET: _observation, REWARD: _reward, STATE: state_of}

@@ -1,7 +1,7 @@
 """Environments of one run: each has the state of one rollout, in a process that no other rollout uses.
 
     factory --inspect, in a process of its own--> schemas of its tools
-    rollout --start--> process --> reset(row) --> tools, one after the other --> reward --> killed
+    rollout --start--> process --> reset(row) --> tools, one after the other --> state --> reward --> killed
 
 A process that dies takes its state along, so its calls are not repeated: the rollout is lost.
 """
@@ -15,9 +15,11 @@ from typing import Any, Self
 
 import msgspec
 
+from services.sessions.tools.environment_state import EnvironmentState, read_state
 from services.sessions.tools.environment_tasks import (
     RESET,
     REWARD,
+    STATE,
     DescribedEnvironment,
     EnvironmentTasks,
     MethodCall,
@@ -51,27 +53,36 @@ class Environment:
         self._tools = frozenset(schema["function"]["name"] for schema in what.schemas)
         self._is_free = asyncio.Lock()
 
-    @property
-    def schemas(self) -> list[dict[str, Any]]:
-        """The JSON schemas of its tools, in OpenAI's format."""
-        return self._what.schemas
+    def has(self, name: str) -> bool:
+        """Whether it has a tool of this name."""
+        return name in self._tools
 
-    async def reset(self, row: Mapping[str, Any]) -> str:
+    async def reset(self, row: Mapping[str, Any], *, seed: str) -> str:
         """Begin a rollout for a row of the data set; return the text to append to the prompt.
+
+        ``seed`` is the rollout's name, with which draws of random numbers are seeded.
 
         Raises:
             ToolLostError: It raised an exception, did not end, or ended its process.
         """
-        return await self._own(MethodCall(RESET, dict(row)))
+        return await self._own(MethodCall(RESET, dict(row), seed))
 
     async def reward(self) -> float | None:
-        """Return the environment's own reward; None if it has none. Raises as ``reset`` does."""
-        if not self._what.has_reward:
+        """Return the environment's own reward; None if it has none, or gives none. Raises as ``reset`` does."""
+        if not self._what.has_reward or not (shown := await self._own(MethodCall(REWARD))):
             return None
-        reward = float(await self._own(MethodCall(REWARD)))
+        reward = float(shown)
         if not math.isfinite(reward):
             raise ToolLostError(f"{self._factory}: {REWARD} returned {reward}")
         return reward
+
+    async def state(self) -> EnvironmentState:
+        """Return the environment's public attributes. Raises as ``reset`` does."""
+        text = await self._own(MethodCall(STATE))
+        try:
+            return read_state(text)
+        except ValueError as error:
+            raise ToolLostError(f"{self._factory}: its attributes cannot be read: {error}") from error
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool; return the text of its result. Calls are made one after the other.
@@ -80,7 +91,7 @@ class Environment:
             ToolError: The environment does not have this tool, or the tool raised an exception.
             ToolLostError: The call has no result, and the environment cannot be used any more.
         """
-        if name not in self._tools:
+        if not self.has(name):
             raise ToolError(f"Tool {name} not found.")
         answer = await self._ask(MethodCall(name, json.dumps(arguments)))
         if answer.ended == "raised":
@@ -127,17 +138,26 @@ class Environments:
         *,
         timeout_s: float,
         import_timeout_s: float,
+        at_once: asyncio.Semaphore,
     ) -> None:
         self._factory = factory
         self._what = what
         self._places = places
         self._limits = limits
+        self._at_once = at_once
         self._timeout_s = timeout_s
         self._import_timeout_s = import_timeout_s
 
     @classmethod
     async def load(
-        cls, factory: str, places: Places, limits: Limits, *, timeout_s: float, import_timeout_s: float
+        cls,
+        factory: str,
+        places: Places,
+        limits: Limits,
+        *,
+        timeout_s: float,
+        import_timeout_s: float,
+        at_once: asyncio.Semaphore,
     ) -> Self:
         """Import a factory from its current files, and look at what it makes.
 
@@ -147,6 +167,7 @@ class Environments:
             limits: The limits of each environment's process.
             timeout_s: Deadline of each call, in seconds.
             import_timeout_s: Deadline of importing the module, in seconds.
+            at_once: Bounds how many environments there are at a time.
 
         Raises:
             UserError: It cannot be used. The message says what to do.
@@ -157,26 +178,50 @@ class Environments:
         what = await inspections.inspect(factory, timeout_s=import_timeout_s)
         if isinstance(what, Refused):
             raise UserError(what.detail)
-        return cls(factory, what, places, limits, timeout_s=timeout_s, import_timeout_s=import_timeout_s)
+        return cls(
+            factory,
+            what,
+            places,
+            limits,
+            timeout_s=timeout_s,
+            import_timeout_s=import_timeout_s,
+            at_once=at_once,
+        )
+
+    @property
+    def name(self) -> str:
+        """``module:Class`` of the environments' type."""
+        return self._what.name
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether an environment gives a reward of its own."""
+        return self._what.has_reward
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The JSON schemas of the tools of an environment, in OpenAI's format."""
+        return self._what.schemas
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncGenerator[Environment]:
-        """Start an environment for one rollout, and kill its process at the end of the block.
+        """Start an environment for one rollout, and kill its process at the end of the block. Waits for a free place.
 
         Raises:
             ToolLostError: No process can be started.
         """
-        try:
-            process = await _Process.start(self._limits, EnvironmentTasks(self._places))
-        except WorkerStartError as error:
-            raise ToolLostError(f"{self._factory}: no process could be started: {error}") from error
-        try:
-            yield Environment(
-                self._factory,
-                self._what,
-                process,
-                timeout_s=self._timeout_s,
-                import_timeout_s=self._import_timeout_s,
-            )
-        finally:
-            await process.kill()
+        async with self._at_once:
+            try:
+                process = await _Process.start(self._limits, EnvironmentTasks(self._places))
+            except WorkerStartError as error:
+                raise ToolLostError(f"{self._factory}: no process could be started: {error}") from error
+            try:
+                yield Environment(
+                    self._factory,
+                    self._what,
+                    process,
+                    timeout_s=self._timeout_s,
+                    import_timeout_s=self._import_timeout_s,
+                )
+            finally:
+                await process.kill()

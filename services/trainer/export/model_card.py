@@ -125,6 +125,8 @@ def _rewards(config: Mapping[str, Any]) -> Iterator[str]:
     weights: list[float] = config.get("reward_weights") or [1.0] * len(names)
     for name, weight in zip(names, weights, strict=False):
         yield f"`{name}`" if weight == 1 else f"`{name}` (weight {weight:g})"
+    if not names:
+        yield f"that of the environment `{config.get('environment_factory')}`"
 
 
 def _data_sets(config: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from services.trainer.telemetry.step_metrics import TrainedGroup, metric_names, rollouts_of
 from shared.chat_text import chat_text
-from shared.messages import Completion
+from shared.messages import Completion, prompt_of
 
 _WIDTH = 140
 _VERSION = "/version"
@@ -44,8 +44,9 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
     rows: list[tuple[Cell, ...]] = []
     seen: set[str] = set()
     for entered in groups:
-        prompt = conversation_text(entered.waiting.group.prompt.prompt)
-        for rollout, advantage in zip(entered.waiting.group.rollouts, entered.advantages_G.tolist(), strict=True):
+        group = entered.waiting.group
+        for rollout, advantage in zip(group.rollouts, entered.advantages_G.tolist(), strict=True):
+            prompt = conversation_text(prompt_of(rollout, group.prompt))
             if unique_prompts and prompt in seen:
                 continue
             seen.add(prompt)

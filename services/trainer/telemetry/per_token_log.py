@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from services.trainer.groups.staleness import staleness
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollouts_of
-from shared.messages import RewardOutcome, Rollout, Row, Stamp
+from shared.messages import RewardOutcome, Rollout, Row, Stamp, prompt_of
 
 _DIGITS = 5
 
@@ -81,8 +81,8 @@ def rollout_rows(
                 "step": step,
                 "group_id": rollout.group_id,
                 "branch": rollout.branch,
-                "prompt": group.prompt.prompt,
-                "completion": _completion(rollout),
+                "prompt": prompt_of(rollout, group.prompt),
+                "completion": _as_json(rollout.completion),
                 "reward": None if np.isnan(reward) else reward,
                 "advantage": advantage,
                 "rewards": {outcome.name: _outcome(outcome) for outcome in rollout.rewards},
@@ -111,14 +111,13 @@ def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
     return row | ({"components": outcome.components} if outcome.components else {})
 
 
-def _completion(rollout: Rollout) -> Any:
-    """Return the completion as JSON can express it: NaN among a tool call's arguments, for example, becomes null."""
-    said = rollout.completion
-    return said if isinstance(said, str) else msgspec.json.decode(msgspec.json.encode(said))
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON can express it: NaN among a tool call's arguments, for example, becomes null."""
+    return value if isinstance(value, str) else msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _of_agents(rollout: Rollout) -> dict[str, Any]:
-    """Return what only rollouts that a session played have: further rows, tool calls, the reason for being lost."""
+    """Return what only rollouts of agents have: further rows, tool calls, an environment, the reason for being lost."""
     rows = [
         {"num_tokens": row.num_sampled, "num_turns": len(row.turns), "finish_reason": _finish_reason(row)}
         for row in rollout.rows
@@ -126,6 +125,8 @@ def _of_agents(rollout: Rollout) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": rows} if len(rows) > 1 else {}
     if rollout.tool_calls:
         found |= {"tool_calls": rollout.tool_calls, "tool_failures": rollout.tool_failures}
+    if rollout.environment is not None:
+        found["environment"] = _as_json(rollout.environment.attributes)
     return found | ({"lost": rollout.lost} if rollout.lost else {})
 
 

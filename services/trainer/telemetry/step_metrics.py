@@ -200,14 +200,14 @@ def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> 
     The std is the group's, or with advantages scaled over the batch, the batch's.
     """
     if config.multi_objective_aggregation == "normalize_then_sum":
-        return float(abs(_std(np.concatenate([_normalised_sums(group, config) for group in groups]))) <= _CLOSE)
+        return float(abs(_std(np.concatenate([_normalised_sums(group) for group in groups]))) <= _CLOSE)
     if config.scale_rewards == "batch":
         return float(_std(np.concatenate([group.rewards_G for group in groups])) <= _CLOSE)
     num_zero = sum(group.rewards_G.size for group in groups if _std(group.rewards_G) <= _CLOSE)
     return num_zero / sum(group.rewards_G.size for group in groups)
 
 
-def _normalised_sums(group: TrainedGroup, config: RunConfig) -> Rewards:
+def _normalised_sums(group: TrainedGroup) -> Rewards:
     """Return each completion's weighted sum of rewards, each normalised over the group (GDPO)."""
     rollouts = group.waiting.group.rollouts
     values_GF = np.array(
@@ -217,7 +217,8 @@ def _normalised_sums(group: TrainedGroup, config: RunConfig) -> Rewards:
     for index in range(values_GF.shape[1]):
         column_G = values_GF[:, index]
         normalised_GF[:, index] = (column_G - _mean(column_G)) / (_std(column_G) + 1e-4)
-    sums_G: Rewards = np.nansum(normalised_GF * np.array(config.weights()), axis=1)
+    weights_F = np.array([reward.weight for reward in rollouts[0].rewards])
+    sums_G: Rewards = np.nansum(normalised_GF * weights_F, axis=1)
     sums_G[np.isnan(group.rewards_G)] = np.nan
     return sums_G
 

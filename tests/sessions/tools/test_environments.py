@@ -1,6 +1,7 @@
 """Environments in real processes: one a rollout, with its own state, and killed at its end."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -19,15 +20,25 @@ async def environments_of(factory: str, *, timeout_s: float = 120.0) -> Environm
         LIMITS,
         timeout_s=timeout_s,
         import_timeout_s=240.0,
+        at_once=asyncio.Semaphore(4),
     )
+
+
+async def play(environments: Environments, seed: str) -> dict[str, Any]:
+    """Reset an environment, and return its attributes."""
+    async with environments.started() as environment:
+        await environment.reset({}, seed=seed)
+        return (await environment.state()).attributes
 
 
 @pytest.mark.parametrize("factory", ["Counter", "make_counter"])
 async def test_an_environment_keeps_its_state_from_its_reset_to_its_reward(factory: str) -> None:
-    async with (await environments_of(factory)).started() as environment:
-        tools = [schema["function"]["name"] for schema in environment.schemas]
-        assert tools == ["add", "crash", "hang", "process", "wait_and_add"]
-        assert await environment.reset({"goal": 8, "level": "easy"}) == "Count to 8."
+    environments = await environments_of(factory)
+    tools = [schema["function"]["name"] for schema in environments.schemas]
+    assert tools == ["add", "crash", "hang", "process", "wait_and_add"]
+    assert (environments.name, environments.has_reward) == ("environments_under_test:Counter", True)
+    async with environments.started() as environment:
+        assert await environment.reset({"goal": 8, "level": "easy"}, seed="0-0") == "Count to 8."
         assert await environment.call("add", {"number": 2}) == "2 of 8"
         assert await environment.call("wait_and_add", {"number": 1}) == "3 of 8"
         assert await environment.call("wait_and_add", {"number": 1}) == "4 of 8"
@@ -37,7 +48,7 @@ async def test_an_environment_keeps_its_state_from_its_reset_to_its_reward(facto
 async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> None:
     environments = await environments_of("Counter")
     async with environments.started() as one, environments.started() as other:
-        await asyncio.gather(one.reset({"goal": 8}), other.reset({"goal": 9}))
+        await asyncio.gather(one.reset({"goal": 8}, seed="0-0"), other.reset({"goal": 9}, seed="0-1"))
         await one.call("add", {"number": 5})
         assert await other.call("add", {"number": 1}) == "1 of 9"
         processes = [(await environment.call("process", {})).split() for environment in (one, other)]
@@ -48,14 +59,14 @@ async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> Non
 
 async def test_calls_at_the_same_time_are_made_one_after_the_other() -> None:
     async with (await environments_of("Counter")).started() as environment:
-        await environment.reset({"goal": 8})
+        await environment.reset({"goal": 8}, seed="0-0")
         said = await asyncio.gather(*(environment.call("add", {"number": 1}) for _ in range(3)))
     assert said == ["1 of 8", "2 of 8", "3 of 8"]
 
 
 async def test_the_model_gets_the_error_of_a_method_and_the_state_stays() -> None:
     async with (await environments_of("Counter")).started() as environment:
-        await environment.reset({"goal": 8})
+        await environment.reset({"goal": 8}, seed="0-0")
         await environment.call("add", {"number": 5})
         for name, arguments, says in (
             ("add", {"number": -1}, "only upwards"),
@@ -72,10 +83,50 @@ async def test_the_model_gets_the_error_of_a_method_and_the_state_stays() -> Non
 
 
 async def test_an_environment_without_a_reward_or_an_observation_has_none() -> None:
-    async with (await environments_of("Quiet")).started() as environment:
-        assert environment.schemas == []
-        assert await environment.reset({}) == ""
+    environments = await environments_of("Quiet")
+    assert (environments.schemas, environments.has_reward) == ([], False)
+    async with environments.started() as environment:
+        assert await environment.reset({}, seed="0-0") == ""
         assert await environment.reward() is None
+
+
+async def test_a_reward_of_none_is_none() -> None:
+    async with (await environments_of("NotJudged")).started() as environment:
+        await environment.reset({}, seed="0-0")
+        assert await environment.reward() is None
+
+
+async def test_public_attributes_are_told_as_json_and_for_others_the_reason() -> None:
+    async with (await environments_of("Attributes")).started() as environment:
+        await environment.reset({}, seed="0-0")
+        state = await environment.state()
+    assert state.attributes == {
+        "board": [[1, 2], [3, 4]], "by_number": {"1": "one"}, "done": True, "of_class": 0.5, "of_property": "seen",
+        "pair": ["a", 1], "score": 1.5, "text": "\N{SNOWMAN}",
+    }  # fmt: skip
+    assert {name: why.partition(":")[0] for name, why in state.left_out.items()} == {
+        "broken": "ValueError", "client": "TypeError", "deep": "ValueError", "huge": "OverflowError",
+        "large": "it has 70002 characters as JSON, and all attributes together may have 65536",
+        "letters": "TypeError", "not_a_number": "ValueError", "surrogate": "DecodeError",
+    }  # fmt: skip
+
+
+async def test_an_environment_that_is_played_again_draws_the_same_numbers_and_another_one_others() -> None:
+    environments = await environments_of("Draws")
+    first, again, other = [await play(environments, seed) for seed in ("0-0", "0-0", "0-1")]
+    assert first == again
+    assert first["python"] != other["python"]
+    assert first["numpy"] != other["numpy"]
+
+
+async def test_no_more_environments_than_allowed_run_at_a_time() -> None:
+    environments = await environments_of("Quiet")
+    async with environments.started(), environments.started(), environments.started(), environments.started():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2), environments.started():
+                pass
+    async with environments.started() as environment:
+        assert await environment.reset({}, seed="0-0") == ""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +138,7 @@ async def test_an_environment_without_a_reward_or_an_observation_has_none() -> N
 )
 async def test_an_environment_that_hangs_or_crashes_is_lost(method: str, says: str) -> None:
     async with (await environments_of("Counter", timeout_s=5.0)).started() as environment:
-        await environment.reset({"goal": 8})
+        await environment.reset({"goal": 8}, seed="0-0")
         with pytest.raises(ToolLostError, match=says):
             await environment.call(method, {})
         with pytest.raises(ToolLostError):
@@ -97,7 +148,13 @@ async def test_an_environment_that_hangs_or_crashes_is_lost(method: str, says: s
 async def test_a_reset_that_fails_loses_the_rollout_and_says_why() -> None:
     async with (await environments_of("FailsToReset")).started() as environment:
         with pytest.raises(ToolLostError, match="reset ended with an exception: no such level"):
-            await environment.reset({})
+            await environment.reset({}, seed="0-0")
+
+
+async def test_an_observation_that_is_not_text_loses_the_rollout_and_says_what_to_return() -> None:
+    async with (await environments_of("ReturnsAList")).started() as environment:
+        with pytest.raises(ToolLostError, match="it returned a list; return text, or None"):
+            await environment.reset({}, seed="0-0")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +168,7 @@ async def test_a_reset_that_fails_loses_the_rollout_and_says_why() -> None:
         ("NeedsArguments", "missing 1 required positional argument: 'size'; it is called without arguments"),
         ("Popen", "only imports Popen, which belongs to subprocess"),
         ("SHELL", "only imports SHELL, which belongs to subprocess"),
-        ("Contour", "has no function Contour"),
+        ("Contour", "has no class or function Contour. Did you mean Counter?"),
     ],
 )
 async def test_a_factory_that_cannot_be_used_is_refused_with_what_to_do(factory: str, says: str) -> None:

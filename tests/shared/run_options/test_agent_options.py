@@ -19,6 +19,15 @@ def test_a_run_has_no_tools_unless_it_names_some() -> None:
     assert config.tool_timeout_s == 30
 
 
+def test_an_environment_makes_an_agent_and_may_be_the_only_reward() -> None:
+    assert not parse_run_config(RUN).is_agentic
+    config = parse_run_config(RUN | {"environment_factory": "my_envs:Game", "tools": ["my.tools:add"]})
+    assert (config.environment_factory, config.tools) == ("my_envs:Game", ["my.tools:add"])
+    alone = parse_run_config({**RUN, "environment_factory": "my_envs:Game", "reward_funcs": []})
+    assert alone.is_agentic
+    assert alone.weights() == ()
+
+
 def test_calls_are_read_by_the_parser_of_hermes_unless_the_run_names_another() -> None:
     assert parse_run_config(RUN).parser_of_tool_calls() == "hermes"
     assert parse_run_config(RUN | {"tool_call_parser": "mistral"}).parser_of_tool_calls() == "mistral"
@@ -33,6 +42,8 @@ def test_calls_are_read_by_the_parser_of_hermes_unless_the_run_names_another() -
         ({"max_tool_calling_iterations": 0}, "max_tool_calling_iterations: "),
         ({"tool_timeout_s": 0}, "tool_timeout_s: "),
         ({"tool_call_parser": ""}, "tool_call_parser: "),
+        ({"environment_factory": ""}, "environment_factory: "),
+        ({"environment_factory": {"game": "my_envs:Game"}}, "environment_factory: must be text"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:

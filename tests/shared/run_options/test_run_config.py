@@ -61,7 +61,7 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ),
         ({"reward_failure_threshold": 1.0}, "reward_failure_threshold: must be less than 1"),
         ({"reward_failure_window": 0}, "reward_failure_window: must be at least 1"),
-        ({"reward_funcs": []}, "reward_funcs: .*at least 1 item"),
+        ({"reward_funcs": []}, "reward_funcs: is required: Built-in names.*get_reward"),
         ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
         ({"max_steps": 0}, "max_steps=0 trains nothing"),
         ({"max_steps": 5, "warmup_steps": 10}, "warmup_steps=10 is longer than max_steps=5"),

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from services.trainer.groups.waiting_group import WaitingGroup
+from services.trainer.telemetry.completions_table import completions_table
 from services.trainer.telemetry.per_token_log import rollout_rows
 from services.trainer.telemetry.step_metrics import TrainedGroup, num_seen_tokens, rollout_metrics
 from shared.arrays import pack_ids
-from shared.messages import RewardOutcome, Rollout, Stamp
+from shared.messages import PlayedEnvironment, RewardOutcome, Rollout, Stamp
 from shared.run_options.run_config import RunConfig
 from tests.groups import rollout, row, scored_group
 
@@ -121,3 +122,28 @@ def test_the_log_counts_the_tokens_of_all_rows_and_says_where_each_ends() -> Non
     )  # fmt: skip
     assert cut["finish_reason"] == "length"
     assert not {"rows", "lost", "tool_calls"} & cut.keys()
+
+
+def in_game(branch: int, exact: float, own: float) -> Rollout:
+    environment = PlayedEnvironment("my_envs:Game", True, f" Guess {branch}.", own, {"tries": branch, "nan": math.nan})
+    rewards = RewardOutcome("exact", "scored", exact, 0.5), RewardOutcome("my_envs:Game", "scored", own, 1.0)
+    return msgspec.structs.replace(rollout("00000007", branch), environment=environment, rewards=rewards)
+
+
+def test_the_reward_of_an_environment_is_logged_under_its_class_and_its_attributes_with_the_rollout() -> None:
+    group = agents(in_game(0, 0.0, 0.25), in_game(1, 1.0, 0.75))
+    metrics = rollout_metrics([group], policy_version=0, config=CONFIG)
+    assert (metrics["rewards/exact/mean"], metrics["rewards/Game/mean"]) == (0.5, 0.5)
+    rows = rollout_rows([group], step=1, policy_version=0, trained=Stamp("trained", 9.0, "trainer-0"), per_token=None)
+    assert [row["environment"] for row in rows] == [{"tries": 0, "nan": None}, {"tries": 1, "nan": None}]
+    assert [row["prompt"] for row in rows] == ["abc Guess 0.", "abc Guess 1."]
+    assert rows[1]["rewards"]["my_envs:Game"]["value"] == 0.75
+    table = completions_table([group], step=1)
+    assert table.columns == ("step", "prompt", "completion", "exact", "Game", "advantage")
+
+
+def test_rewards_of_environments_are_normalised_with_weight_1() -> None:
+    config = CONFIG.model_copy(update={"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [0.5]})
+    opposite = agents(in_game(0, 1.0, 0.0), in_game(1, 0.0, 1.0))
+    # Normalised, the values are about 0.7071 and -0.7071. With weights 0.5 and 1 they do not cancel out.
+    assert rollout_metrics([opposite], policy_version=0, config=config)["frac_reward_zero_std"] == 0.0

@@ -1,7 +1,7 @@
 """The wire format ``headrace``: sends the run, the group and the deadline, and reads a status for each completion.
 
 {"request_id", "run_id", "group_id", "policy_version", "trainer_state", "max_completion_length", "deadline_at_s",
- "items": [{"index": 0, "prompt", "completion", "completion_ids", "columns": {...}}, ...]}
+ "items": [{"index": 0, "prompt", "completion", "completion_ids", "columns": {...}, "environment": {...}}, ...]}
 -->
 {"items": [{"index": 0, "status": "scored", "score": 0.5, "components": {"style": 1.0}, "detail": "..."}, ...]}
 """
@@ -47,6 +47,8 @@ class HeadraceFormat:
             if completion_ids is not None:
                 item["completion_ids"] = completion_ids[index]
             item["columns"] = {name: column[index] for name, column in call.columns.items()}
+            if call.environments is not None:
+                item["environment"] = call.environments[index].attributes
             items.append(item)
         body = {
             "request_id": context.request_id,

@@ -5,7 +5,7 @@
     [1.0, null, 0.5]   or   {"rewards": [1.0, null, 0.5]}          null is not applicable
 
 TRL defines a function, not a wire format. The JSON object follows the signature of that function: every data set column
-has a field with its name.
+has a field with its name. In a run with environments, ``environments`` are objects with their public attributes.
 """
 
 from typing import Any, cast
@@ -40,6 +40,8 @@ class TrlFormat:
         body |= {"prompts": call.prompts, "completions": call.completions, "trainer_state": call.trainer_state}
         if call.completion_ids is not None and spec.send_completion_ids:
             body["completion_ids"] = call.completion_id_lists()
+        if call.environments is not None:
+            body["environments"] = [environment.attributes for environment in call.environments]
         return WireRequest(msgspec.json.encode(body))
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import random
 import time
 from subprocess import Popen
 from typing import Any
+
+import numpy as np
 
 __all__ = ["Counter"]
 _made = 0
@@ -71,6 +74,43 @@ class Counter:
 class Quiet:
     def reset(self, **_: Any) -> None:
         return None
+
+
+class NotJudged(Quiet):
+    def get_reward(self) -> float | None:
+        return None
+
+
+class ReturnsAList:
+    def reset(self, **_: Any) -> list[str]:
+        return ["text"]
+
+
+class Attributes(Quiet):
+    of_class = 0.5
+
+    def __init__(self) -> None:
+        self.text, self.done, self.pair, self.by_number = "\N{SNOWMAN}", np.True_, ("a", 1), {1: "one"}
+        self.score, self.board = np.float32(1.5), np.array([[1, 2], [3, 4]])
+        self.client, self.huge, self.letters, self.surrogate = asyncio, 1 << 64, {"a"}, "\ud800"
+        self.not_a_number, self.large = float("nan"), "x" * 70_000
+        self.deep: list[Any] = []
+        for _ in range(40):
+            self.deep = [self.deep]
+        self._private = 1
+
+    @property
+    def of_property(self) -> str:
+        return "seen"
+
+    @property
+    def broken(self) -> str:
+        raise ValueError("no board")
+
+
+class Draws:
+    def reset(self, **_: Any) -> None:
+        self.python, self.numpy = random.random(), np.random.random()
 
 
 def make_counter() -> Counter:

@@ -1,0 +1,104 @@
+"""Plays one rollout with an agent program, which asks the rollout's session for turns.
+
+    session opened --> base URL, key --> program --turns--> ... --> it ends, with a reward or without one
+
+The rollout is lost, with the reason, if the program ends with an error or without a turn, or asks for nothing for too
+long. An error after a turn was refused because the conversation had grown too long is the end of the rollout, like any
+other: programs that are not made for it end with the refusal, and what the policy wrote until then is scored.
+
+The program is started again by a replica that takes the rollout over. As long as it sends the recorded requests again,
+it gets the recorded turns.
+"""
+
+import asyncio
+from typing import Any
+
+from services.sessions.agents.agent_programs import AgentFailedError, AgentProgram
+from services.sessions.open_sessions import OpenSession, OpenSessions
+from services.sessions.recording.recorded import RolloutEnd
+from services.sessions.session import Session
+from services.sessions.session_store import SessionFullError
+from services.sessions.tool_rollout import ToolRollout
+from shared.messages import PlayedEnvironment, PromptGroup
+
+
+class AgentPlayer:
+    """Plays the rollouts of one run with its agent program.
+
+    Args:
+        program: The agent program.
+        sessions: Where the rollouts' sessions are opened.
+        timeout_s: Longest silence of the program, in seconds.
+        max_completion_length: Most tokens of a row after its prompt.
+    """
+
+    def __init__(
+        self, program: AgentProgram, sessions: OpenSessions, *, timeout_s: float, max_completion_length: int
+    ) -> None:
+        self._program = program
+        self._sessions = sessions
+        self._timeout_s = timeout_s
+        self._max_completion_length = max_completion_length
+
+    async def play(self, session: Session, prompt: PromptGroup) -> ToolRollout:
+        """Play a rollout to its end.
+
+        Raises:
+            GroupTakenError: Another replica plays the rollout.
+            StateLostError: The run's streams are gone.
+            UnavailableError: Redis did not answer.
+        """
+        if (end := session.recording.end) is not None:
+            return ToolRollout(end.completion, end.num_calls, end.num_failed, environment=end.environment)
+        rollout = ToolRollout(environment=PlayedEnvironment(self._program.name, has_reward=True))
+        with self._sessions.opened(
+            session, run_id=prompt.run_id, max_completion_length=self._max_completion_length
+        ) as opened:
+            try:
+                await _until_over(opened, prompt, program=self._program, timeout_s=self._timeout_s)
+            except AgentFailedError as error:
+                rollout.lost = "" if opened.is_full else str(error)
+            except SessionFullError as error:
+                rollout.lost = str(error)
+        await session.close()  # a turn that is not whole when the program ends is not part of the rollout
+        rollout.completion, rollout.num_calls = session.recording.completion(), session.recording.num_calls
+        if not rollout.lost and not session.recording.num_turns:
+            rollout.lost = f"{self._program.name} ended without a turn"
+        if not rollout.lost:
+            await self._end(session, rollout, opened.reward)
+        return rollout
+
+    async def _end(self, session: Session, rollout: ToolRollout, reward: float | None) -> None:
+        """Record the end of a rollout, so that its program is not started again for it."""
+        reported = PlayedEnvironment(self._program.name, has_reward=True, reward=reward)
+        try:
+            await session.record(RolloutEnd(rollout.completion, rollout.num_calls, 0, reported))
+        except SessionFullError as error:
+            rollout.lost = str(error)
+        else:
+            rollout.environment = reported
+
+
+async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: AgentProgram, timeout_s: float) -> None:
+    """Wait for the end of the program, of its session, or of the patience with it.
+
+    Raises:
+        AgentFailedError: The program ended with an error, or is silent.
+        HeadraceError: The session cannot go on.
+    """
+    running = asyncio.create_task(program.run(opened, prompt), name=f"agent of {opened.session.session_id}")
+    silence = asyncio.create_task(opened.until_silent(timeout_s), name=f"silence of {opened.session.session_id}")
+    try:
+        ends: list[asyncio.Future[Any]] = [running, silence, opened.over]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if opened.over.done():
+            opened.over.result()
+        elif running.done():
+            reward = running.result()
+            opened.reward = opened.reward if reward is None else reward
+        else:
+            raise AgentFailedError(f"{program.name} neither ended nor asked for a turn for {timeout_s:g} s")
+    finally:
+        running.cancel()
+        silence.cancel()
+        await asyncio.gather(running, silence, return_exceptions=True)

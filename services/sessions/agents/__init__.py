@@ -1,0 +1,1 @@
+"""Users' agent programs: Python functions in killable worker processes, or programs behind a URL."""

@@ -1,0 +1,55 @@
+"""Loads the agent programs of runs. The workers for functions start with the first run that has one."""
+
+import asyncio
+
+import httpx
+
+from services.sessions.agents.agent_programs import AgentFunction, AgentProgram, AgentUrl
+from services.sessions.agents.agent_tasks import AgentPool
+from services.sessions.settings import SessionsSettings
+from shared.run_options.run_config import RunConfig
+
+
+class AgentLoader:
+    """The agent programs of all runs.
+
+    Args:
+        settings: Settings of this process.
+        pool: Runs the functions.
+        http: Client of agent_http_client.
+    """
+
+    def __init__(self, settings: SessionsSettings, *, pool: AgentPool, http: httpx.AsyncClient) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._http = http
+        self._places = asyncio.Semaphore(settings.num_agent_workers)
+        self._needs_workers = asyncio.Event()
+        self._has_workers = asyncio.Event()
+
+    async def keep_workers(self) -> None:
+        """Start the workers once they are needed, and replace those that die. Runs until cancelled.
+
+        Raises:
+            UnavailableError: No worker could be started for a minute.
+        """
+        await self._needs_workers.wait()
+        async with self._pool:
+            self._has_workers.set()
+            await self._pool.watch()
+
+    async def load(self, run_id: str, config: RunConfig) -> AgentProgram | None:
+        """Return the agent program of a run; None if it has none.
+
+        Raises:
+            UserError: It cannot be used. The message says what to do.
+        """
+        if config.agent is None:
+            return None
+        if "://" in config.agent:
+            return AgentUrl(config.agent, self._http, allowed=self._settings.agent_origins)
+        self._needs_workers.set()
+        await self._has_workers.wait()
+        return await AgentFunction.load(
+            config.agent, self._pool, self._places, lane=run_id, check_timeout_s=self._settings.import_timeout_s
+        )

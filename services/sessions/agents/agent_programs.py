@@ -1,0 +1,194 @@
+"""Asks agent programs to play a rollout: a function in a worker process, or a program behind a URL.
+
+    function   AgentPool --run(base_url, api_key, prompt, **row)--> its reward, or None
+    URL        POST {session_id, base_url, api_key, prompt, row} --> 200 when it is done, {} or {"reward": 1.0}
+
+A run may name only URLs of origins that the operator allows, and redirects are not followed: the key of a session goes
+nowhere else.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, Self, cast
+
+import httpx
+import msgspec
+
+from services.sessions.agents.agent_tasks import AgentCall, AgentPool, DescribedAgent
+from services.sessions.origins import origin_of
+from shared.errors import UserError
+from shared.messages import PromptGroup
+from shared.user_code.call_failure import CallFailure
+from shared.user_code.error_text import printable
+from shared.user_code.worker_frames import Refused
+
+_LONGEST_S = 7 * 24 * 3600.0
+"""The deadline of a worker's call. Silence ends a program long before it."""
+_MAX_ANSWER_BYTES = 64 * 1024
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class AgentFailedError(Exception):
+    """An agent program ended with an error. The message says which."""
+
+
+class Client(Protocol):
+    """The session that a program is given."""
+
+    session_id: str
+    base_url: str
+    api_key: str
+
+    def begin(self) -> None:
+        """Note that the program begins now."""
+        ...
+
+
+class AgentProgram(Protocol):
+    """The agent program of a run."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the run file."""
+        ...
+
+    async def run(self, client: Client, prompt: PromptGroup) -> float | None:
+        """Have the program play one rollout, and wait for its end; return its reward.
+
+        Raises:
+            AgentFailedError: It ended with an error.
+        """
+        ...
+
+
+class AgentFunction:
+    """A Python function. ``load`` makes it."""
+
+    def __init__(
+        self, name: str, what: DescribedAgent, pool: AgentPool, places: asyncio.Semaphore, *, lane: str
+    ) -> None:
+        self.name = name
+        self._what = what
+        self._pool = pool
+        self._places = places
+        self._lane = lane
+
+    @classmethod
+    async def load(
+        cls, name: str, pool: AgentPool, places: asyncio.Semaphore, *, lane: str, check_timeout_s: float
+    ) -> Self:
+        """Import the function from its current file.
+
+        Args:
+            name: ``package.module:function``.
+            pool: The workers.
+            places: As many as there are workers. Rollouts wait for one, which is not silence.
+            lane: The run's id.
+            check_timeout_s: Deadline of importing the module, in seconds.
+
+        Raises:
+            UserError: It cannot be used.
+        """
+        what = await pool.inspections.inspect(name, timeout_s=check_timeout_s)
+        if isinstance(what, Refused):
+            raise UserError(what.detail)
+        return cls(name, what, pool, places, lane=lane)
+
+    async def run(self, client: Client, prompt: PromptGroup) -> float | None:
+        """See AgentProgram. A program whose worker died is started once more, and reads the recorded turns again."""
+        call = msgspec.msgpack.encode(AgentCall(client.base_url, client.api_key, prompt.prompt, prompt.columns))
+        async with self._places:
+            client.begin()
+            try:
+                answer, _ = await self._pool.call(
+                    self.name, call, lane=self._lane, timeout_s=_LONGEST_S, sources=self._what.sources
+                )
+            except CallFailure as failure:
+                raise AgentFailedError(f"{self.name}: {failure.detail}") from failure
+        if answer.ended == "raised":
+            last_line = answer.trace.rstrip().rpartition("\n")[2]
+            raise AgentFailedError(f"{self.name} ended with {last_line or answer.text}")
+        return _finite(self.name, float(answer.text)) if answer.text else None
+
+
+class AgentUrl:
+    """A program behind a URL.
+
+    Args:
+        url: The URL.
+        http: Client of agent_http_client.
+        allowed: The origins that the operator allows.
+
+    Raises:
+        UserError: The URL is not allowed.
+    """
+
+    def __init__(self, url: str, http: httpx.AsyncClient, *, allowed: Sequence[str]) -> None:
+        try:
+            origin = origin_of(url)
+        except ValueError as error:
+            raise UserError(f"agent: {error}") from error
+        if origin not in allowed:
+            raise UserError(
+                f"agent programs at {origin} are not allowed; an operator allows them with HEADRACE_AGENT_ORIGINS of "
+                "the sessions service"
+            )
+        self.name = url
+        self._http = http
+
+    async def run(self, client: Client, prompt: PromptGroup) -> float | None:
+        """See AgentProgram."""
+        body = {
+            "session_id": client.session_id,
+            "base_url": client.base_url,
+            "api_key": client.api_key,
+            "prompt": prompt.prompt,
+            "row": prompt.columns,
+        }
+        client.begin()
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        try:
+            async with self._http.stream(
+                "POST", self.name, content=msgspec.json.encode(body), headers=headers
+            ) as response:
+                answer = b""
+                async for part in response.aiter_raw():
+                    answer += part
+                    if len(answer) > _MAX_ANSWER_BYTES:
+                        raise AgentFailedError(f"{self.name} answered more than {_MAX_ANSWER_BYTES} bytes")
+        except httpx.HTTPError as error:
+            raise AgentFailedError(f"{self.name} cannot be reached: {type(error).__name__}: {error}") from error
+        if response.status_code >= 300:
+            raise AgentFailedError(f"{self.name} answered {response.status_code}: {_shown(answer)}")
+        return self._reward(answer)
+
+    def _reward(self, answer: bytes) -> float | None:
+        try:
+            said: Any = msgspec.json.decode(answer) if answer.strip() else None
+            reward = cast("dict[str, Any]", said).get("reward") if isinstance(said, dict) else said
+            return None if reward is None else _finite(self.name, msgspec.convert(reward, float))
+        except (ValueError, RecursionError) as error:
+            raise AgentFailedError(
+                f'{self.name} answered {_shown(answer)}; answer nothing, or JSON such as {{"reward": 1.0}}'
+            ) from error
+
+
+def agent_http_client() -> httpx.AsyncClient:
+    """Return the HTTP client for all programs behind URLs. A program's silence is bounded elsewhere."""
+    return httpx.AsyncClient(
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+def _finite(name: str, reward: float) -> float:
+    if not math.isfinite(reward):
+        raise AgentFailedError(f"{name} reported the reward {reward}, which is not a finite number")
+    return reward
+
+
+def _shown(answer: bytes) -> str:
+    return printable(answer[:500].decode(errors="replace"))

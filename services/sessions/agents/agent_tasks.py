@@ -1,0 +1,117 @@
+"""Runs agent programs in workers, and describes them: the workers' kind of task.
+
+async def run(base_url, api_key, prompt, **row):        the row's columns, or those of them that it names
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    ...
+    return 1.0                                          its reward; None if it has none
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from services.sessions.tools.tool_answer import ToolAnswer, answer
+from shared.messages import Prompt
+from shared.user_code.function_loading import load_function, read_function
+from shared.user_code.limits import Limits
+from shared.user_code.module_sources import Sources
+from shared.user_code.places import Places
+from shared.user_code.task_kind import Function
+from shared.user_code.worker_frames import Refused
+from shared.user_code.worker_pool import WorkerPool
+
+_GIVEN = ("base_url", "api_key")
+
+
+class AgentCall(msgspec.Struct, frozen=True):
+    """The arguments of an agent program. ``row`` has the other columns of the data set's row."""
+
+    base_url: str
+    api_key: str
+    prompt: Prompt
+    row: dict[str, Any]
+
+
+class DescribedAgent(msgspec.Struct, frozen=True, tag=True):
+    """The version of an agent program's module; None for a module without a file."""
+
+    sources: Sources | None
+
+
+AgentPool = WorkerPool[ToolAnswer, DescribedAgent]
+
+
+class AgentTasks(msgspec.Struct, frozen=True):
+    """See TaskKind. Modules of agent programs may come from ``places``."""
+
+    places: Places
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """See TaskKind. Most programs import openai, which takes a second; without it, nothing is preloaded."""
+        return __name__, "openai"
+
+    @property
+    def answer_type(self) -> type[ToolAnswer]:
+        """See TaskKind."""
+        return ToolAnswer
+
+    @property
+    def description_type(self) -> type[DescribedAgent]:
+        """See TaskKind."""
+        return DescribedAgent
+
+    def set_up(self) -> None:
+        """See TaskKind."""
+
+    def load(self, name: str, sources: Sources | None) -> Function:
+        """See TaskKind."""
+        return load_function(name, places=self.places, sources=sources)
+
+    def read(self, name: str) -> tuple[Function, Sources | None]:
+        """See TaskKind."""
+        return read_function(name, places=self.places)
+
+    def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
+        """See TaskKind. ``call`` is an encoded AgentCall; the answer's text is the reward, empty without one."""
+        wanted = msgspec.msgpack.decode(call, type=AgentCall)
+        given = {
+            **wanted.row, "prompt": wanted.prompt, "base_url": wanted.base_url, "api_key": wanted.api_key,
+        }  # fmt: skip
+        return answer(function, _accepted(function, given), limits, show=_reward)
+
+    def describe(
+        self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
+    ) -> DescribedAgent | Refused:
+        """See TaskKind."""
+        missing = [argument for argument in _GIVEN if argument not in _accepted(function, dict.fromkeys(_GIVEN))]
+        if missing:
+            return Refused(
+                f"{name} does not take {' and '.join(missing)}; an agent program is a function "
+                "run(base_url, api_key, prompt, **row)"
+            )
+        return DescribedAgent(sources)
+
+
+def _accepted(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function takes: all of them, if it has ``**kwargs``."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return given
+    return {parameter.name: given[parameter.name] for parameter in parameters if parameter.name in given}
+
+
+def _reward(returned: Any) -> str:
+    """Return the reward as text; empty for None."""
+    if isinstance(returned, dict):
+        returned = cast("dict[str, Any]", returned).get("reward")
+    if returned is None:
+        return ""
+    try:
+        return repr(float(returned))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"it returned a {type(returned).__name__}; return its reward, a number, or None if it has none"
+        ) from error

@@ -1,0 +1,1 @@
+"""Sessions over HTTP: OpenAI's chat completions, each session with its own base URL and key."""

@@ -1,0 +1,75 @@
+"""The public attributes of an environment at its rollout's end, for reward functions, which run in another service.
+
+attributes, properties --as JSON--> attributes: the shortest first, until there is no room
+                                    left_out: why the others are missing
+"""
+
+import itertools
+import json
+from typing import Any
+
+import msgspec
+
+from shared.message_invariants import is_data
+from shared.user_code.error_text import describe, encodable
+
+MAX_STATE_CHARS = 1 << 16
+"""Most characters of all attributes together, as JSON."""
+_MAX_LEFT_OUT = 64
+
+
+class EnvironmentState(msgspec.Struct, frozen=True):
+    """The attributes that JSON can express, and for others the reason why they are missing."""
+
+    attributes: dict[str, Any]
+    left_out: dict[str, str]
+
+
+def state_of(environment: object) -> str:
+    """Return the state of an environment as JSON, in its process."""
+    texts: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for name in dir(environment):
+        if name.startswith("_"):
+            continue
+        try:
+            value = getattr(environment, name)
+            if not callable(value):
+                texts[name] = _as_json(value)
+        except BaseException as error:  # noqa: BLE001  user code: a property may do anything
+            left_out[name] = describe(error)
+    num_left, attributes = MAX_STATE_CHARS, dict[str, msgspec.Raw]()
+    for name, text in sorted(texts.items(), key=lambda item: len(item[1])):
+        num_left -= len(text)
+        if num_left < 0:
+            left_out[name] = (
+                f"it has {len(text)} characters as JSON, and all attributes together may have {MAX_STATE_CHARS}"
+            )
+        else:
+            attributes[encodable(name)] = msgspec.Raw(text.encode())
+    reasons = {encodable(name): why for name, why in itertools.islice(left_out.items(), _MAX_LEFT_OUT)}
+    return msgspec.json.encode({"attributes": attributes, "left_out": reasons}).decode()
+
+
+def read_state(text: str) -> EnvironmentState:
+    """Return the state that ``state_of`` wrote. Raises ValueError if it is something else."""
+    try:
+        return msgspec.json.decode(text, type=EnvironmentState)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _as_json(value: object) -> str:
+    text = json.dumps(value, default=_as_lists, allow_nan=False)
+    plain = msgspec.json.decode(text)
+    msgspec.msgpack.encode(plain)  # it travels so
+    if not is_data(plain):
+        raise ValueError("it is nested too deeply")
+    return text
+
+
+def _as_lists(value: Any) -> object:
+    """Return the numbers of an array or a scalar of numpy or torch."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"JSON does not have the type {type(value).__name__}")
+    return value.tolist()

@@ -1,0 +1,299 @@
+"""Sessions over real HTTP with OpenAI's client: turns, repeated requests, keys, refusals."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from services.sessions.app import build_app
+from services.sessions.open_sessions import OpenSessions
+from services.sessions.session_api.openai_errors import OpenAiErrors
+from shared.access import entrance
+from shared.access.keyring import Keyring
+from shared.access.route_table import SESSIONS
+from shared.serving.http_limits import HttpLimits
+from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
+from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
+from tests.eventually import eventually
+from tests.sessions.scripted import ScriptedGenerators, assistant, call, tool, user
+
+openai = pytest.importorskip("openai")
+
+KEY = "key-of-the-test"
+QUESTION: list[Any] = [user("2+2?")]
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+class HeldGenerators(ScriptedGenerators):
+    """Generators that answer once the test lets them."""
+
+    def __init__(self, policy: Callable[[TurnRequest], ChatMessage | SampledTurn]) -> None:
+        super().__init__(policy)
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+        turn = await super().sample(request, session_id=session_id)
+        await self.may_answer.wait()
+        return turn
+
+
+class Service:
+    """The application on a port, with one served run."""
+
+    def __init__(self, url: str, sessions: OpenSessions, generators: HeldGenerators) -> None:
+        self.url = url
+        self.sessions = sessions
+        self.generators = generators
+        self.http = httpx.AsyncClient(
+            base_url=url, headers={"authorization": f"Bearer {KEY}"}, trust_env=False, timeout=120
+        )
+
+    async def open(self, **more: Any) -> dict[str, Any]:
+        opened = await self.http.post("/v1/sessions", json={"run_id": "run-test", **more})
+        assert opened.status_code == 201, opened.text
+        body: dict[str, Any] = opened.json()
+        return body
+
+    async def view(self, session: dict[str, Any]) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {session['api_key']}"}
+        body: dict[str, Any] = (await self.http.get(session["base_url"], headers=headers)).json()
+        return body
+
+    def client(self, session: dict[str, Any], **more: Any) -> Any:
+        return openai.AsyncOpenAI(base_url=session["base_url"], api_key=session["api_key"], timeout=120, **more)
+
+
+def number(request: TurnRequest) -> ChatMessage:
+    """Answer with the number of requests so far; the test sees which turn it was given."""
+    return assistant(str([message["role"] for message in request.messages].count("assistant")))
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    policy: Callable[[TurnRequest], ChatMessage | SampledTurn] = number, *, max_sessions: int = 8
+) -> AsyncGenerator[Service]:
+    generators = HeldGenerators(policy)
+    with listening_socket("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        sessions = OpenSessions(url=url, max_sessions=max_sessions)
+
+        async def ready() -> None:
+            return None
+
+        app = build_app(why_not_ready=ready, replica_id="sessions-0", sessions=sessions)
+        limits = HttpLimits()
+        guarded = OpenAiErrors(
+            entrance.guarded(app, routes=SESSIONS, keyring=Keyring(api=KEY, internal="internal"), limits=limits)
+        )
+        server = HttpServer(guarded, limits, drain_s=1)
+        running = asyncio.create_task(server.serve(sockets=[listener]), name="serve sessions")
+        await eventually(lambda: server.started)
+        service = Service(url, sessions, generators)
+        try:
+            async with sessions.serving("run-test", generators, max_completion_length=100):
+                yield service
+        finally:
+            await service.http.aclose()
+            server.should_exit = True
+            async with asyncio.timeout(120):
+                await running
+
+
+async def ask(client: Any, messages: list[Any], **more: Any) -> Any:
+    return await client.chat.completions.create(model="any", messages=messages, **more)
+
+
+async def test_openais_client_plays_a_session_with_a_tool() -> None:
+    def policy(request: TurnRequest) -> ChatMessage:
+        return assistant("", call("add", '{"a": 2}')) if len(request.messages) == 1 else assistant("4")
+
+    async with serving(policy) as service:
+        session = await service.open()
+        assert session["base_url"] == f"{service.url}/v1/sessions/{session['id']}"
+        async with service.client(session) as client:
+            first = await ask(client, QUESTION, tools=[ADD], tool_choice="required", temperature=0.0)
+            assert first.choices[0].finish_reason == "tool_calls"
+            said = first.choices[0].message
+            second = await ask(client, [*QUESTION, said, tool("4", said.tool_calls[0].id)], tools=[ADD])
+            assert second.choices[0].message.content == "4"
+            assert second.usage.prompt_tokens > first.usage.prompt_tokens + first.usage.completion_tokens
+            assert [model.id async for model in client.models.list()] == ["policy"]
+        seen = await service.view(session)
+        assert (seen["state"], seen["turns"], seen["rows"]) == ("open", 2, 1)
+    # The second request continues the recorded ids.
+    assert service.generators.requests[1].num_recorded_messages == 2
+
+
+async def test_a_streamed_turn_is_the_same_turn() -> None:
+    async with serving() as service, service.client(await service.open()) as client:
+        pieces = [
+            piece async for piece in await ask(client, QUESTION, stream=True, stream_options={"include_usage": True})
+        ]
+        text = "".join(choice.delta.content or "" for piece in pieces for choice in piece.choices)
+        assert (text, pieces[-1].usage.completion_tokens) == ("0", 2)
+        whole = await ask(client, QUESTION)
+        assert whole.id == pieces[0].id
+    assert len(service.generators.requests) == 1
+
+
+async def test_a_client_that_was_cut_off_in_mid_turn_gets_the_same_turn_when_it_asks_again() -> None:
+    async with serving() as service:
+        service.generators.may_answer.clear()
+        session = await service.open()
+        headers = {"authorization": f"Bearer {session['api_key']}"}
+        body = {"model": "any", "messages": QUESTION}
+        async with httpx.AsyncClient(trust_env=False, headers=headers) as cut:
+            with pytest.raises(httpx.ReadTimeout):
+                await cut.post(f"{session['base_url']}/chat/completions", json=body, timeout=0.5)
+        assert len(service.generators.requests) == 1
+        async with service.client(session) as client:
+            again = [asyncio.create_task(ask(client, QUESTION)) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            service.generators.may_answer.set()
+            first, second = await asyncio.gather(*again)
+            assert first.id == second.id == (await ask(client, QUESTION, temperature=1.0)).id
+            other = await ask(client, QUESTION, seed=1)
+            assert other.id != first.id
+    assert len(service.generators.requests) == 2
+
+
+async def test_a_session_that_is_over_refuses_turns_and_can_still_be_read() -> None:
+    async with serving() as service:
+        session = await service.open()
+        async with service.client(session, max_retries=0) as client:
+            await ask(client, QUESTION)
+            await client.post("/reward", body={"reward": 0.5}, cast_to=httpx.Response)
+            ended = (await client.post("/end", cast_to=httpx.Response)).json()
+            assert (ended["state"], ended["reward"]) == ("over", 0.5)
+            with pytest.raises(openai.APIStatusError) as refused:
+                await ask(client, QUESTION)
+            assert refused.value.status_code == 410
+            assert refused.value.code == "session_over"
+            assert "is over; open another one" in refused.value.message
+        assert (await service.view(session))["turns"] == 1
+
+
+async def test_a_session_ends_at_its_deadline() -> None:
+    async with serving() as service, service.client(await service.open(deadline_s=0.05), max_retries=0) as client:
+
+        async def is_over() -> bool:
+            try:
+                await client.models.list()
+            except openai.APIStatusError as error:
+                return bool(error.status_code == 410)
+            return False
+
+        await eventually(is_over)
+
+
+async def test_a_session_ends_with_its_run() -> None:
+    async with serving() as service:
+        service.generators.may_answer.clear()
+        async with service.sessions.serving("run-short", service.generators, max_completion_length=1):
+            session = await service.open(run_id="run-short")
+            client = service.client(session, max_retries=0)
+            waiting = asyncio.create_task(ask(client, QUESTION))
+            await eventually(lambda: service.generators.requests)
+        async with client:
+            for asking in (waiting, ask(client, QUESTION)):
+                with pytest.raises(openai.APIStatusError) as refused:
+                    await asking
+                assert refused.value.status_code == 410
+
+
+async def test_a_turn_under_way_when_its_session_ends_is_refused() -> None:
+    async with serving() as service:
+        service.generators.may_answer.clear()
+        session = await service.open()
+        async with service.client(session, max_retries=0) as client:
+            waiting = asyncio.create_task(ask(client, QUESTION))
+            await eventually(lambda: service.generators.requests)
+            await client.post("/end", cast_to=httpx.Response)
+            with pytest.raises(openai.APIStatusError) as refused:
+                await waiting
+            assert refused.value.status_code == 410
+
+
+async def test_only_the_sessions_own_key_opens_it() -> None:
+    async with serving() as service:
+        mine, other = await service.open(), await service.open()
+        unknown = {**mine, "base_url": f"{service.url}/v1/sessions/nothing"}
+        shown = [{**mine, "api_key": key} for key in (other["api_key"], KEY, "internal", "nonsense")]
+        for session in (*shown, unknown):
+            async with service.client(session, max_retries=0) as client:
+                with pytest.raises(openai.AuthenticationError) as refused:
+                    await ask(client, QUESTION)
+            assert refused.value.body["code"] == "key_required"
+            assert "not the key of this session" in refused.value.message
+        async with httpx.AsyncClient(trust_env=False) as http:
+            no_key = await http.get(mine["base_url"])
+        assert (no_key.status_code, no_key.headers["www-authenticate"]) == (401, "Bearer")
+        # A session's key opens nothing else.
+        for path in ("/v1/about", "/openapi.json", "/v1/sessions"):
+            headers = {"authorization": f"Bearer {mine['api_key']}"}
+            method = "POST" if path == "/v1/sessions" else "GET"
+            refused_too = await service.http.request(method, path, headers=headers, json={"run_id": "run-test"})
+            assert refused_too.status_code == 401, path
+    assert service.generators.requests == []
+
+
+async def test_bad_requests_are_errors_in_openais_form() -> None:
+    def policy(request: TurnRequest) -> ChatMessage:
+        raise TurnRefusedError("the conversation has 10000 tokens, and the context 100", kind="context_length")
+
+    async with serving(policy) as service:
+        session = await service.open()
+        headers = {"authorization": f"Bearer {session['api_key']}", "content-type": "application/json"}
+        chat = f"{session['base_url']}/chat/completions"
+        async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=120) as http:
+
+            async def refusal(path: str, content: bytes, **more: str) -> tuple[int, str, str]:
+                response = await http.post(path, content=content, headers=more)
+                assert response.headers["content-type"] == "application/json"
+                error = response.json()["error"]
+                assert error["message"]
+                assert "Traceback" not in response.text
+                return response.status_code, error["type"], error["code"]
+
+            invalid = "invalid_request_error"
+            assert await refusal(chat, b"{") == (400, invalid, "malformed_json")
+            assert await refusal(chat, b"{}") == (400, invalid, "invalid_request")
+            deep = b'{"messages":[{"role":"user","content":' + b"[" * 5000 + b"]" * 5000 + b"}]}"
+            assert (await refusal(chat, deep))[0] == 400
+            assert await refusal(chat, b'{"messages":[{"role":"user"}],"n":3}') == (400, invalid, "unsupported_option")
+            assert await refusal(chat, b'{"messages":[{"content":"no role"}]}') == (400, invalid, "turn_refused")
+            assert await refusal(chat, b"x" * (9 << 20)) == (413, invalid, "body_too_large")
+            assert await refusal(chat, b"{}", **{"content-type": "text/plain"}) == (415, invalid, "not_json")
+            assert await refusal(f"{session['base_url']}/nothing", b"{}") == (
+                401,
+                "authentication_error",
+                "key_required",
+            )
+            assert await refusal(f"{session['base_url']}/reward", b'{"reward": "1"}') == (
+                400,
+                invalid,
+                "invalid_request",
+            )
+            secret = await http.post(chat, content=b'{"messages":[{"role":"user","content":{"secret":"canary"}}]}')
+            assert (secret.status_code, "canary" in secret.text) == (400, False)
+            many = b'{"messages":[' + b",".join([b'{"role":"user","content":"hello"}'] * 10_000) + b"]}"
+            assert await refusal(chat, many) == (400, invalid, "context_length_exceeded")
+
+
+async def test_sessions_are_opened_only_for_runs_that_are_served_and_not_without_end() -> None:
+    async with serving(max_sessions=2) as service:
+        unknown = await service.http.post("/v1/sessions", json={"run_id": "run-nothing"})
+        assert (unknown.status_code, unknown.json()["type"]) == (404, "/problems/run-not-served")
+        for wrong in ({}, {"run_id": 1}, {"run_id": "run-test", "deadline_s": 1e9}, {"run_id": "run-test", "more": 1}):
+            assert (await service.http.post("/v1/sessions", json=wrong)).status_code == 422
+        first = await service.open()
+        await service.open()
+        full = await service.http.post("/v1/sessions", json={"run_id": "run-test"})
+        assert (full.status_code, full.json()["type"]) == (429, "/problems/too-many-sessions")
+        assert "HEADRACE_MAX_OPEN_SESSIONS" in full.json()["detail"]
+        assert first["expires_at"] > 1_700_000_000

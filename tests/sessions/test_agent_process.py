@@ -1,0 +1,324 @@
+"""Agent programs in the sessions service as a process: real workers, OpenAI's client, fake generators, kill -9."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import msgspec
+import pytest
+from fastapi import FastAPI, Request
+
+from shared.messages import CompletedGroup, PlayedEnvironment, decode_completed_group, encode
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.refusals import decode_refusals
+from shared.run_options.run_config import RunConfig
+from shared.serving.http_limits import HttpLimits
+from shared.serving.http_server import HttpServer
+from shared.serving.listening import listening_socket
+from shared.turns import TurnRequest
+from tests.eventually import eventually
+from tests.groups import prompt_group
+from tests.http.service_process import ServiceProcess
+from tests.sessions.fake_generators import Reply, generator
+from tests.sessions.scripted import answer, assistant, user
+from tests.stream_view import entries
+
+openai = pytest.importorskip("openai")
+
+PROGRAM = """
+import asyncio, os, pathlib
+
+import httpx
+from openai import AsyncOpenAI
+
+HERE = pathlib.Path(__file__).parent
+
+
+def note(name):
+    with (HERE / name).open("a") as file:
+        file.write("x")
+
+
+async def asks_twice(base_url, api_key, prompt, answer):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    messages = list(prompt)
+    for _ in range(2):
+        answered = await client.chat.completions.create(model="any", messages=messages, temperature=0.3)
+        said = answered.choices[0].message
+        messages += [said, {"role": "user", "content": f"Are you sure? It is {answer}."}]
+    return {"reward": 0.75}
+
+
+async def rewrites(base_url, api_key, prompt, **row):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    first = await client.chat.completions.create(model="any", messages=prompt)
+    summary = {"role": "assistant", "content": "In short: " + first.choices[0].message.content[:1]}
+    await client.chat.completions.create(model="any", messages=[*prompt, summary, {"role": "user", "content": "And?"}])
+
+
+async def hangs(base_url, api_key, prompt, **row):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    await client.chat.completions.create(model="any", messages=prompt)
+    while True:
+        pass
+
+
+def fails(base_url, api_key, prompt, **row):
+    raise RuntimeError("the sandbox is full")
+
+
+def says_nothing(base_url, api_key, **row):
+    return 1.0
+
+
+async def waits_between_turns(base_url, api_key, prompt, **row):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    first = (await client.chat.completions.create(model="any", messages=prompt)).choices[0].message
+    note("waiting")
+    while not (HERE / "go").exists():
+        await asyncio.sleep(0.02)
+    await client.chat.completions.create(model="any", messages=[*prompt, first, {"role": "user", "content": "And?"}])
+
+
+async def ends_by_itself(base_url, api_key, prompt, **row):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    await client.chat.completions.create(model="any", messages=prompt)
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {api_key}"}) as http:
+        (await http.post(f"{base_url}/reward", json={"reward": 0.5})).raise_for_status()
+        (await http.post(f"{base_url}/end")).raise_for_status()
+    await asyncio.sleep(3600)
+
+
+async def overflows(base_url, api_key, prompt, **row):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key)
+    messages = list(prompt)
+    while True:
+        said = (await client.chat.completions.create(model="any", messages=messages)).choices[0].message
+        messages += [said, {"role": "user", "content": "And?"}]
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "my_agent.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def service(redis_url: str, directory: Path, **settings: str) -> Generator[ServiceProcess]:
+    """Run a replica, which is killed at the end."""
+    process = ServiceProcess(
+        "sessions",
+        redis_url,
+        directory,
+        HEADRACE_TOOL_PATH=str(directory),
+        HEADRACE_NUM_AGENT_WORKERS="2",
+        HEADRACE_POLL_EVERY_S="0.05",
+        **settings,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+async def agent_run(redis: Redis, config: RunConfig, agent: str, **changes: object) -> RunKeys:
+    """Make a run with one prompt and its first weights."""
+    store, keys = RunStore(redis), RunKeys("run-test")
+    await store.create("run-test", config.model_copy(update={"agent": agent, **changes}), run_dir="unused")
+    await store.set_status("run-test", "running")
+    group = msgspec.structs.replace(
+        prompt_group(num_generations=2), prompt=[user("2+2?")], prompt_ids=b"", columns={"answer": "4", "level": 1}
+    )
+    await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
+    await redis.set(keys.required_version, "1:3")
+    return keys
+
+
+async def completed(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> CompletedGroup:
+    async def is_there() -> bool:
+        assert process.is_alive(), process.log()
+        return bool(await redis.xlen(keys.completions))
+
+    await eventually(is_there)
+    ((_, fields),) = await entries(redis, keys.completions)
+    return decode_completed_group(fields["payload"])
+
+
+def rewards(group: CompletedGroup) -> list[float | None]:
+    return [rollout.environment and rollout.environment.reward for rollout in group.rollouts]
+
+
+def num_before(request: TurnRequest) -> int:
+    return [message["role"] for message in request.messages].count("assistant")
+
+
+def counts(request: TurnRequest) -> Reply:
+    """Answer with the number of the turn, from 1."""
+    number = num_before(request) + 1
+    return answer(request, assistant(str(number)), token_ids=[10 * number + 1, 2])
+
+
+async def played(
+    redis: Redis, redis_url: str, config: RunConfig, directory: Path, agent: str, *, timeout_s: float = 120.0
+) -> CompletedGroup:
+    keys = await agent_run(redis, config, agent, agent_timeout_s=timeout_s)
+    async with generator(redis, keys, counts):
+        with service(redis_url, directory) as process:
+            group = await completed(redis, keys, process=process)
+            assert process.end() == 0, process.log()
+    assert await redis.keys("*:sessions:*") == []
+    return group
+
+
+@pytest.mark.slow
+async def test_a_program_plays_rollouts_with_openais_client_and_its_return_value_is_the_reward(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+) -> None:
+    group = await played(redis, redis_url, run_config, directory, "my_agent:asks_twice")
+    for rollout in group.rollouts:
+        assert rollout.lost == ""
+        (row,) = rollout.rows
+        assert row.sampled_ids().tolist() == [11, 2, 21, 2]
+        assert [turn.role for turn in row.turns] == ["assistant", "user", "assistant"]
+        assert rollout.completion == [assistant("1"), user("Are you sure? It is 4."), assistant("2")]
+        assert rollout.environment == PlayedEnvironment("my_agent:asks_twice", has_reward=True, reward=0.75)
+
+
+@pytest.mark.slow
+async def test_a_program_that_rewrites_its_history_gives_two_rows(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+) -> None:
+    group = await played(redis, redis_url, run_config, directory, "my_agent:rewrites")
+    for rollout in group.rollouts:
+        assert [row.sampled_ids().tolist() for row in rollout.rows] == [[11, 2], [21, 2]]
+        assert rollout.completion == [assistant("In short: 1"), user("And?"), assistant("2")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "timeout_s", "reason"),
+    [
+        ("my_agent:hangs", 2.0, "my_agent:hangs neither ended nor asked for a turn for 2 s"),
+        ("my_agent:fails", 120.0, "my_agent:fails ended with RuntimeError: the sandbox is full"),
+        ("my_agent:says_nothing", 120.0, "my_agent:says_nothing ended without a turn"),
+    ],
+)
+async def test_the_rollout_of_a_program_that_hangs_fails_or_asks_for_nothing_is_lost(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, agent: str, timeout_s: float, reason: str
+) -> None:
+    group = await played(redis, redis_url, run_config, directory, agent, timeout_s=timeout_s)
+    assert [rollout.lost for rollout in group.rollouts] == [reason, reason]
+    assert rewards(group) == [None, None]
+
+
+@pytest.mark.slow
+async def test_a_program_may_end_its_session_before_it_ends(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+) -> None:
+    group = await played(redis, redis_url, run_config, directory, "my_agent:ends_by_itself")
+    assert [rollout.lost for rollout in group.rollouts] == ["", ""]
+    assert rewards(group) == [0.5, 0.5]
+
+
+@pytest.mark.slow
+async def test_a_program_that_fails_because_the_conversation_is_too_long_ends_its_rollout_there(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+) -> None:
+    keys = await agent_run(redis, run_config, "my_agent:overflows", max_completion_length=8)
+
+    def policy(request: TurnRequest) -> Reply:
+        return counts(request) if num_before(request) < 2 else (422, "context_length")
+
+    async with generator(redis, keys, policy) as fake:
+        with service(redis_url, directory) as process:
+            group = await completed(redis, keys, process=process)
+    assert [rollout.lost for rollout in group.rollouts] == ["", ""]
+    assert [len(rollout.completion) for rollout in group.rollouts] == [3, 3]
+    # A row may have 8 tokens after its prompt, which the fake generator renders as 3 or 4 tokens.
+    (first, *_), *later = sorted((request.max_row_tokens, num_before(request)) for request in fake.requests)
+    assert first == 0
+    assert {limit for limit, _ in later} - {0} in ({11}, {12})
+
+
+@pytest.mark.slow
+async def test_after_kill_9_another_replica_starts_the_program_again_and_no_recorded_turn_is_sampled_again(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+) -> None:
+    keys = await agent_run(redis, run_config, "my_agent:waits_between_turns")
+    waiting = directory / "waiting"
+    async with generator(redis, keys, counts) as fake:
+        with service(redis_url, directory, HEADRACE_REPLICA_ID="a") as first:
+            await eventually(lambda: (waiting.exists() and waiting.read_text() == "xx") or not first.is_alive())
+            assert first.is_alive(), first.log()
+        (directory / "go").touch()
+        with service(redis_url, directory, HEADRACE_REPLICA_ID="b") as second:
+            group = await completed(redis, keys, process=second)
+    assert [stamp.by for stamp in group.stamps] == ["b", "b"]
+    for rollout in group.rollouts:
+        (row,) = rollout.rows
+        assert row.sampled_ids().tolist() == [11, 2, 21, 2]
+    asked = sorted(request.request_id.rpartition("-")[0] for request in fake.requests)
+    assert asked == ["00000000-0"] * 2 + ["00000000-1"] * 2
+
+
+@contextlib.asynccontextmanager
+async def agent_server() -> AsyncGenerator[str]:
+    """Serve a program that asks for one turn and reports the length of the answer as its reward."""
+    app = FastAPI()
+
+    @app.post("/play", response_model=None)
+    async def play(request: Request) -> dict[str, float]:
+        body = await request.json()
+        assert body["row"] == {"answer": "4", "level": 1}
+        async with openai.AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"]) as client:
+            said = await client.chat.completions.create(model="any", messages=body["prompt"])
+        return {"reward": float(len(said.choices[0].message.content or ""))}
+
+    with listening_socket("127.0.0.1", 0) as listener:
+        server = HttpServer(app, HttpLimits(), drain_s=1)
+        serving = asyncio.create_task(server.serve(sockets=[listener]), name="agent server")
+        await eventually(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            async with asyncio.timeout(120):
+                await serving
+
+
+@pytest.mark.slow
+async def test_a_program_behind_a_url_of_an_allowed_origin_plays_rollouts(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+) -> None:
+    async with agent_server() as url:
+        keys = await agent_run(redis, run_config, f"{url}/play")
+        async with generator(redis, keys, counts):
+            with service(redis_url, directory, HEADRACE_AGENT_ORIGINS=url) as process:
+                group = await completed(redis, keys, process=process)
+    assert [rollout.lost for rollout in group.rollouts] == ["", ""]
+    assert [rollout.completion for rollout in group.rollouts] == [[assistant("1")]] * 2
+    assert rewards(group) == [1.0, 1.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "reason"),
+    [
+        ("http://127.0.0.1:9/play", "agent programs at http://127.0.0.1:9 are not allowed"),
+        ("my_agent:missing", "module my_agent has no function missing"),
+        ("my_agent:note", "my_agent:note does not take base_url and api_key"),
+    ],
+)
+async def test_a_run_whose_program_cannot_be_used_is_refused(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, agent: str, reason: str
+) -> None:
+    keys = await agent_run(redis, run_config, agent)
+    with service(redis_url, directory) as process:
+        await eventually(lambda: redis.hgetall(keys.refusals))
+        assert process.is_alive(), process.log()
+    (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
+    assert reason in refusal.reason
