@@ -164,7 +164,7 @@ def test_the_vocabulary_is_not_read_for_each_message(monkeypatch: pytest.MonkeyP
     tokenizer = make_tokenizer(QWEN_3)
     read, num_read = type(tokenizer).get_vocab, 0
 
-    def counted(self: Any) -> dict[str, int]:
+    def counted(self: Any) -> Any:
         nonlocal num_read
         num_read += 1
         return read(self)
