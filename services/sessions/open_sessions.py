@@ -5,7 +5,7 @@
 
 A key is made of the session's id and a secret of this process. It lives as long as its session: afterwards it is still
 recognised, so that the client reads that the session is over, and opens nothing. Sessions for evaluation are in the
-memory of this process, and end with it. Those of rollouts are recorded in Redis, and another replica plays them again.
+memory of this process, and end with it. Rollouts are recorded in Redis, and another replica plays them again.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class OpenSession:
 
 
 class _ServedRun:
-    """A run for which sessions may be opened, and those that are open."""
+    """A run for which sessions may be opened, and its open sessions."""
 
     def __init__(self, generators: TurnSource, max_completion_length: int) -> None:
         self.generators = generators
@@ -235,7 +235,7 @@ class OpenSessions:
         return opened
 
     async def _keep(self, opened: OpenSession, deadline_s: float) -> None:
-        """Keep a session until its deadline. What it came to can be read until then, also after its end."""
+        """Keep a session until its deadline. Its state can be read until then, also after its end."""
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.wait({opened.over})

@@ -4,14 +4,16 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+import httpx
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from services.sessions.origins import origin_of
 from shared.service.replica_name import replica_name
 from shared.settings import AdvertisedSettings
 from shared.user_code.limits import Limits
 from shared.user_code.places import Places, parse_modules
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class SessionsSettings(AdvertisedSettings):
@@ -112,3 +114,18 @@ class SessionsSettings(AdvertisedSettings):
     def _modules_can_be_named(cls, text: str) -> str:
         parse_modules(text)
         return text
+
+
+def origin_of(url: str) -> str:
+    """Return the origin of a URL, such as ``http://agents:9000``.
+
+    Raises:
+        ValueError: The URL is malformed, or has a user or password in it. The message does not repeat it.
+    """
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError("the URL cannot be parsed; write it as http://host:port/path") from error
+    if parsed.scheme not in _DEFAULT_PORTS or not parsed.host or parsed.userinfo or parsed.fragment:
+        raise ValueError("the URL is not of the form http://host:port/path or https://host:port/path")
+    return f"{parsed.scheme}://{parsed.raw_host.decode('ascii')}:{parsed.port or _DEFAULT_PORTS[parsed.scheme]}"

@@ -77,7 +77,7 @@ class DataOptions(Section):
     columns: list[Name] | None = Field(
         default=None,
         max_length=MAX_COLUMNS,
-        description="Columns that go to reward functions, under their new names; all if left out",
+        description="Columns that go to reward functions and environments, under their new names; all if left out",
     )
     system_prompt: Name | None = Field(
         default=None,

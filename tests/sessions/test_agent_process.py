@@ -149,7 +149,8 @@ async def completed(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> 
 
 
 def rewards(group: CompletedGroup) -> list[float | None]:
-    return [rollout.environment and rollout.environment.reward for rollout in group.rollouts]
+    played_in = [rollout.environment for rollout in group.rollouts]
+    return [environment.reward for environment in played_in if environment is not None]
 
 
 def num_before(request: TurnRequest) -> int:

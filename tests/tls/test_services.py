@@ -177,10 +177,10 @@ def test_settings_of_tls_that_contradict_each_other_are_refused(authority: Autho
         ServiceSettings(tls_key_file=issued.key)
     tls: dict[str, Any] = {"tls_cert_file": issued.cert, "tls_key_file": issued.key}
     with pytest.raises(
-        ValidationError, match=r"this generator speaks https: with HEADRACE_TLS_CERT_FILE it must begin with"
+        ValidationError, match=r"this replica speaks https: with HEADRACE_TLS_CERT_FILE it must begin with"
     ):
         GeneratorSettings(advertise_url="http://generator:8000", **tls)
-    with pytest.raises(ValidationError, match="this generator speaks http"):
+    with pytest.raises(ValidationError, match="this replica speaks http"):
         GeneratorSettings(advertise_url="https://generator:8000")
     assert GeneratorSettings(**tls).url(8000) == "https://127.0.0.1:8000"
 

@@ -28,7 +28,7 @@ class AgentLoader:
         self._has_workers = asyncio.Event()
 
     async def keep_workers(self) -> None:
-        """Start the workers once they are needed, and replace those that die. Runs until cancelled.
+        """Start the workers once they are needed, and replace dead ones. Runs until cancelled.
 
         Raises:
             UnavailableError: No worker could be started for a minute.

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from services.sessions.agents.agent_tasks import AgentCall, AgentPool, DescribedAgent
-from services.sessions.origins import origin_of
+from services.sessions.settings import origin_of
 from shared.errors import UserError
 from shared.messages import PromptGroup
 from shared.user_code.call_failure import CallFailure

@@ -1,6 +1,6 @@
 """Runs agent programs in workers, and describes them: the workers' kind of task.
 
-async def run(base_url, api_key, prompt, **row):        the row's columns, or those of them that it names
+async def run(base_url, api_key, prompt, **row):        the row's columns, or the ones that it names
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     ...
     return 1.0                                          its reward; None if it has none

@@ -49,3 +49,17 @@ def test_calls_are_read_by_the_parser_of_hermes_unless_the_run_names_another() -
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_run_config(RUN | options)
+
+
+def test_an_agent_program_plays_the_rollouts_and_needs_neither_tools_nor_reward_functions() -> None:
+    config = parse_run_config(
+        {key: value for key, value in RUN.items() if key != "reward_funcs"} | {"agent": "my.agent:run"}
+    )
+    assert config.is_agentic
+    assert (config.agent, config.agent_timeout_s, config.reward_funcs) == ("my.agent:run", 300, [])
+
+
+@pytest.mark.parametrize("other", [{"tools": ["my.tools:add"]}, {"environment_factory": "my.game:Game"}])
+def test_an_agent_program_brings_its_own_tools(other: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=f"agent and {next(iter(other))} are set"):
+        parse_run_config(RUN | {"agent": "my.agent:run"} | other)
