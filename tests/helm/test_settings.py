@@ -14,6 +14,7 @@ from headrace.cli.command_line import make_parser
 from headrace.doctor.targets import Targets, find_targets
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
+from services.sessions.settings import SessionsSettings
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import connect
 from tests.helm.chart import (
@@ -75,7 +76,7 @@ def test_paths_of_variables_are_paths_of_mounts() -> None:
 
 def test_runs_may_name_what_is_mounted_for_them_and_nothing_else() -> None:
     everything = workloads(render(values_of("everything")))
-    for workload in ("trainer", "generator", "rewarder"):
+    for workload in SERVICES:
         variables = environment(everything[workload], pod="p")
         assert variables["HEADRACE_DATA_ROOTS"] == "/models", workload
         assert variables.get("HEADRACE_WEIGHT_ROOTS", "/weights").split(":")[0] == "/weights", workload
@@ -139,6 +140,13 @@ def test_a_rewarder_gets_the_settings_of_modules_and_endpoints(tmp_path: Path, m
     assert settings.reward_allowed_hosts == "judge.ml:8000"
     assert settings.drain_s == 30
     assert settings.num_reward_workers == 4
+
+
+def test_sessions_get_the_settings_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = inside(render(values_of("everything")), "sessions", tmp_path).settings(SessionsSettings, monkeypatch)
+    assert settings.tool_path == (tmp_path / "etc/headrace/tools",)
+    assert settings.num_tool_workers == 4
+    assert settings.name == PODS["sessions"], "no generator has it"
 
 
 def test_certificates_for_endpoints_are_read_from_their_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +271,9 @@ def test_credentials_of_a_bucket_and_of_the_hub_are_files() -> None:
         assert mounted["/run/secrets/headrace-hub"]["volume"]["secret"]["secretName"] == "hub"
         assert variables["HF_TOKEN_PATH"] == "/run/secrets/headrace-hub/token"
     assert "/run/secrets/headrace-store" not in mounts(found["rewarder"])
+    assert not {"/run/secrets/headrace-store", "/run/secrets/headrace-hub"} & mounts(found["sessions"]).keys(), (
+        "tools could read them, and no model is loaded there"
+    )
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
