@@ -8,6 +8,7 @@ in Redis. The tool workers start with the first run that has tools.
 
 import asyncio
 import logging
+from typing import Any
 
 import httpx
 
@@ -27,6 +28,7 @@ from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 from shared.redis.served_runs import ServedRuns
 from shared.refusals import refuse, take_back
+from shared.run_options.agents import AgentOptions
 from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,15 @@ class RunFollower:
         finally:
             await serving.cancel()
 
+    async def check_tools(self, options: AgentOptions) -> list[dict[str, Any]]:
+        """Load the tools of a run that is not played yet, and return their schemas.
+
+        Raises:
+            UserError: Tools cannot be used.
+        """
+        tools = await self._load(options, lane="check", check_timeout_s=self._settings.check_timeout_s)
+        return tools.schemas
+
     async def _play_run(self, record: RunRecord) -> None:
         name = self._settings.name
         try:
@@ -102,12 +113,15 @@ class RunFollower:
     async def _tools(self, run_id: str, config: RunConfig) -> UserTools:
         self.needs_workers.set()
         await self.has_workers.wait()
+        return await self._load(config, lane=run_id, check_timeout_s=self._settings.import_timeout_s)
+
+    async def _load(self, options: AgentOptions, *, lane: str, check_timeout_s: float) -> UserTools:
         return await UserTools.load(
-            config.tools,
+            options.tools,
             self._pool,
-            lane=run_id,
-            tool_timeout_s=config.tool_timeout_s,
-            check_timeout_s=self._settings.import_timeout_s,
+            lane=lane,
+            tool_timeout_s=options.tool_timeout_s,
+            check_timeout_s=check_timeout_s,
         )
 
     def _loop(self, run_id: str, config: RunConfig, tools: UserTools) -> SessionLoop:

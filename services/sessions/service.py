@@ -81,7 +81,11 @@ class SessionsService:
 
     def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
         """Return the application behind access control and HTTP limits."""
-        app = build_app(why_not_ready=SharedAnswer(self._why_not_ready), replica_id=self._settings.name)
+        app = build_app(
+            why_not_ready=SharedAnswer(self._why_not_ready),
+            check_tools=self._runs.check_tools,
+            replica_id=self._settings.name,
+        )
         return entrance.guarded(app, routes=SESSIONS, keyring=keyring, limits=limits)
 
     async def close(self) -> None:

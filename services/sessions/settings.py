@@ -38,6 +38,7 @@ class SessionsSettings(ServiceSettings):
         default=300.0, gt=0, description="Longest wait of a tool call for a free worker; then its rollout is lost"
     )
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a tool's module")
+    check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/tools/check")
     poll_every_s: float = Field(default=0.25, gt=0, description="Seconds between two looks for runs")
 
     @property

@@ -5,7 +5,7 @@
 
     read      read runs, metrics, rollouts, events, reward functions, releases, API documents
     infer     sample from the policy in training
-    score     score completions, try and check reward functions
+    score     score completions, try and check reward functions, check tools
     submit    submit runs, and check them
     operate   pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
@@ -26,7 +26,7 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MEANINGS: Final[dict[Scope, str]] = {
     "read": "read runs, metrics, rollouts, events, reward functions, releases, API documents",
     "infer": "sample from the policy in training",
-    "score": "score completions, try and check reward functions",
+    "score": "score completions, try and check reward functions, check tools",
     "submit": "submit runs, and check them",
     "operate": "pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",
 }
@@ -144,7 +144,13 @@ REWARDER: Final = RouteTable(
     Route("check_rewards", "POST", "/v1/rewards/check", "score"),
     Route("score_completions", "POST", "/v1/score", "score"),
 )
-SESSIONS: Final = RouteTable(*_OPEN, _DOCUMENT, _ABOUT, _INTERNAL_ABOUT)
+SESSIONS: Final = RouteTable(
+    *_OPEN,
+    _DOCUMENT,
+    _ABOUT,
+    _INTERNAL_ABOUT,
+    Route("check_tools", "POST", "/v1/tools/check", "score"),
+)
 GENERATOR: Final = RouteTable(
     *_OPEN,
     Route("get_health", "GET", "/health", None),

@@ -297,7 +297,7 @@ OPERATIONS = {
         register_reward score_completions test_reward""",
     "generator": """create_chat_completion create_completion generate_completions get_about get_health get_liveness
         get_readiness list_models""",
-    "sessions": "get_about get_liveness get_readiness",
+    "sessions": "check_tools get_about get_liveness get_readiness",
 }
 
 

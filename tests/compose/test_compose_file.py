@@ -203,8 +203,8 @@ def test_headrace_doctor_finds_all_services_where_the_page_runs_it(name: str, tm
 @pytest.mark.parametrize("name", OURS)
 def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_mounted(name: str) -> None:
     page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
-    given = dict(re.findall(r"^(HEADRACE_(?:API_KEYS_FILE|TLS_\w+_FILE|REWARDER_URL))=(\S+)", page, re.M))
-    assert len(given) == 5
+    given = dict(re.findall(r"^(HEADRACE_(?:API_KEYS_FILE|TLS_\w+_FILE|(?:REWARDER|SESSIONS)_URL))=(\S+)", page, re.M))
+    assert len(given) == 6
     service = load(given)["services"][name]
     directories = {volume.split(":")[1] for volume in service["volumes"] if volume.endswith(":ro")}
     environment = service["environment"]
@@ -216,7 +216,8 @@ def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_
             "a directory is mounted, because a mounted file would not change"
         )
     if kind(name) == "trainer":
-        assert environment["HEADRACE_REWARDER_URL"] == given["HEADRACE_REWARDER_URL"]
+        for variable in ("HEADRACE_REWARDER_URL", "HEADRACE_SESSIONS_URL"):
+            assert environment[variable] == given[variable]
 
 
 @pytest.mark.parametrize("name", ALL)

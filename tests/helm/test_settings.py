@@ -89,6 +89,7 @@ def test_the_trainer_gets_the_addresses_of_all_services(tmp_path: Path, monkeypa
     settings = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
     services = of_kind(objects, "Service")
     assert settings.rewarder_url == f"http://{services['rewarder']['metadata']['name']}:8000"
+    assert settings.sessions_url == f"http://{services['sessions']['metadata']['name']}:8000"
     assert settings.push_address == "10.1.2.3", "the pod's own"
     first = f"headrace-trainer-0.{services['trainer-nodes']['metadata']['name']}.{NAMESPACE}.svc.cluster.local"
     assert settings.rendezvous_endpoint == "10.1.2.3:29500", "its name may still lead to the pod before it"
@@ -227,6 +228,7 @@ def test_named_keys_and_a_certificate_are_read_from_directories_that_kubernetes_
     trainer = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
     generator = inside(objects, "generator", tmp_path).settings(GeneratorSettings, monkeypatch)
     assert trainer.rewarder_url == "https://headrace-rewarder:8000"
+    assert trainer.sessions_url == "https://headrace-sessions:8000"
     assert generator.advertise_url.startswith("https://headrace-generator-0.")
     assert not [mount for mount in mounts(workloads(render())["trainer"]) if "tls" in mount or "api-keys" in mount]
 

@@ -48,6 +48,7 @@ class Wired:
             "HEADRACE_METRICS_PORT": "0",
             "HEADRACE_REDIS_URL": f"redis://{workload}@127.0.0.1:{self._redis.port}/0",
             "HEADRACE_REWARDER_URL": f"http://127.0.0.1:{self._ports['rewarder']}",
+            "HEADRACE_SESSIONS_URL": f"http://127.0.0.1:{self._ports['sessions']}",
             "HEADRACE_PUSH_ADDRESS": "127.0.0.1",
             "HEADRACE_ADVERTISE_URL": f"http://127.0.0.1:{self._ports['generator']}",
             "HEADRACE_RENDEZVOUS_ENDPOINT": f"127.0.0.1:{self._ports['rendezvous']}",

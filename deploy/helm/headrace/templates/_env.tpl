@@ -98,6 +98,7 @@
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_RUNS_DIR, value: /runs}
 - {name: HEADRACE_REWARDER_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-rewarder:8000"}
+- {name: HEADRACE_SESSIONS_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-sessions:8000"}
 - {name: HEADRACE_PUSH_ADDRESS, value: $(POD_IP)}
 {{- include "headrace.rankEnv" . | nindent 0 }}
 {{- if gt (int .of.multiNode.nodes) 1 }}
