@@ -190,6 +190,7 @@ def test_headrace_doctor_finds_all_services_where_the_page_runs_it(name: str, tm
     assert targets == Targets(
         api_url="http://trainer:8000",
         rewarder_urls=("http://rewarder:8000",),
+        sessions_urls=("http://sessions:8000",),
         redis_url="redis://trainer:content-of-redis-password-trainer@redis:6379/0",
         api_key="content-of-api-key",
         internal_key="content-of-internal-key",

@@ -342,6 +342,7 @@ def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(
                 "dataset_name": str(rows),
                 "reward_funcs": ["user_code:length"],
                 "tools": tools,
+                "prompt_as_message": bool(tools),
                 "num_generations": 2,
                 "groups_per_step": 2,
                 "max_steps": 3,

@@ -202,6 +202,7 @@ def test_headrace_doctor_finds_all_services_where_the_page_runs_it(tmp_path: Pat
     assert targets == Targets(
         api_url=f"http://127.0.0.1:{environment['HEADRACE_PORT']}",
         rewarder_urls=("http://headrace-rewarder:8000",),
+        sessions_urls=("http://headrace-sessions:8000",),
         redis_url="redis://trainer:content-of-redis-password-trainer@headrace-redis:6379/0",
         api_key="content-of-api-key",
         internal_key="content-of-internal-key",
