@@ -24,8 +24,10 @@ sys.path.insert(0, str(ROOT))
 
 from shared.version import VERSION  # noqa: E402
 
-SERVICES = ("generator", "rewarder", "trainer")
 FLAVOURS = ("gpu", "cpu")
+SERVICES = {"generator": FLAVOURS, "rewarder": FLAVOURS, "sessions": ("cpu",), "trainer": FLAVOURS}
+WITHOUT_GPUS = ("rewarder", "sessions")
+"""The services that usually have no GPU, and so need their CPU image beside the GPU images of the others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,9 +66,9 @@ class ReleaseError(Exception):
 
 
 def images_of(flavours: Sequence[str]) -> list[tuple[str, str]]:
-    """Return service and flavour of every image. The CPU image of the rewarder is always included."""
-    wanted = [(service, flavour) for flavour in flavours for service in SERVICES]
-    return wanted if "cpu" in flavours else [*wanted, ("rewarder", "cpu")]
+    """Return service and flavour of every image, always with the CPU images of WITHOUT_GPUS."""
+    wanted = [(service, flavour) for flavour in flavours for service in SERVICES if flavour in SERVICES[service]]
+    return wanted if "cpu" in flavours else [*wanted, *((service, "cpu") for service in WITHOUT_GPUS)]
 
 
 def reference(registry: str, service: str, flavour: str) -> str:
@@ -100,7 +102,7 @@ def values(registry: str, flavour: str, digests: Mapping[tuple[str, str], str]) 
     """Return a values file that names every image by its digest."""
     chosen: dict[str, Any] = {"registry": registry, "flavour": flavour}
     for service in SERVICES:
-        chosen[service] = {"digest": digests[service, "cpu" if service == "rewarder" else flavour]}
+        chosen[service] = {"digest": digests[service, "cpu" if service in WITHOUT_GPUS else flavour]}
     text = yaml.safe_dump({"images": chosen}, sort_keys=False)
     if flavour == "gpu":
         text += f"# With rewarder.gpus above 0: images.rewarder.digest: {digests['rewarder', 'gpu']}\n"

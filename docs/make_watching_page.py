@@ -18,6 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from services.generator.metrics import GeneratorMetrics
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.sessions.session_metrics import SessionMetrics
 from services.trainer.run_api.run_metrics import RunMetrics
 
 PAGE = Path(__file__).with_name("watching.md")
@@ -41,6 +42,7 @@ UNITS = {
     "headrace_run_generators_serving": "replicas",
     "headrace_run_generators_left_out": "replicas",
     "headrace_run_rewarders_alive": "replicas",
+    "headrace_run_sessions_alive": "replicas",
     "headrace_run_paused": "0 or 1",
     "headrace_run_paused_seconds": "seconds",
     "headrace_run_disk_free_bytes": "bytes",
@@ -81,6 +83,15 @@ UNITS = {
     "headrace_reward_model_loads_total": "loads",
     "headrace_reward_model_kills_total": "processes",
     "headrace_reward_models_loaded": "processes",
+    "headrace_session_groups_total": "groups",
+    "headrace_session_groups_in_flight": "groups",
+    "headrace_session_rollouts_total": "rollouts",
+    "headrace_session_turns_total": "turns",
+    "headrace_session_tool_calls_total": "calls",
+    "headrace_session_worker_kills_total": "workers",
+    "headrace_session_calls_waiting": "calls",
+    "headrace_session_forks_total": "rows",
+    "headrace_session_drifted_tokens_total": "tokens",
 }
 
 
@@ -100,7 +111,12 @@ def registries() -> dict[str, CollectorRegistry]:
     RewardModelMetrics(rewarder.registry)
     nothing = cast("Any", None)  # it is asked for nothing: only the names are looked at
     trainer = RunMetrics(nothing, store=nothing, supervisor=nothing)
-    return {"trainer": trainer.registry, "generator": GeneratorMetrics().registry, "rewarder": rewarder.registry}
+    return {
+        "trainer": trainer.registry,
+        "generator": GeneratorMetrics().registry,
+        "rewarder": rewarder.registry,
+        "sessions": SessionMetrics().registry,
+    }
 
 
 def served(registry: CollectorRegistry) -> Iterator[Served]:

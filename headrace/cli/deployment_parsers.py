@@ -110,6 +110,9 @@ def add_doctor(add_parser: AddParser) -> None:
         "--rewarder-url", action="append", default=[], metavar="URL", help="a rewarder; may be repeated"
     )
     doctor.add_argument(
+        "--sessions-url", action="append", default=[], metavar="URL", help="a sessions replica; may be repeated"
+    )
+    doctor.add_argument(
         "--generator-url",
         action="append",
         default=[],
@@ -162,6 +165,8 @@ def add_plan(add_parser: AddParser) -> None:
         rates, "--drop-share", "D", "share of groups that are dropped: dropped / (dropped + trained) of a run; else 0"
     )
     _number(rates, "--reward-s", "S", "time of a reward function for one group (headrace_reward_seconds)")
+    _number(rates, "--turns", "N", "mean number of turns of a rollout, in a run with tools")
+    _number(rates, "--turn-cpu-s", "S", "processor time of a turn in the sessions service")
     plan.set_defaults(command=_plan)
 
 

@@ -211,7 +211,7 @@ def _quiet_torch() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(
             f"the demo trains and serves on this machine and needs all of headrace ({error}): "
-            "`make demo` installs it, or pip install 'headrace[generator-cpu,rewarder,trainer,demo]'"
+            "`make demo` installs it, or pip install 'headrace[generator-cpu,rewarder,sessions,trainer,demo]'"
         ) from error
     return torch, transformers_logging
 

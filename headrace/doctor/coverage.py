@@ -19,6 +19,7 @@ def coverage(
     urls: Collection[str],
     generators: Mapping[str, str] | None,
     num_rewarders: int = 0,
+    num_sessions: int = 0,
     is_redis_named: bool = False,
 ) -> list[Finding]:
     """Return how many of the deployment's services answered, and which generators were not examined.
@@ -29,13 +30,15 @@ def coverage(
         urls: The URLs that doctor asked.
         generators: Addresses, by replica id, of the generators in Redis or the run API; None if neither was read.
         num_rewarders: The number of rewarders that the run API reports.
+        num_sessions: The number of sessions replicas that the run API reports. There may be none.
         is_redis_named: Whether doctor was given the address of Redis.
     """
     if not looked_at:
         return []
     kinds = list(looked_at.values())
     num_generators = max(len(generators or ()), kinds.count("generator"))
-    total = max(1, kinds.count("trainer")) + max(1, kinds.count("rewarder"), num_rewarders) + num_generators
+    num_others = max(1, kinds.count("rewarder"), num_rewarders) + max(kinds.count("sessions"), num_sessions)
+    total = max(1, kinds.count("trainer")) + num_others + num_generators
     about_generators = _generators(looked_at, told, urls, generators, is_redis_named=is_redis_named)
     if len(told) == total and not about_generators:
         return [ok(ASKED, "asked", f"all {total}")]

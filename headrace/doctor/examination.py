@@ -71,7 +71,10 @@ async def examine(targets: Targets) -> Examination:
 def named_services(targets: Targets) -> list[Service]:
     """Return the services whose addresses were given."""
     services = [Service("trainer", "trainer", targets.api_url)] if targets.api_url else []
-    for kind, urls in (("rewarder", targets.rewarder_urls), ("generator", targets.generator_urls)):
+    others = {
+        "rewarder": targets.rewarder_urls, "sessions": targets.sessions_urls, "generator": targets.generator_urls,
+    }  # fmt: skip
+    for kind, urls in others.items():
         services += [
             Service(kind, kind if len(urls) == 1 else f"{kind} {url.partition('//')[2]}", url)  # type: ignore[arg-type]
             for url in urls
@@ -104,6 +107,7 @@ def _coverage(
         urls={one.service.url for one in looked},
         generators=alive | (runs.generators or {}) if is_known else None,
         num_rewarders=runs.num_rewarders,
+        num_sessions=runs.num_sessions,
         is_redis_named=bool(targets.redis_url),
     )
 
@@ -153,7 +157,7 @@ def _unused(targets: Targets) -> list[Finding]:
     says = (
         f"{', '.join(targets.unused)}: set but not used, because all addresses and keys come from {targets.directory}"
     )
-    do = "to use it, name its services with --url, --rewarder-url and --redis-url; otherwise unset it"
+    do = "to use it, name its services with --url, --rewarder-url, --sessions-url and --redis-url; otherwise unset it"
     return [note("doctor", "environment", says, do)]
 
 
@@ -162,6 +166,7 @@ def _not_named(targets: Targets) -> list[Finding]:
     missing = {
         "trainer": (targets.api_url, "--url, or HEADRACE_URL"),
         "rewarder": (targets.rewarder_urls, "--rewarder-url"),
+        "sessions": (targets.sessions_urls, "--sessions-url"),
         REDIS: (targets.redis_url, "--redis-url, or HEADRACE_REDIS_URL; its password stays in the environment"),
     }
     return [

@@ -1,4 +1,4 @@
-"""Checks the runs that have not ended, through the run API: generators, rewarders, refusals and dead letters.
+"""Checks the runs that have not ended, through the run API: their replicas, refusals and dead letters.
 
 GET /v1/runs --runs that have not ended--> GET /v1/runs/{run_id}
 """
@@ -30,10 +30,11 @@ class LookedAtRuns:
     generators: dict[str, str] | None = None
     """Addresses of the generators that are registered and alive, by replica id."""
     num_rewarders: int = 0
+    num_sessions: int = 0
 
 
 async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
-    """Return the findings on the runs that have not ended, and the generators and rewarders that serve them."""
+    """Return the findings on the runs that have not ended, and the replicas that serve them."""
     if not key:
         return LookedAtRuns([note("runs", "list", "not looked at: doctor has no API key for the trainer")])
     listed = await asker.get_all(f"{api_url}/v1/runs?limit=1000", "runs", key=key)
@@ -68,8 +69,12 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
         for one in page.objects("generators")
         if one.get("is_alive")
     }
-    counts = [count for page in pages if isinstance(count := page.get("num_rewarders"), int)]
-    return LookedAtRuns(findings, run_ids, alive if pages else None, max(counts, default=0))
+    num_rewarders, num_sessions = (_most(pages, name) for name in ("num_rewarders", "num_sessions"))
+    return LookedAtRuns(findings, run_ids, alive if pages else None, num_rewarders, num_sessions)
+
+
+def _most(pages: list[Answer], name: str) -> int:
+    return max((count for page in pages if isinstance(count := page.get(name), int)), default=0)
 
 
 def _of_answer(run_id: str, detail: Answer) -> list[Finding]:
@@ -103,6 +108,15 @@ def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
         if run.get("num_rewarders") == 0:
             findings.append(
                 problem(run_id, "rewarders", "no rewarder is alive for it", "start one, or look into its log")
+            )
+        if run.get("num_sessions") == 0:
+            findings.append(
+                problem(
+                    run_id,
+                    "sessions",
+                    "it has tools, and no sessions replica plays it",
+                    "start one, or look into its log",
+                )
             )
     return findings
 

@@ -20,7 +20,7 @@ from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from headrace.doctor.targets import Targets
 from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
 
-_HAS_INTERNAL_ROUTES: frozenset[ServiceName] = frozenset({"trainer", "generator"})
+_HAS_INTERNAL_ROUTES: frozenset[ServiceName] = frozenset({"trainer", "generator", "sessions"})
 _NEW_DATE_S = 1.5
 
 
@@ -29,7 +29,7 @@ class Service:
     """A service before it is asked.
 
     Args:
-        kind: Trainer, rewarder or generator.
+        kind: Trainer, rewarder, sessions or generator.
         name: The service's name in findings.
         url: Its base URL, without a trailing slash.
         is_found: Whether the address comes from Redis. Such an address may be unreachable from here without harm.
@@ -173,8 +173,8 @@ def _internal_key(service: Service, internal: Answer, targets: Targets) -> Findi
     if not targets.internal_key:
         return note(service.name, "internal key", "not tried: doctor has none", "set HEADRACE_INTERNAL_KEY to try it")
     refused = (
-        "give trainer and generators the same HEADRACE_INTERNAL_KEY, and restart services that have another: weight "
-        "pushes are refused until then"
+        "give trainer, generators and sessions the same HEADRACE_INTERNAL_KEY, and restart services that have another: "
+        "weight pushes and turns are refused until then"
     )
     return _tried(service, "internal key", internal, path=INTERNAL_ABOUT_PATH, refused=refused)
 

@@ -1,7 +1,8 @@
 """Finds the addresses and keys to examine: all from options and environment, or all from what `headrace up` wrote.
 
---url, HEADRACE_URL               the run API. The other services: --rewarder-url, --generator-url, --redis-url,
-                                  HEADRACE_REWARDER_URL, HEADRACE_REDIS_URL. The keys: from the environment
+--url, HEADRACE_URL               the run API. The other services: --rewarder-url, --sessions-url, --generator-url,
+                                  --redis-url, HEADRACE_REWARDER_URL, HEADRACE_SESSIONS_URL, HEADRACE_REDIS_URL. The
+                                  keys: from the environment
 --state-dir, ./.headrace          everything that `headrace up` runs there, with its own keys
 
 An address of one source is never sent a key of the other, because it may belong to another deployment. Variables that
@@ -28,6 +29,7 @@ class Targets:
 
     api_url: str = ""
     rewarder_urls: tuple[str, ...] = ()
+    sessions_urls: tuple[str, ...] = ()
     generator_urls: tuple[str, ...] = ()
     redis_url: str = field(default="", repr=False)
     api_key: str = field(default="", repr=False)
@@ -50,16 +52,19 @@ def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] =
         UserError: No service is named, or an address cannot be used.
     """
     url = arguments.url or ("" if arguments.state_dir else environment.get("HEADRACE_URL", ""))
-    named = bool(url or arguments.rewarder_url or arguments.generator_url or arguments.redis_url)
+    others = (arguments.rewarder_url, arguments.sessions_url, arguments.generator_url, arguments.redis_url)
+    named = bool(url or any(others))
     if not named:
         return _local(arguments, environment)
     rewarders = arguments.rewarder_url or [found for found in [environment.get("HEADRACE_REWARDER_URL", "")] if found]
-    for address in (url, *rewarders, *arguments.generator_url):
+    sessions = arguments.sessions_url or [found for found in [environment.get("HEADRACE_SESSIONS_URL", "")] if found]
+    for address in (url, *rewarders, *sessions, *arguments.generator_url):
         refuse_unless_http(address)
     api_key, internal_key = (key_of_environment(name, environment) for name in ("api_key", "internal_key"))
     return Targets(
         api_url=url.rstrip("/"),
         rewarder_urls=tuple(address.rstrip("/") for address in rewarders),
+        sessions_urls=tuple(address.rstrip("/") for address in sessions),
         generator_urls=tuple(address.rstrip("/") for address in arguments.generator_url),
         redis_url=redis_address(arguments.redis_url or environment.get("HEADRACE_REDIS_URL", ""), environment),
         api_key=api_key.key,
@@ -78,11 +83,13 @@ def _local(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Tar
     own = {
         "HEADRACE_URL": (endpoint.api_url,),
         "HEADRACE_REWARDER_URL": (endpoint.rewarder_url,),
+        "HEADRACE_SESSIONS_URL": (endpoint.sessions_url,),
         "HEADRACE_REDIS_URL": (redis_url, without_password(redis_url)),
     }
     return Targets(
         api_url=endpoint.api_url,
         rewarder_urls=(endpoint.rewarder_url,),
+        sessions_urls=(endpoint.sessions_url,) if endpoint.sessions_url else (),
         generator_urls=endpoint.generator_urls,
         redis_url=redis_url,
         api_key=keys.api_key,

@@ -40,7 +40,9 @@ from shared.service.tls import PeerTls
 _REDIS_START_TIMEOUT_S = 60.0
 _READY_EVERY_S, _ANSWER_TIMEOUT_S = 0.1, 2.0
 _SLOW_START_S = 30.0
-_REWARDER_START_S = 20.0
+_CHECKERS = (REWARDER, SESSIONS)
+"""The services that check parts of a run when it is submitted."""
+_CHECKERS_START_S = 20.0
 _LEFTOVER_PATIENCE_S = 5.0
 _SWEEP_PATIENCE_S = 1.0
 
@@ -147,8 +149,8 @@ class Launcher:
         return redis_url
 
     def _on_refusal(self, spec: ServiceSpec, code: int) -> None:
-        # During the start, a user is there to correct the rewarder's settings. Later, runs wait for another rewarder.
-        is_start_refused = spec.name == REWARDER and code == USER_ERROR and not self._is_ready
+        # During the start, a user is there to correct the settings. Later, runs wait for another process.
+        is_start_refused = spec.name in _CHECKERS and code == USER_ERROR and not self._is_ready
         if spec.is_essential or is_start_refused:
             self._give_up(f"headrace cannot run without {spec.name}")
         else:
@@ -161,14 +163,14 @@ class Launcher:
             self._stop.set()
 
     async def _announce_when_ready(self, services: RunningServices) -> None:
-        """Wait for the run API, and a limited time for the rewarder, which a submit needs; then print all addresses."""
+        """Wait for the run API, and a limited time for what a submit needs besides it; then print all addresses."""
         slow_at = time.monotonic() + _SLOW_START_S
         while not await self._answers(self._ports.trainer.url):
             await asyncio.sleep(_READY_EVERY_S)
             if time.monotonic() > slow_at:
                 slow_at = float("inf")
                 self._say(f"still waiting for the run API; its log is {self._state.logs / 'trainer.log'}")
-        await self._wait_for_rewarder(services)
+        await self._wait_for_checkers(services)
         self._is_ready = True
         self._write_endpoint(services)
         endpoint = self._state.endpoint()
@@ -176,13 +178,14 @@ class Launcher:
             for line in announcement(self._state, endpoint, metrics_port=self._settings.metrics_port):
                 self._say(line)
 
-    async def _wait_for_rewarder(self, services: RunningServices) -> None:
-        """Wait until the rewarder answers, crashes, or its time is up. Its SupervisedProcess reports a crash."""
-        give_up_at = time.monotonic() + _REWARDER_START_S
-        while not await self._answers(self._ports.rewarder.url):
-            if services.has_restarted(REWARDER) or time.monotonic() > give_up_at:
-                return
-            await asyncio.sleep(_READY_EVERY_S)
+    async def _wait_for_checkers(self, services: RunningServices) -> None:
+        """Wait until each of them answers, crashes, or its time is up. Its SupervisedProcess reports a crash."""
+        give_up_at = time.monotonic() + _CHECKERS_START_S
+        for name, doors in ((REWARDER, self._ports.rewarder), (SESSIONS, self._ports.sessions)):
+            while not await self._answers(doors.url):
+                if services.has_restarted(name) or time.monotonic() > give_up_at:
+                    break
+                await asyncio.sleep(_READY_EVERY_S)
 
     async def _scale_when_told(self, services: RunningServices, redis_url: str) -> None:
         """Start or end generators each time that `headrace scale` sets a new number."""
@@ -233,6 +236,7 @@ class Launcher:
             Endpoint(
                 api_url=self._ports.trainer.url,
                 rewarder_url=self._ports.rewarder.url,
+                sessions_url=self._ports.sessions.url,
                 generator_urls=tuple(doors.url for doors in self._ports.generators),
                 ca_file=self._settings.ca_file,
                 num_simulated=self._settings.num_simulated,

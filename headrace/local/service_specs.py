@@ -96,6 +96,7 @@ def service_specs(
         "HEADRACE_REPLICA_ID": "trainer-0",
         "HEADRACE_RUNS_DIR": str(state.runs),
         "HEADRACE_REWARDER_URL": ports.rewarder.url,
+        "HEADRACE_SESSIONS_URL": ports.sessions.url,
         **_unless_set(for_trainer),
     }
 

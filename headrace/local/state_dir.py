@@ -57,6 +57,7 @@ class Endpoint:
     is_ready: bool
     num_simulated: int = 0
     """Number of simulated generators; if it is not 0, all generators are simulated."""
+    sessions_url: str = ""
     ca_file: Path | None = None
     """File with the CA of the services' certificates; None if it is a public CA, or the services do not use TLS."""
 
@@ -142,6 +143,7 @@ class StateDir:
         body = {
             "api_url": endpoint.api_url,
             "rewarder_url": endpoint.rewarder_url,
+            "sessions_url": endpoint.sessions_url,
             "generator_urls": list(endpoint.generator_urls),
             "ca_file": str(endpoint.ca_file) if endpoint.ca_file is not None else "",
             "num_simulated": endpoint.num_simulated,
@@ -166,6 +168,7 @@ class StateDir:
                 launcher=_mark_from_json(body["launcher"]),
                 processes={str(name): _mark_from_json(mark) for name, mark in body["processes"].items()},
                 is_ready=bool(body["is_ready"]),
+                sessions_url=str(body.get("sessions_url", "")),
                 ca_file=Path(body["ca_file"]) if body.get("ca_file") else None,
                 num_simulated=int(body.get("num_simulated", 0)),
             )

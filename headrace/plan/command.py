@@ -22,6 +22,7 @@ from headrace.plan.model_source import read_shape
 from headrace.plan.pace import pace_rows, reward_rows
 from headrace.plan.redis_memory import redis_rows
 from headrace.plan.rows import Row
+from headrace.plan.sessions import session_rows
 from headrace.plan.workload import Rates, Workload, spread
 from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
@@ -69,7 +70,7 @@ def all_rows(work: Workload, ran: Measured | None = None) -> list[Row]:
             Row(section, "peak of the run", ran.device_peak_bytes, "bytes", f"memory/device_peak_bytes of {ran.run_id}")
         )
     rows += [*generator_rows(work), *host_rows(work), *pace_rows(work), *reward_rows(work)]
-    return [*rows, *redis_rows(work), *disk_rows(work)]
+    return [*rows, *session_rows(work), *redis_rows(work), *disk_rows(work)]
 
 
 def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
@@ -171,7 +172,8 @@ def _rates(arguments: argparse.Namespace, of_run: Rates) -> Rates:
         if arguments.drop_share >= 1:
             raise UserError("--drop-share is the share of all groups that are dropped, below 1")
         rates = replace(rates, drop_share=arguments.drop_share)
-    return replace(rates, reward_s=arguments.reward_s) if arguments.reward_s else rates
+    given = {name: getattr(arguments, name) for name in ("reward_s", "turns", "turn_cpu_s")}
+    return replace(rates, **{name: number for name, number in given.items() if number})
 
 
 def _show(work: Workload, rows: list[Row]) -> None:

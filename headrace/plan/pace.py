@@ -50,10 +50,9 @@ def pace_rows(work: Workload) -> list[Row]:
 
 def reward_rows(work: Workload) -> list[Row]:
     """Return the number of reward workers that a run keeps busy."""
-    step_s = step_seconds(work)
-    if step_s is None:
+    groups_per_s = groups_per_second(work)
+    if groups_per_s is None:
         return []
-    groups_per_s = work.config.groups_per_step / work.config.num_iterations / step_s / (1.0 - work.rates.drop_share)
     rows = [
         Row(
             REWARDER,
@@ -68,6 +67,14 @@ def reward_rows(work: Workload) -> list[Row]:
         return [*rows, Row(REWARDER, "workers", None, "workers", _REWARD_TIME)]
     how = f"groups/s x {reward_s:g} s, rounded up: a worker makes one call of a synchronous function at a time"
     return [*rows, Row(REWARDER, "workers", float(math.ceil(groups_per_s * reward_s - 1e-9)), "workers", how)]
+
+
+def groups_per_second(work: Workload) -> float | None:
+    """Return the sampled groups a second that keep the trainer busy; None if a step's duration is unknown."""
+    step_s = step_seconds(work)
+    if step_s is None:
+        return None
+    return work.config.groups_per_step / work.config.num_iterations / step_s / (1.0 - work.rates.drop_share)
 
 
 def step_seconds(work: Workload) -> float | None:

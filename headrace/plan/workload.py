@@ -20,6 +20,8 @@ class Rates:
         generator_tokens_per_s: Sampled tokens per second of one replica.
         push_standstill_s: Seconds for which a push stops decoding.
         reward_s: Seconds that the reward functions take for one group.
+        turns: Mean turns of a rollout with tools.
+        turn_cpu_s: Seconds of processor time of a turn in the sessions service.
         drop_share: Share of the sampled groups that are dropped, from 0 to below 1.
         is_generator_lower_bound: Whether the generators waited for work and could have sampled more.
         holds_pushes: Whether the generators' rate includes the time of weight pushes.
@@ -31,6 +33,8 @@ class Rates:
     generator_tokens_per_s: float | None = None
     push_standstill_s: float | None = None
     reward_s: float | None = None
+    turns: float | None = None
+    turn_cpu_s: float | None = None
     drop_share: float = 0.0
     is_generator_lower_bound: bool = False
     holds_pushes: bool = False

@@ -1,24 +1,29 @@
-"""The HTTP application of the sessions service: health checks, releases, and sessions (session_api/).
+"""The HTTP application of the sessions service: health checks, releases, the check of tools, sessions (session_api/).
 
 GET /livez, /readyz         need no key, carry no data
 GET /v1/about               releases: shared/service/about.py
+POST /v1/tools/check        the tools of a run that is submitted: tool_check.py
 """
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from services.sessions.open_sessions import OpenSessions
 from services.sessions.session_api.session_routes import add_session_routes
+from services.sessions.tool_check import Check, tool_check_router
 from shared.access.openapi_document import PROBLEM_JSON, complete, responses
 from shared.access.route_table import SESSIONS
+from shared.errors import UserError
 from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
 from shared.serving.http_guard import problem
+from shared.serving.json_body import BodyError
 
 NotReady = Callable[[], Awaitable[str | None]]
 """Returns the reason why the service is not ready, or None if it is."""
@@ -30,10 +35,13 @@ class Health(BaseModel):
     status: str
 
 
-def build_app(*, why_not_ready: NotReady, replica_id: str, sessions: OpenSessions) -> FastAPI:
+def build_app(*, why_not_ready: NotReady, check_tools: Check, sessions: OpenSessions, replica_id: str) -> FastAPI:
     """Return the application, without its guards."""
     app = FastAPI(title="headrace sessions", version="1", docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(BodyError, _body_error)
+    app.add_exception_handler(UserError, _unusable_tools)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _bug)
     app.openapi = partial(_document, app.openapi)  # type: ignore[method-assign]
 
@@ -58,6 +66,7 @@ def build_app(*, why_not_ready: NotReady, replica_id: str, sessions: OpenSession
         return about("sessions", replica_id=replica_id)
 
     add_session_routes(app, sessions)
+    app.include_router(tool_check_router(check_tools))
     app.add_api_route(ABOUT_PATH, about_sessions)
     app.add_api_route(INTERNAL_ABOUT_PATH, about_sessions, include_in_schema=False)
     return app
@@ -70,6 +79,20 @@ def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     return _answer(problem(error.status_code, str(error.detail), f"{error.detail}."))
+
+
+async def _body_error(_: Request, error: Exception) -> JSONResponse:
+    found = cast("BodyError", error)
+    return _answer(problem(found.status, found.title, found.detail))
+
+
+async def _unusable_tools(_: Request, error: Exception) -> JSONResponse:
+    return _answer(problem(422, "Unusable tools", str(error)))
+
+
+async def _client_gone(_: Request, _error: Exception) -> JSONResponse:
+    """Return a reply that no client reads. Without it, the disconnect would be logged as an error of the service."""
+    return _answer(problem(400, "Incomplete body", "The connection was closed before the body was whole."))
 
 
 async def _bug(_: Request, error: Exception) -> JSONResponse:

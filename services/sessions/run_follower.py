@@ -3,27 +3,25 @@
     served runs --look, every poll_every_s--> begin or cancel a session loop (session_loop.py)
 
 Generators read the prompts of all other runs themselves. A run whose tools cannot be used is refused, with the reason
-in Redis. The tool workers start with the first run that has tools.
+in Redis.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections import Counter
+from typing import Any
 
 import httpx
 
 from services.sessions.agent_rollout import AgentPlayer
-from services.sessions.agents.agent_loader import AgentLoader
 from services.sessions.agents.agent_programs import AgentProgram
 from services.sessions.group_player import GroupPlayer
 from services.sessions.open_sessions import OpenSessions
+from services.sessions.run_code import RunCode, RunCodeLoader
 from services.sessions.session_loop import SessionLoop
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
 from services.sessions.tool_rollout import Limits
-from services.sessions.tools.environments import Environments
-from services.sessions.tools.tool_tasks import ToolPool
-from services.sessions.tools.user_tools import UserTools
 from services.sessions.turn_client import TurnClient
 from shared.errors import StateLostError, UserError
 from shared.redis.keys import RunKeys
@@ -33,6 +31,7 @@ from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 from shared.redis.served_runs import ServedRuns
 from shared.refusals import refuse, take_back
+from shared.run_options.agents import AgentOptions
 from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -44,10 +43,9 @@ class RunFollower:
     Args:
         redis: A Redis connection that is ready, with headrace's functions loaded.
         settings: Settings of this process.
-        pool: Runs the tools.
+        code: Loads the runs' tools, environments and agent programs.
         http: Client for the generators.
         sessions: The sessions that clients may ask for turns.
-        agents: Loads agent programs.
         metrics: Receives the counts.
     """
 
@@ -56,24 +54,17 @@ class RunFollower:
         redis: Redis,
         *,
         settings: SessionsSettings,
-        pool: ToolPool,
+        code: RunCodeLoader,
         http: httpx.AsyncClient,
         sessions: OpenSessions,
-        agents: AgentLoader,
         metrics: SessionMetrics,
     ) -> None:
         self._redis = redis
         self._settings = settings
-        self._pool = pool
+        self._code = code
         self._http = http
         self._sessions = sessions
-        self._agents = agents
         self._metrics = metrics
-        self._environments_at_once = asyncio.Semaphore(settings.max_environments)
-        self.needs_workers = asyncio.Event()
-        """Set once a run has tools."""
-        self.has_workers = asyncio.Event()
-        """Set by the owner of the pool once its workers have started."""
 
     async def run(self) -> None:
         """Serve all agent runs until cancelled. The groups in flight stay pending, with their recordings.
@@ -90,75 +81,54 @@ class RunFollower:
         finally:
             await serving.cancel()
 
+    async def check_tools(self, options: AgentOptions) -> list[dict[str, Any]]:
+        """Load the code of a run that is not played yet, and return the schemas of what the model may call.
+
+        Raises:
+            UserError: Something of it cannot be used.
+        """
+        async with self._code.loaded(options, lane="check", timeout_s=self._settings.check_timeout_s) as code:
+            return code.schemas
+
     async def _play_run(self, record: RunRecord) -> None:
         name = self._settings.name
-        try:
-            config = record.parsed_config()
-            if not config.is_agentic:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                config = record.parsed_config()
+                if not config.is_agentic:
+                    await _for_ever()
+                code = await stack.enter_async_context(
+                    self._code.loaded(config, lane=record.run_id, timeout_s=self._settings.import_timeout_s)
+                )
+                _require_reward(config, code)
+            except UserError as error:
+                log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
+                await refuse(self._redis, "sessions", name, str(error), run_id=record.run_id)
                 await _for_ever()
-            tools = await self._tools(record.run_id, config)
-            environments = await self._environments(config)
-            check_together(config, tools, environments)
-            agent = await self._agents.load(record.run_id, config)
-        except UserError as error:
-            log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
-            await refuse(self._redis, "sessions", name, str(error), run_id=record.run_id)
-            await _for_ever()
-            return
-        await take_back(self._redis, "sessions", name, run_id=record.run_id)
-        played_with = [*config.tools, *filter(None, [config.environment_factory, config.agent])]
-        log.info("playing run %s with %s", record.run_id, ", ".join(played_with))
-        generators = TurnClient(self._redis, keys=RunKeys(record.run_id), http=self._http)
+                return
+            await take_back(self._redis, "sessions", name, run_id=record.run_id)
+            await self._play_with(code, record.run_id, config)
+
+    async def _play_with(self, code: RunCode, run_id: str, config: RunConfig) -> None:
+        played_with = [*config.tools, *config.mcp_servers, *filter(None, [config.environment_factory, config.agent])]
+        log.info("playing run %s with %s", run_id, ", ".join(played_with))
+        generators = TurnClient(self._redis, keys=RunKeys(run_id), http=self._http)
         try:
-            async with self._sessions.serving(
-                record.run_id, generators, max_completion_length=config.max_completion_length
-            ):
-                await self._loop(record.run_id, config, generators, tools, environments, agent).run()
+            async with self._sessions.serving(run_id, generators, max_completion_length=config.max_completion_length):
+                await self._loop(run_id, config, generators, code).run()
         except* StateLostError as errors:
-            log.warning("run %s cannot be played now: %s", record.run_id, errors.exceptions[0])
+            log.warning("run %s cannot be played now: %s", run_id, errors.exceptions[0])
             # A server that was wiped has lost headrace's functions too, and later runs need them.
             await wait_until_back(self._redis, timeout_s=self._settings.redis_patience_s)
             await asyncio.sleep(self._settings.poll_every_s)
 
-    async def _tools(self, run_id: str, config: RunConfig) -> UserTools:
-        if config.tools:
-            self.needs_workers.set()
-            await self.has_workers.wait()
-        return await UserTools.load(
-            config.tools,
-            self._pool,
-            lane=run_id,
-            tool_timeout_s=config.tool_timeout_s,
-            check_timeout_s=self._settings.import_timeout_s,
-        )
-
-    async def _environments(self, config: RunConfig) -> Environments | None:
-        if config.environment_factory is None:
-            return None
-        return await Environments.load(
-            config.environment_factory,
-            self._settings.places(),
-            self._settings.limits(),
-            timeout_s=config.tool_timeout_s,
-            import_timeout_s=self._settings.import_timeout_s,
-            at_once=self._environments_at_once,
-        )
-
-    def _loop(
-        self,
-        run_id: str,
-        config: RunConfig,
-        generators: TurnClient,
-        tools: UserTools,
-        environments: Environments | None,
-        agent: AgentProgram | None,
-    ) -> SessionLoop:
+    def _loop(self, run_id: str, config: RunConfig, generators: TurnClient, code: RunCode) -> SessionLoop:
         keys, name = RunKeys(run_id), self._settings.name
         player = GroupPlayer(
             generators=generators,
-            tools=tools,
-            environments=environments,
-            agent=None if agent is None else self._agent_player(agent, config),
+            tools=code.tools,
+            environments=code.environments,
+            agent=None if code.agent is None else self._agent_player(code.agent, config),
             limits=Limits(config.max_tool_calling_iterations, config.max_completion_length),
             metrics=self._metrics,
             by=name,
@@ -181,19 +151,11 @@ class RunFollower:
         )
 
 
-def check_together(config: RunConfig, tools: UserTools, environments: Environments | None) -> None:
-    """Raise UserError if the run has no reward at all, or two tools of one name."""
-    if environments is None:
-        return
-    if not config.reward_funcs and not environments.has_reward:
+def _require_reward(config: RunConfig, code: RunCode) -> None:
+    """Raise UserError if nothing rewards the run's rollouts."""
+    if code.environments is not None and not config.reward_funcs and not code.environments.has_reward:
         raise UserError(
-            f"{environments.name} has no method get_reward, and the run has no reward_funcs; add one of them"
-        )
-    called = Counter(schema["function"]["name"] for schema in [*tools.schemas, *environments.schemas])
-    if twice := [name for name, count in called.items() if count > 1]:
-        raise UserError(
-            f"{', '.join(twice)}: both a tool and a method of {environments.name} have this name, and the model could "
-            "not tell them apart; rename one of them"
+            f"{code.environments.name} has no method get_reward, and the run has no reward_funcs; add one of them"
         )
 
 

@@ -12,6 +12,7 @@ from services.sessions.agents.agent_programs import agent_http_client
 from services.sessions.agents.agent_tasks import AgentPool, AgentTasks
 from services.sessions.app import build_app
 from services.sessions.open_sessions import OpenSessions
+from services.sessions.run_code import RunCodeLoader
 from services.sessions.run_follower import RunFollower
 from services.sessions.session_api.openai_errors import OpenAiErrors
 from services.sessions.session_metrics import SessionMetrics
@@ -45,7 +46,7 @@ class SessionsService:
         self._metrics = SessionMetrics()
         self._metrics.name_replica(settings.name)
         self._redis = connect(settings.redis_url.get_secret_value())
-        self._pool = ToolPool(
+        pool = ToolPool(
             ToolTasks(settings.places()),
             num_workers=settings.num_tool_workers,
             limits=settings.limits(),
@@ -68,13 +69,13 @@ class SessionsService:
         self._agent_http = agent_http_client()
         self._sessions = OpenSessions(url=settings.url(settings.port), max_sessions=settings.max_open_sessions)
         self._agents = AgentLoader(settings, pool=agent_pool, http=self._agent_http)
+        self._code = RunCodeLoader(settings, pool=pool, agents=self._agents)
         self._runs = RunFollower(
             self._redis,
             settings=settings,
-            pool=self._pool,
+            code=self._code,
             http=self._http,
             sessions=self._sessions,
-            agents=self._agents,
             metrics=self._metrics,
         )
         self._starting: str | None = "starting: waiting for Redis"
@@ -101,7 +102,10 @@ class SessionsService:
     def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
         """Return the application behind access control and HTTP limits."""
         app = build_app(
-            why_not_ready=SharedAnswer(self._why_not_ready), replica_id=self._settings.name, sessions=self._sessions
+            why_not_ready=SharedAnswer(self._why_not_ready),
+            check_tools=self._runs.check_tools,
+            sessions=self._sessions,
+            replica_id=self._settings.name,
         )
         return OpenAiErrors(entrance.guarded(app, routes=SESSIONS, keyring=keyring, limits=limits))
 
@@ -116,15 +120,9 @@ class SessionsService:
         await take_back(self._redis, "sessions", self._settings.name, run_id=None)
         self._starting = None
         async with asyncio.TaskGroup() as beside:
-            beside.create_task(self._keep_tool_workers(), name="tool workers")
+            beside.create_task(self._code.keep_workers(), name="tool workers")
             beside.create_task(self._agents.keep_workers(), name="agent workers")
             await self._runs.run()
-
-    async def _keep_tool_workers(self) -> None:
-        await self._runs.needs_workers.wait()
-        async with self._pool:
-            self._runs.has_workers.set()
-            await self._pool.watch()
 
     async def _report_and_close(self, work: "asyncio.Task[None]") -> None:
         await say_why_it_ended(work, self._redis, "sessions", self._settings.name)
@@ -133,6 +131,6 @@ class SessionsService:
     async def _why_not_ready(self) -> str | None:
         if self._starting is not None:
             return self._starting
-        if self._runs.has_workers.is_set() and self._pool.num_alive == 0:
+        if self._code.lacks_workers:
             return "no tool worker is running"
         return await why_redis_is_away(self._redis)

@@ -32,6 +32,9 @@ class SessionsSettings(AdvertisedSettings):
         description="Installed modules whose functions may be tools or environments, each with its submodules, "
         "separated by commas",
     )
+    mcp_config: Path | None = Field(
+        default=None, description="JSON file with the MCP servers that runs may name, in the format of .mcp.json"
+    )
     num_tool_workers: int = Field(
         default_factory=lambda: os.cpu_count() or 1,
         ge=1,
@@ -67,6 +70,7 @@ class SessionsSettings(AdvertisedSettings):
         default=300.0, gt=0, description="Longest wait of a tool call for a free worker; then its rollout is lost"
     )
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a tool's module")
+    check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/tools/check")
     poll_every_s: float = Field(default=0.25, gt=0, description="Seconds between two looks for runs")
 
     @property

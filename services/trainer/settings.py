@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.file_roots import FileRoots
 from shared.service.tls import PeerTls
@@ -18,6 +18,7 @@ class TrainerSettings(ServiceSettings):
 
     runs_dir: Path = Field(default_factory=default_runs_dir, description="Checkpoints, logs and metrics of runs")
     rewarder_url: str = Field(default="http://127.0.0.1:8200", description="Rewarder that checks reward functions")
+    sessions_url: str = Field(default="http://127.0.0.1:8300", description="Sessions service that checks tools")
 
     rank_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "services.trainer.rank"],
@@ -57,6 +58,9 @@ class TrainerSettings(ServiceSettings):
         default=10.0, gt=0, description="Timeout for asking the Hugging Face hub about a model"
     )
     reward_check_timeout_s: float = Field(default=20.0, gt=0, description="Timeout of the rewarder's check at submit")
+    tool_check_timeout_s: float = Field(
+        default=20.0, gt=0, description="Timeout of the sessions service's check at submit"
+    )
     engine_check_timeout_s: float = Field(
         default=75.0, gt=0, description="Timeout of a generator's check of vLLM's options at submit"
     )
@@ -83,11 +87,12 @@ class TrainerSettings(ServiceSettings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _the_rewarder_is_an_http_address(self) -> Self:
-        if not self.rewarder_url.startswith(("http://", "https://")):
-            raise ValueError(f"rewarder_url={self.rewarder_url} is not an http:// or https:// address")
-        return self
+    @field_validator("rewarder_url", "sessions_url")
+    @classmethod
+    def _services_have_http_addresses(cls, url: str) -> str:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"{url} is not an http:// or https:// address")
+        return url
 
     @model_validator(mode="after")
     def _pinned_cpus_exist(self) -> Self:

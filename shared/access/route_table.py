@@ -5,7 +5,7 @@
 
     read      read runs, metrics, rollouts, events, reward functions, releases, API documents
     infer     sample from the policy in training
-    score     score completions, try and check reward functions
+    score     score completions, try and check reward functions, check tools
     submit    submit runs, and check them
     operate   pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
@@ -28,7 +28,7 @@ SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MEANINGS: Final[dict[Scope, str]] = {
     "read": "read runs, metrics, rollouts, events, reward functions, releases, API documents",
     "infer": "sample from the policy in training",
-    "score": "score completions, try and check reward functions",
+    "score": "score completions, try and check reward functions, check tools",
     "submit": "submit runs, and check them",
     "operate": "pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",
 }
@@ -158,6 +158,7 @@ SESSIONS: Final = RouteTable(
     Route("create_session_chat_completion", "POST", f"{_SESSION}/chat/completions", SESSION),
     Route("report_session_reward", "POST", f"{_SESSION}/reward", SESSION),
     Route("end_session", "POST", f"{_SESSION}/end", SESSION),
+    Route("check_tools", "POST", "/v1/tools/check", "score"),
 )
 GENERATOR: Final = RouteTable(
     *_OPEN,

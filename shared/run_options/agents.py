@@ -19,6 +19,12 @@ class AgentOptions(Section):
         description="Functions that the model may call, 'package.module:function' with type hints and a Google "
         "docstring",
     )
+    mcp_servers: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default=[],
+        max_length=MAX_TOOLS,
+        description="MCP servers whose tools the model may call, by their names in the sessions service's "
+        "HEADRACE_MCP_CONFIG",
+    )
     environment_factory: str | None = Field(
         default=None,
         min_length=1,
@@ -48,16 +54,16 @@ class AgentOptions(Section):
         description=f"vLLM's parser of tool calls, which must fit the model; {_DEFAULT_PARSER} if left out",
     )
 
-    @field_validator("tools")
+    @field_validator("tools", "mcp_servers")
     @classmethod
-    def _tools_are_distinct(cls, tools: list[str]) -> list[str]:
+    def _they_are_distinct(cls, tools: list[str]) -> list[str]:
         if doubles := sorted({tool for tool in tools if tools.count(tool) > 1}):
-            raise ValueError(f"{', '.join(doubles)} is listed twice; list each tool once")
+            raise ValueError(f"{', '.join(doubles)} is listed twice; list each one once")
         return tools
 
     @model_validator(mode="after")
     def _an_agent_brings_its_own_tools(self) -> Self:
-        others = [name for name in ("tools", "environment_factory") if getattr(self, name)]
+        others = [name for name in ("tools", "mcp_servers", "environment_factory") if getattr(self, name)]
         if self.agent is not None and others:
             raise ValueError(
                 f"agent and {' and '.join(others)} are set, but an agent program brings its own tools; keep one of them"
@@ -67,7 +73,7 @@ class AgentOptions(Section):
     @property
     def is_agentic(self) -> bool:
         """Whether the sessions service plays the rollouts. Generators read the prompts of all other runs themselves."""
-        return bool(self.tools or self.environment_factory or self.agent)
+        return bool(self.tools or self.mcp_servers or self.environment_factory or self.agent)
 
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""

@@ -310,8 +310,8 @@ OPERATIONS = {
         register_reward score_completions test_reward""",
     "generator": """create_chat_completion create_completion generate_completions get_about get_health get_liveness
         get_readiness list_models""",
-    "sessions": """create_session_chat_completion end_session get_about get_liveness get_readiness get_session
-        list_session_models open_session report_session_reward""",
+    "sessions": """check_tools create_session_chat_completion end_session get_about get_liveness get_readiness
+        get_session list_session_models open_session report_session_reward""",
 }
 
 

@@ -19,7 +19,7 @@ from tests.compose.compose_file import DEPLOY
 
 PROJECT = "headrace-test"
 PORT = 18400
-CONTAINERS = ("redis", "trainer-cpu", "rewarder", "generator-cpu")
+CONTAINERS = ("redis", "trainer-cpu", "rewarder", "sessions", "generator-cpu")
 UP_TIMEOUT_S = 600
 BACK_TIMEOUT_S = 180
 
@@ -42,6 +42,7 @@ class Containers:
             "HEADRACE_PUBLISHED_PORT": str(PORT),
             "HEADRACE_SECRETS": str(secrets),
             "HEADRACE_NUM_REWARD_WORKERS": "1",
+            "HEADRACE_NUM_TOOL_WORKERS": "1",
             **_cores(),
         }
 

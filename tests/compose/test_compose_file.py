@@ -14,6 +14,7 @@ from headrace.cli.command_line import make_parser
 from headrace.doctor.targets import Targets, find_targets
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
+from services.sessions.settings import SessionsSettings
 from services.trainer.settings import TrainerSettings
 from shared.run_options.run_config import parse_run_config
 from shared.service.tls import PeerTls
@@ -34,6 +35,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "trainer": TrainerSettings,
     "generator": GeneratorSettings,
     "rewarder": RewarderSettings,
+    "sessions": SessionsSettings,
 }
 ALL = services("gpu", "single-gpu", "cpu", "demo", "watch")
 OURS = [name for name in ALL if name.partition("-")[0] in SETTINGS]
@@ -52,7 +54,7 @@ def image_environment(service: str) -> dict[str, str]:
 @pytest.mark.parametrize("profile", HARDWARE)
 def test_every_profile_starts_one_of_each(profile: str) -> None:
     names = {name: service for name, service in services(profile).items() if name != "gpu-namespaces"}
-    assert sorted(kind(name) for name in names) == ["generator", "redis", "rewarder", "trainer"]
+    assert sorted(kind(name) for name in names) == ["generator", "redis", "rewarder", "sessions", "trainer"]
     aliases = [alias for net in names.values() for alias in _aliases(net, "weights")]
     assert sorted(set(aliases)) == ["generator", "generator-weights", "trainer", "trainer-weights"], (
         "the same names in every profile"
@@ -106,11 +108,13 @@ def test_the_networks_allow_only_the_necessary_connections() -> None:
     for name in standing:
         if kind(name) == "generator":
             met = {other for other in standing if other != name and standing[other] & standing[name]}
-            assert {kind(other) for other in met} == {"trainer", "generator", "redis", "prometheus"}
+            assert {kind(other) for other in met} == {"trainer", "generator", "sessions", "redis", "prometheus"}
+    assert standing["sessions"] == {"turns", "tools", "store-sessions", "watch-sessions", "out-sessions"}
+    assert {kind(name) for name, nets in standing.items() if "turns" in nets} == {"sessions", "generator"}
     assert "rewards" in standing["rewarder"]
     assert not standing["rewarder"] & standing["generator"]
     assert not standing["grafana"] & {net for name in OURS for net in standing[name]}
-    assert standing["redis"] == {"store-trainer", "store-generator", "store-rewarder"}, "it does not reach the internet"
+    assert standing["redis"] == {f"store-{service}" for service in SETTINGS}, "it does not reach the internet"
     declared = load()["networks"]
     assert set(declared) == {network for nets in standing.values() for network in nets}
     for network, settings in declared.items():
@@ -123,7 +127,7 @@ def test_the_networks_allow_only_the_necessary_connections() -> None:
 def test_nccl_looks_for_its_interface_by_a_name_that_only_the_network_of_weights_knows() -> None:
     """Docker does not guarantee an order of interfaces, not even for a network with a priority."""
     for name in OURS:
-        if kind(name) == "rewarder":
+        if kind(name) in ("rewarder", "sessions"):
             continue
         environment = ALL[name]["environment"]
         assert not any("IFNAME" in variable for variable in environment)
@@ -139,7 +143,8 @@ def test_the_environment_is_one_that_the_service_takes(
     service, settings_type = ALL[name], SETTINGS[kind(name)]
     environment = image_environment(kind(name)) | {key: str(value) for key, value in service["environment"].items()}
     mounted = {secret["target"]: secret["source"] for secret in service["secrets"]}
-    assert mounted.pop(environment.get("HF_TOKEN_PATH", ""), None) == (None if name == "rewarder" else "hub-token")
+    has_token = kind(name) in ("trainer", "generator")
+    assert mounted.pop(environment.get("HF_TOKEN_PATH", ""), None) == ("hub-token" if has_token else None)
     key_of_tracker = mounted.pop(environment.get("WANDB_API_KEY_FILE", ""), None)
     assert key_of_tracker == ("wandb-api-key" if kind(name) == "trainer" else None)
     for variable in [key for key in os.environ if key.startswith("HEADRACE_")]:
@@ -153,7 +158,7 @@ def test_the_environment_is_one_that_the_service_takes(
             secret = tmp_path / mounted.pop(value)
             secret.write_text(f"content-of-{secret.name}\n", encoding="utf-8")
             value = str(secret)
-        if field in ("reward_path", "gpu_claims_dir"):
+        if field in ("reward_path", "tool_path", "gpu_claims_dir"):
             value = str(tmp_path)
         monkeypatch.setenv(variable, value)
     assert not mounted, "a secret is mounted that the service does not read"
@@ -185,6 +190,7 @@ def test_headrace_doctor_finds_all_services_where_the_page_runs_it(name: str, tm
     assert targets == Targets(
         api_url="http://trainer:8000",
         rewarder_urls=("http://rewarder:8000",),
+        sessions_urls=("http://sessions:8000",),
         redis_url="redis://trainer:content-of-redis-password-trainer@redis:6379/0",
         api_key="content-of-api-key",
         internal_key="content-of-internal-key",
@@ -198,20 +204,21 @@ def test_headrace_doctor_finds_all_services_where_the_page_runs_it(name: str, tm
 @pytest.mark.parametrize("name", OURS)
 def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_mounted(name: str) -> None:
     page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
-    given = dict(re.findall(r"^(HEADRACE_(?:API_KEYS_FILE|TLS_\w+_FILE|REWARDER_URL))=(\S+)", page, re.M))
-    assert len(given) == 5
+    given = dict(re.findall(r"^(HEADRACE_(?:API_KEYS_FILE|TLS_\w+_FILE|(?:REWARDER|SESSIONS)_URL))=(\S+)", page, re.M))
+    assert len(given) == 6
     service = load(given)["services"][name]
     directories = {volume.split(":")[1] for volume in service["volumes"] if volume.endswith(":ro")}
     environment = service["environment"]
     files = [variable for variable in given if variable.endswith("_FILE") and variable in environment]
-    assert len(files) == (4 if kind(name) == "trainer" else 3)
+    assert len(files) == (4 if kind(name) in ("trainer", "sessions") else 3)
     for variable in files:
         assert environment[variable] == given[variable]
         assert str(Path(given[variable]).parent) in directories, (
             "a directory is mounted, because a mounted file would not change"
         )
     if kind(name) == "trainer":
-        assert environment["HEADRACE_REWARDER_URL"] == given["HEADRACE_REWARDER_URL"]
+        for variable in ("HEADRACE_REWARDER_URL", "HEADRACE_SESSIONS_URL"):
+            assert environment[variable] == given[variable]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -230,6 +237,7 @@ def test_a_container_is_given_the_time_its_service_takes_to_stop(name: str) -> N
         "trainer": float(environment.get("HEADRACE_RANK_STOP_GRACE_S", 0)) + 5,  # and the run API's open requests
         "generator": 10.0,  # service_life.py
         "rewarder": float(environment.get("HEADRACE_DRAIN_S", 0)) + 5 + 5,
+        "sessions": 5.0,  # service_process.py; groups are left to other replicas at once
     }[kind(name)]
     assert grace_s >= takes_s + 10
 
@@ -292,7 +300,7 @@ def test_compilers_can_load_what_they_make() -> None:
         if kind(name) in ("trainer", "generator"):
             (options,) = [mount.partition(":")[2].split(",") for mount in service["tmpfs"] if mount.startswith("/tmp:")]
             assert "exec" in options, name
-    for image in SETTINGS:
+    for image in ("trainer", "generator", "rewarder"):
         text = (DEPLOY / "docker" / f"{image}.Dockerfile").read_text(encoding="utf-8")
         for variable, directory in (("TORCHINDUCTOR_CACHE_DIR", "torchinductor"), ("TRITON_CACHE_DIR", "triton")):
             assert f"{variable}=/cache/{directory}" in text

@@ -28,9 +28,12 @@ from tests.integration.stack import assert_every_group_is_accounted_for, ledger,
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
-SECRETS = ("api-key", "internal-key", "redis-password-trainer", "redis-password-generator", "redis-password-rewarder")
+SECRETS = (
+    "api-key", "internal-key",
+    *(f"redis-password-{service}" for service in ("trainer", "generator", "rewarder", "sessions")),
+)  # fmt: skip
 RUN_TIMEOUT_S = 1500
-OURS = ("trainer-cpu", "rewarder", "generator-cpu")
+OURS = ("trainer-cpu", "rewarder", "sessions", "generator-cpu")
 WITHOUT_GPUS = ROOT / "tests" / "compose" / "without-gpus.yaml"
 
 
@@ -138,17 +141,22 @@ def test_no_container_reaches_a_service_of_another_network(stack: Containers) ->
     }
     stack.python(stack.one("trainer-cpu"), connect, "generator", "8000")
     stack.python(stack.one("trainer-cpu"), connect, "rewarder", "8000")
+    stack.python(stack.one("trainer-cpu"), connect, "sessions", "8000")
+    its_address_in_redis = stack.one("generator-cpu").attrs["Config"]["Hostname"]
+    stack.python(stack.one("sessions"), connect, its_address_in_redis, "8000")
     for source, target, port in (
         ("rewarder", "generator-cpu", 8000),
         ("rewarder", "generator-cpu", 9090),
         ("generator-cpu", "rewarder", 8000),
         ("generator-cpu", "rewarder", 9090),
+        ("sessions", "rewarder", 8000),
+        ("rewarder", "sessions", 8000),
     ):
         for address in addresses[target].values():
             status, said = stack.one(source).exec_run(["python3", "-c", connect, address, str(port)])
             assert status != 0, f"{source} reaches {target} at {address}:{port}"
             assert b"timed out" in said or b"unreachable" in said or b"refused" in said
-    for source in ("generator-cpu", "rewarder"):
+    for source in ("generator-cpu", "rewarder", "sessions"):
         stack.python(stack.one(source), connect, "redis", "6379")
     key = stack.secret("api-key")
     probe = (
@@ -172,10 +180,10 @@ def test_the_demo_run_ends_with_an_exact_ledger_through_the_kill_of_every_contai
         run_id = client.submit(demo_run(save_steps=10)).run_id
     step = 0
     for end in (_crash, _docker_kill):
-        for name in ("generator-cpu", "rewarder", "redis", "trainer-cpu"):
-            step += 20
+        for name in ("generator-cpu", "rewarder", "sessions", "redis", "trainer-cpu"):
+            step += 16
             wait_for_step(stack.api, run_id, step, timeout_s=RUN_TIMEOUT_S)
-            if step == 20:
+            if step == 16:
                 _nothing_listens_that_is_not_documented(stack)
             end(stack, name)
             stack.wait_until_healthy(name)

@@ -21,7 +21,8 @@ from packaging.utils import canonicalize_name
 from tests.compose.compose_file import DEPLOY, ROOT, services
 from tests.kept_ports import kept_port
 
-SERVICES = ("generator", "rewarder", "trainer")
+SERVICES = ("generator", "rewarder", "sessions", "trainer")
+WITH_TORCH = ("generator", "rewarder", "trainer")
 FILES = (*SERVICES, "redis")
 
 
@@ -67,7 +68,7 @@ def test_every_image_that_has_a_torch_has_the_one_that_vllm_pins() -> None:
         pinned
     }
     assert lock("image-generator")["torch"] == lock("image-trainer")["torch"]
-    for name in SERVICES:
+    for name in WITH_TORCH:
         assert default(name, "TORCH") == {torch}, f"{name}.Dockerfile; tests/integration says which one vLLM pins"
 
 
@@ -173,8 +174,15 @@ def test_a_dockerfile_needs_no_frontend_and_starts_from_an_argument(name: str) -
     assert not re.search(r"index-url|trusted-host|proxy", text.replace('--index-url "${TORCH_CPU_INDEX}"', ""))
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("flavour", ["cpu", "gpu"])
+FLAVOURS = [(name, flavour) for name in SERVICES for flavour in ("cpu", "gpu") if flavour in stages(name)]
+
+
+def test_only_the_image_of_sessions_has_no_flavour_for_gpus() -> None:
+    assert len(FLAVOURS) == 7
+    assert ("sessions", "gpu") not in FLAVOURS
+
+
+@pytest.mark.parametrize(("name", "flavour"), [*FLAVOURS, ("redis", "")])
 def test_an_image_has_labels_a_health_check_and_an_unprivileged_user(name: str, flavour: str) -> None:
     text = dockerfile(name) if name == "redis" else whole(name, flavour)
     assert re.findall(r"^USER (\S+)$", text, re.M)[-1] == "10001:10001"
@@ -192,8 +200,7 @@ def test_an_image_has_labels_a_health_check_and_an_unprivileged_user(name: str, 
         assert "--mount=type=cache,target=/root/.cache/pip" in dockerfile(name)
 
 
-@pytest.mark.parametrize("service", SERVICES)
-@pytest.mark.parametrize("flavour", ["cpu", "gpu"])
+@pytest.mark.parametrize(("service", "flavour"), FLAVOURS)
 def test_an_image_holds_its_service_and_what_that_imports(service: str, flavour: str) -> None:
     copied = re.findall(r"^COPY (?!--from)(.*) (\S+)$", whole(service, flavour), re.M)
     into_app = {source for sources, target in copied if target.startswith("/app") for source in sources.split()}
@@ -226,29 +233,62 @@ def test_no_image_of_ours_asks_for_gpus_by_itself() -> None:
 
 
 ONLY_LOCKED = """
-import runpy, sys
+import sys
+from importlib.machinery import PathFinder
 
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in HIDDEN:
-            raise ModuleNotFoundError(name)
+find = PathFinder.find_spec
+PathFinder.find_spec = staticmethod(
+    lambda name, path=None, target=None: None if name.partition(".")[0] in HIDDEN else find(name, path, target)
+)
+"""
 
-sys.meta_path.insert(0, Hidden())
+RUN_HEADRACE = """
+import runpy
 runpy.run_module("headrace", run_name="__main__", alter_sys=True)
 """
+
+DESCRIBE_A_TOOL = '''
+import json, services.sessions.service
+from services.sessions.tools.tool_schema import tool_schema
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+
+print(json.dumps(tool_schema("tools:add", add)["function"]["parameters"]["required"]), "torch" in sys.modules)
+'''
+
+
+def with_packages_of(image: str, code: str) -> str:
+    """Return a program that runs ``code`` without the packages that an image does not have."""
+    locked = {canonicalize_name(name) for name in lock(f"image-{image}")} | {"headrace"}
+    owners = importlib.metadata.packages_distributions()
+    hidden = sorted(name for name, found in owners.items() if not locked & {canonicalize_name(one) for one in found})
+    assert "pytest" in hidden
+    return f"HIDDEN = {hidden!r}\n{ONLY_LOCKED}{code}"
+
+
+def test_the_sessions_service_describes_tools_with_only_packages_of_its_image(tmp_path: Path) -> None:
+    for name in ("services", "shared"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", with_packages_of("sessions", DESCRIBE_A_TOOL)],
+        env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, '["a"] False\n'), done.stderr
 
 
 def test_headrace_doctor_needs_only_packages_of_the_trainers_image(tmp_path: Path) -> None:
     """The docs run it there from a checkout."""
     for name in ("headrace", "shared"):
         (tmp_path / name).symlink_to(ROOT / name)
-    locked = {canonicalize_name(name) for name in lock("image-trainer")} | {"headrace"}
-    owners = importlib.metadata.packages_distributions()
-    hidden = sorted(name for name, found in owners.items() if not locked & {canonicalize_name(one) for one in found})
-    assert "pytest" in hidden
     address = f"127.0.0.1:{kept_port()}"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", f"HIDDEN = {hidden!r}\n{ONLY_LOCKED}", "doctor", "--json",
+        [sys.executable, "-P", "-c", with_packages_of("trainer", RUN_HEADRACE), "doctor", "--json",
          "--url", f"http://{address}", "--redis-url", f"redis://{address}/0"],
         env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """deploy/redis on a real server: its users can do everything that the services do, and nothing else.
 
-start.sh --> users.acl --> Valkey (from the wheel) <-- trainer, generator, rewarder, each with its own user
+start.sh --> users.acl --> Valkey (from the wheel) <-- trainer, generator, rewarder, sessions, each with its own user
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-USERS = ("trainer", "generator", "rewarder")
+USERS = ("trainer", "generator", "rewarder", "sessions")
 START_TIMEOUT_S = 20
 
 
@@ -173,6 +173,7 @@ def test_no_user_has_what_no_service_needs(command: str, user: str, server: Serv
     [
         ("generator", "FUNCTION LOAD REPLACE code"),
         ("rewarder", "FUNCTION LOAD REPLACE code"),
+        ("sessions", "FUNCTION LOAD REPLACE code"),
         ("generator", "HSET headrace:{r}:run status finished"),
         ("generator", "SET headrace:{r}:required_version 1:9"),
         ("generator", "GET headrace:{r}:epoch"),
@@ -190,6 +191,17 @@ def test_no_user_has_what_no_service_needs(command: str, user: str, server: Serv
         ("rewarder", "HSET headrace:{r}:generators g http://elsewhere"),
         ("rewarder", "FCALL headrace_require 2 headrace:{r}:epoch headrace:{r}:required_version 1 1:1"),
         ("rewarder", "ZADD headrace:{r}:leases:trainers 1 a"),
+        ("rewarder", "HGETALL headrace:{r}:sessions:g"),
+        ("generator", "HGETALL headrace:{r}:sessions:g"),
+        ("sessions", "XADD headrace:{r}:scored * a b"),
+        ("sessions", "HSET headrace:{r}:run status finished"),
+        ("sessions", "HSET headrace:{r}:generators g http://elsewhere"),
+        ("sessions", "HSET headrace:fleet g http://elsewhere"),
+        ("sessions", "HSET headrace:{r}:required_version a b"),
+        ("sessions", "GET headrace:{r}:epoch"),
+        ("sessions", "HGETALL headrace:reward_endpoints"),
+        ("sessions", "DEL headrace:{r}:prompts"),
+        ("sessions", "ZADD headrace:{r}:leases:trainers 1 a"),
         ("trainer", "GET elsewhere"),
         ("trainer", "GET headrace"),
     ],
@@ -290,10 +302,30 @@ async def test_a_service_waits_while_redis_has_the_functions_of_another_release(
         await trainer.aclose()
 
 
+USER_CODE = '''
+def length(completions, **columns):
+    return [float(len(str(completion))) for completion in completions]
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+'''
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tools", [[], ["user_code:add"]], ids=["plain", "tools"])
+def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(
+    tools: list[str], server: Server, tmp_path: Path
+) -> None:
     pytest.importorskip("torch")
+    (tmp_path / "user_code.py").write_text(USER_CODE)
     rows = tmp_path / "train.jsonl"
     rows.write_text("".join(f'{{"prompt": "{n % 10}+{n // 10}=", "answer": "{n}"}}\n' for n in range(60)))
     launcher = [
@@ -308,7 +340,9 @@ def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(server: Se
             {
                 "model": str(make_tiny_model(tmp_path / "model")),
                 "dataset_name": str(rows),
-                "reward_funcs": ["exact_match_reward"],
+                "reward_funcs": ["user_code:length"],
+                "tools": tools,
+                "prompt_as_message": bool(tools),
                 "num_generations": 2,
                 "groups_per_step": 2,
                 "max_steps": 3,
@@ -321,7 +355,7 @@ def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(server: Se
         assert ended["status"] == "finished", ended["reason"]
         assert_every_group_is_accounted_for(ended, groups_per_step=2)
     denied = {(entry["username"], entry["object"]) for entry in auditor.acl_log()}
-    denied -= {("generator", "function|load"), ("rewarder", "function|load")}  # the trainer has loaded them
+    denied -= {(user, "function|load") for user in USERS}  # the trainer has loaded them
     # redis-py sends its name, and accepts a refusal.
     denied -= {(user, "client|setinfo") for user in (*USERS, "auditor")}
     auditor.close()

@@ -66,19 +66,22 @@ def test_all_images_are_built_before_one_is_pushed_and_the_chart_names_them_by_d
 ) -> None:
     assert release.main(["registry.example.com/team/", "--out", str(tmp_path / "dist")]) == 0
     words = [json.loads(line) for line in said.read_text().splitlines()]
-    assert [one[0] for one in words] == ["build"] * 6 + ["push", "image"] * 6
+    assert [one[0] for one in words] == ["build"] * 7 + ["push", "image"] * 7
     built = {one[one.index("--tag") + 1] for one in words if one[0] == "build"}
     services = ("generator", "rewarder", "trainer")
-    assert built == {f"registry.example.com/team/headrace-{it}:0.1.0{cpu}" for it in services for cpu in ("", "-cpu")}
+    assert built == {
+        *(f"registry.example.com/team/headrace-{it}:0.1.0{cpu}" for it in services for cpu in ("", "-cpu")),
+        "registry.example.com/team/headrace-sessions:0.1.0-cpu",
+    }
     assert {one[1] for one in words if one[0] == "push"} == built
     for flavour, suffix in (("gpu", ""), ("cpu", "-cpu")):
         values = yaml.safe_load((tmp_path / "dist" / f"values-images-{flavour}.yaml").read_text())
         if flavour == "cpu":
             values |= {name: {"gpus": 0} for name in ("trainer", "generator")}
         found = workloads(render(values))
-        for name in services:
+        for name in (*services, "sessions"):
             repository = f"registry.example.com/team/headrace-{name}"
-            tag = "-cpu" if name == "rewarder" else suffix
+            tag = "-cpu" if name in ("rewarder", "sessions") else suffix
             assert container(found[name])["image"] == f"{repository}@{digest_of(f'{repository}:0.1.0{tag}')}"
     assert (tmp_path / "dist" / "headrace-0.1.0.tgz").stat().st_size > 10_000
 

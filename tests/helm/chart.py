@@ -16,7 +16,7 @@ helm_chart = pytest.importorskip("helm_python.chart")
 CHART = Path(__file__).resolve().parent.parent.parent / "deploy" / "helm" / "headrace"
 VALUES_FILES = sorted(path.name for path in CHART.glob("values-*.yaml"))
 RELEASE, NAMESPACE = "headrace", "rl"
-SERVICES = ("trainer", "generator", "rewarder")
+SERVICES = ("trainer", "generator", "rewarder", "sessions")
 
 Object = dict[str, Any]
 
@@ -40,10 +40,14 @@ EVERYTHING: dict[str, Any] = {
         "endpoints": {"allowedPorts": "443, 8000-8999", "secretsSecret": "endpoints", "allowedHosts": "judge.ml:8000"},
         "autoscaling": {"enabled": True, "kind": "keda"},
     },
+    "sessions": {
+        "toolModules": {"existingClaim": "tools"},
+        "autoscaling": {"enabled": True, "kind": "keda"},
+    },
     "storage": {"runs": {"accessMode": "ReadWriteMany"}, "models": {"enabled": True}, "weights": {"enabled": True}},
     "hub": {"tokenSecret": "hub"},
     "ingress": {"enabled": True, "hosts": ["rl.example.com"], "tlsSecret": "tls", "className": "nginx"},
-    "networkPolicy": {"rewarderInternet": True},
+    "networkPolicy": {"rewarderInternet": True, "sessionsInternet": True},
     "nccl": {"rdma": {"enabled": True}},
     "metrics": {
         "serviceMonitor": {"enabled": True},

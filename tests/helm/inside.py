@@ -7,6 +7,7 @@ import pytest
 
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
+from services.sessions.settings import SessionsSettings
 from services.trainer.settings import TrainerSettings
 from shared.settings import ServiceSettings
 from tests.helm.chart import Object, environment, mounts, workloads
@@ -16,9 +17,11 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "trainer-node": TrainerSettings,
     "generator": GeneratorSettings,
     "rewarder": RewarderSettings,
+    "sessions": SessionsSettings,
 }
 PODS = {"trainer": "headrace-trainer-0", "trainer-node": "headrace-trainer-node-1",
-        "generator": "headrace-generator-0", "rewarder": "headrace-rewarder-5d7f-x2x4z"}  # fmt: skip
+        "generator": "headrace-generator-0", "rewarder": "headrace-rewarder-5d7f-x2x4z",
+        "sessions": "headrace-sessions-7c9d-b8k2q"}  # fmt: skip
 
 
 class Inside:

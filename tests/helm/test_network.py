@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helm.chart import NAMESPACE, Object, of_kind, render, values_of, workloads
+from tests.helm.chart import NAMESPACE, SERVICES, Object, of_kind, render, values_of, workloads
 from tests.helm.policies import Place, allowed, place
 
 STRANGER = Place(labels={"app": "stranger"})
@@ -51,6 +51,9 @@ def test_every_workload_has_a_policy_and_all_are_denied_by_default(several: list
         ("trainer", "redis", REDIS),
         ("generator", "redis", REDIS),
         ("rewarder", "redis", REDIS),
+        ("sessions", "redis", REDIS),
+        ("sessions", "generator", HTTP),
+        ("trainer", "sessions", HTTP),
         ("test", "trainer", HTTP),
     ],
 )
@@ -74,6 +77,13 @@ def test_the_connections_that_services_need_are_allowed(
         ("test", "generator", HTTP),
         ("redis", "trainer", HTTP),
         ("rewarder", "trainer", METRICS),
+        ("sessions", "trainer", HTTP),
+        ("sessions", "rewarder", HTTP),
+        ("sessions", "generator", NCCL),
+        ("sessions", "generator", METRICS),
+        ("sessions", "sessions", HTTP),
+        ("rewarder", "sessions", HTTP),
+        ("generator", "sessions", HTTP),
     ],
 )
 def test_the_connections_that_services_do_not_need_are_denied(
@@ -83,7 +93,7 @@ def test_the_connections_that_services_do_not_need_are_denied(
 
 
 def test_others_reach_the_run_api_and_nothing_else(one: list[Object]) -> None:
-    for workload in ("trainer", "generator", "rewarder", "redis"):
+    for workload in (*SERVICES, "redis"):
         for port in (HTTP, METRICS, REDIS, NCCL, RENDEZVOUS):
             expected = (workload, port) == ("trainer", HTTP)
             assert allowed(one, STRANGER, place(one, workload), port) is expected, f"{workload}:{port}"
@@ -92,10 +102,12 @@ def test_others_reach_the_run_api_and_nothing_else(one: list[Object]) -> None:
 
 def test_the_peers_of_the_values_get_in_and_only_where_they_say() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "another"}}}
-    for key, workload in (("apiFrom", "trainer"), ("policyFrom", "generator"), ("rewarderFrom", "rewarder")):
+    for key, workload in (
+        ("apiFrom", "trainer"), ("policyFrom", "generator"), ("rewarderFrom", "rewarder"), ("sessionsFrom", "sessions"),
+    ):  # fmt: skip
         objects = render({"networkPolicy": {key: [peer]}})
         open_to = {
-            name for name in ("trainer", "generator", "rewarder", "redis")
+            name for name in (*SERVICES, "redis")
             if allowed(objects, ELSEWHERE, place(objects, name), HTTP)
         }  # fmt: skip
         assert open_to == {workload}
@@ -103,13 +115,13 @@ def test_the_peers_of_the_values_get_in_and_only_where_they_say() -> None:
 
 
 def test_prometheus_reaches_the_metrics_and_nothing_else(one: list[Object]) -> None:
-    for workload in ("trainer", "generator", "rewarder"):
+    for workload in SERVICES:
         assert allowed(one, PROMETHEUS, place(one, workload), METRICS)
         assert not allowed(one, PROMETHEUS, place(one, workload), HTTP)
     assert not allowed(one, PROMETHEUS, place(one, "redis"), REDIS)
 
 
-@pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder", "redis", "test"])
+@pytest.mark.parametrize("workload", [*SERVICES, "redis", "test"])
 def test_names_can_be_looked_up(workload: str, one: list[Object]) -> None:
     assert allowed(one, place(one, workload), DNS, 53, protocol="UDP")
     assert not allowed(one, place(one, workload), DNS, 443)
@@ -125,7 +137,8 @@ def test_a_name_service_of_the_node_or_on_another_port_can_be_named() -> None:
 
 def test_the_hub_is_open_to_services_that_load_models_and_closed_if_it_is_disabled(one: list[Object]) -> None:
     offline = render({"hub": {"enabled": False}})
-    for workload, expected in {"trainer": True, "generator": True, "rewarder": False, "redis": False}.items():
+    for workload in (*SERVICES, "redis"):
+        expected = workload in ("trainer", "generator")
         assert allowed(one, place(one, workload), INTERNET, 443) is expected
         assert not allowed(offline, place(offline, workload), INTERNET, 443)
         assert not allowed(one, place(one, workload), INTERNET, 80)
@@ -152,6 +165,14 @@ def test_rewarders_reach_the_internet_only_if_enabled_and_on_the_ports_of_endpoi
     assert reached == {443, 8000, 8500, 8999}, "allowedPorts is 443, 8000-8999"
 
 
+def test_tools_reach_the_internet_only_if_enabled_and_on_the_ports_of_the_web(
+    one: list[Object], several: list[Object]
+) -> None:
+    for port, is_open in ((80, True), (443, True), (8000, False)):
+        assert not allowed(one, place(one, "sessions"), INTERNET, port)
+        assert allowed(several, place(several, "sessions"), INTERNET, port) is is_open
+
+
 def test_one_more_place_is_opened_by_a_rule_of_the_values() -> None:
     rule = {"to": [{"ipBlock": {"cidr": "10.30.0.0/16"}}], "ports": [{"port": 443}]}
     objects = render({"networkPolicy": {"extraEgress": {"generator": [rule]}}})
@@ -164,7 +185,7 @@ def test_a_redis_elsewhere_is_reached_where_it_is() -> None:
     objects = render(values_of("values-multi-node-70b.yaml"))
     redis = Place(address="10.20.3.4")
     assert "redis" not in workloads(objects)
-    for workload in ("trainer", "generator", "rewarder"):
+    for workload in SERVICES:
         assert allowed(objects, place(objects, workload), redis, 6380)
         assert not allowed(objects, place(objects, workload), INSIDE, 6380)
 

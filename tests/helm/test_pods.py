@@ -11,6 +11,7 @@ from tests.helm.chart import (
     ALL_VALUES,
     CHART,
     NAMESPACE,
+    SERVICES,
     VALUES_FILES,
     Object,
     container,
@@ -34,7 +35,7 @@ def all_workloads(name: str) -> dict[str, Object]:
 @pytest.mark.parametrize("name", ALL_VALUES)
 def test_every_container_runs_without_privileges_on_a_read_only_root(name: str) -> None:
     found = all_workloads(name)
-    assert {"trainer", "generator", "rewarder", "test"} <= found.keys()
+    assert {*SERVICES, "test"} <= found.keys()
     for workload in found.values():
         pod, security = pod_spec(workload), container(workload)["securityContext"]
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -72,6 +73,7 @@ def test_no_link_to_a_service_sets_variables_that_are_named_like_ours(name: str)
     [
         ("trainer", [], []),
         ("rewarder", [], []),
+        ("sessions", [], []),
         # The generator has started while it still waits for a run, a model or weights. It is ready with the required
         # weights; without a run, none are required.
         ("generator", ["--or-waiting"], ["--or-idle"]),
@@ -89,7 +91,7 @@ def test_probes_ask_from_inside_with_the_mounted_key(workload: str, startup: lis
         assert "Authorization" not in str(it[probe]), "no pod description contains a key"
 
 
-@pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])
+@pytest.mark.parametrize("workload", SERVICES)
 def test_startup_lasts_longer_than_the_patience_with_redis(workload: str) -> None:
     probe = container(workloads(render({workload: {"redisPatienceSeconds": 900}}))[workload])["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] > 900
@@ -117,13 +119,15 @@ def test_pods_get_the_time_they_need_to_end() -> None:
         "trainer": {"rankStopGraceSeconds": 100},
         "generator": {"preStopSeconds": 20},
         "rewarder": {"preStopSeconds": 20, "drainSeconds": 90},
+        "sessions": {"preStopSeconds": 20},
     }
     found = workloads(render(values))
     grace = {name: pod_spec(it).get("terminationGracePeriodSeconds") for name, it in found.items()}
     assert grace["trainer"] == 130
     assert grace["generator"] == 50, "20 before SIGTERM, at most 10 after it, and some"
     assert grace["rewarder"] == 130, "20 before SIGTERM, 90 for its groups, 5 for requests, and some"
-    for name in ("generator", "rewarder"):
+    assert grace["sessions"] == 40, "20 before SIGTERM, 5 for requests, and some"
+    for name in ("generator", "rewarder", "sessions"):
         assert container(found[name])["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "20"]}}
 
 
@@ -136,14 +140,14 @@ def test_gpus_are_limits_of_the_workloads_that_have_them() -> None:
     }
     found = workloads(render(values))
     gpus = {name: container(it)["resources"]["limits"].get("amd.com/gpu") for name, it in found.items()}
-    assert gpus == {"trainer": 4, "generator": 2, "rewarder": 1, "redis": None, "test": None}
+    assert gpus == {"trainer": 4, "generator": 2, "rewarder": 1, "sessions": None, "redis": None, "test": None}
 
 
 def test_without_gpus_no_workload_asks_for_one_and_the_cpu_images_are_used() -> None:
     found = all_workloads("values-kind.yaml")
     assert "gpu" not in str([container(it)["resources"] for it in found.values()])
-    ours = [container(found[name])["image"] for name in ("trainer", "generator", "rewarder", "test")]
-    assert ours == [f"headrace-{name}:0.1.0-cpu" for name in ("trainer", "generator", "rewarder", "trainer")]
+    ours = [container(found[name])["image"] for name in (*SERVICES, "test")]
+    assert ours == [f"headrace-{name}:0.1.0-cpu" for name in (*SERVICES, "trainer")]
 
 
 def test_a_pod_without_a_gpu_sees_none_even_if_the_nvidia_runtime_is_the_default() -> None:
@@ -151,7 +155,7 @@ def test_a_pod_without_a_gpu_sees_none_even_if_the_nvidia_runtime_is_the_default
         found = workloads(render(values))
         return {name: environment(it, pod="p").get("NVIDIA_VISIBLE_DEVICES") for name, it in found.items()}
 
-    without = {"trainer": None, "generator": None, "redis": None, "rewarder": "void", "test": "void"}
+    without = dict.fromkeys(("trainer", "generator", "redis")) | dict.fromkeys(("rewarder", "sessions", "test"), "void")
     assert visible({}) == without
     assert visible({"rewarder": {"gpus": 1}}) == without | {"rewarder": None}, "the device plugin says which"
 
@@ -159,6 +163,7 @@ def test_a_pod_without_a_gpu_sees_none_even_if_the_nvidia_runtime_is_the_default
 def test_a_rewarder_without_a_gpu_runs_the_image_without_cuda() -> None:
     images = {gpus: container(workloads(render({"rewarder": {"gpus": gpus}}))["rewarder"])["image"] for gpus in (0, 1)}
     assert images == {0: "headrace-rewarder:0.1.0-cpu", 1: "headrace-rewarder:0.1.0"}
+    assert container(workloads(render())["sessions"])["image"] == "headrace-sessions:0.1.0-cpu", "it has only this one"
 
 
 def test_rdma_devices_go_where_nccl_is() -> None:
@@ -234,7 +239,7 @@ def test_generators_have_stable_names_that_resolve_before_they_are_ready() -> No
 
 def test_the_public_services_show_ready_pods_only() -> None:
     services = of_kind(render(), "Service")
-    for name in ("trainer", "policy", "rewarder"):
+    for name in ("trainer", "policy", "rewarder", "sessions"):
         assert not services[name]["spec"].get("publishNotReadyAddresses")
         assert services[name]["spec"].get("clusterIP") != "None"
     assert [port["name"] for port in services["trainer"]["spec"]["ports"]] == ["http"], "no metrics, no rendezvous"
@@ -345,7 +350,7 @@ def test_the_run_of_the_helm_test_is_one_that_these_generators_can_take(name: st
         assert run["weight_transport"] == "gloo", "memory of a GPU is handed over within one pod only"
 
 
-@pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])
+@pytest.mark.parametrize("workload", SERVICES)
 def test_where_pods_go_is_the_values_to_say(workload: str) -> None:
     wishes: dict[str, Any] = {
         "priorityClassName": "training",
@@ -367,7 +372,7 @@ def test_nothing_drains_the_node_of_a_run_and_replicas_go_one_at_a_time() -> Non
     objects = render(values_of("everything"))
     budgets = of_kind(objects, "PodDisruptionBudget")
     assert {name: it["spec"]["maxUnavailable"] for name, it in budgets.items()} == {
-        "trainer": 0, "generator": 1, "rewarder": 1,
+        "trainer": 0, "generator": 1, "rewarder": 1, "sessions": 1,
     }  # fmt: skip
     pods = {
         name: it["spec"]["template"]["metadata"]["labels"] for name, it in workloads(objects).items() if name != "test"
@@ -382,8 +387,9 @@ def test_nothing_drains_the_node_of_a_run_and_replicas_go_one_at_a_time() -> Non
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == policy
 
 
-def test_rewarders_can_be_replaced_without_a_moment_with_fewer() -> None:
-    strategy = of_kind(render(), "Deployment")["rewarder"]["spec"]["strategy"]
+@pytest.mark.parametrize("name", ["rewarder", "sessions"])
+def test_a_deployment_can_be_replaced_without_a_moment_with_fewer(name: str) -> None:
+    strategy = of_kind(render(), "Deployment")[name]["spec"]["strategy"]
     assert strategy["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
@@ -423,7 +429,7 @@ def test_keys_are_files_of_a_secret_and_each_service_has_its_own_password_only(n
             "test": {"api-key"},
             "trainer-node": {"api-key", "internal-key"},
             "rewarder": {"api-key", "redis-password-rewarder"},
-            "redis": {f"redis-password-{service}" for service in ("trainer", "generator", "rewarder")},
+            "redis": {f"redis-password-{service}" for service in SERVICES},
         }.get(workload, {"api-key", "internal-key", f"redis-password-{workload}"})
         assert files == expected
 
@@ -438,9 +444,9 @@ def test_a_secret_of_the_values_takes_the_place_of_ours_everywhere() -> None:
 def test_made_keys_are_long_and_all_different() -> None:
     data = of_kind(render(), "Secret")["keys"]["data"]
     assert data.keys() == {
-        "api-key", "internal-key", *(f"redis-password-{service}" for service in ("trainer", "generator", "rewarder")),
+        "api-key", "internal-key", *(f"redis-password-{service}" for service in SERVICES),
     }  # fmt: skip
-    assert len(set(data.values())) == 5
+    assert len(set(data.values())) == 6
     assert all(len(value) >= 56 for value in data.values()), "43 characters of 62, in base64"
 
 
@@ -454,7 +460,7 @@ def test_the_sandbox_may_have_its_own_seccomp_profile() -> None:
 def test_a_workload_with_an_autoscaler_has_no_number_of_replicas() -> None:
     objects = render(values_of("everything"))
     assert "replicas" not in of_kind(objects, "StatefulSet")["generator"]["spec"]
-    assert "replicas" not in of_kind(objects, "Deployment")["rewarder"]["spec"]
+    assert not [name for name, it in of_kind(objects, "Deployment").items() if "replicas" in it["spec"]]
     assert of_kind(render(), "StatefulSet")["generator"]["spec"]["replicas"] == 1
 
 

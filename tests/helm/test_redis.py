@@ -49,14 +49,16 @@ async def test_a_run_is_made_led_and_forgotten(server: ChartRedis, run_config: R
         assert await store.get("run-acl") is None
 
 
-@pytest.mark.parametrize(("service", "consumers"), [("generator", GENERATORS), ("rewarder", REWARDERS)])
-async def test_replicas_hold_leases_and_say_why_they_refuse(service: str, consumers: str, server: ChartRedis) -> None:
+@pytest.mark.parametrize(
+    ("service", "consumers"), [("generator", GENERATORS), ("rewarder", REWARDERS), ("sessions", GENERATORS)]
+)
+async def test_replicas_hold_leases_and_say_why_they_refuse(service: Any, consumers: str, server: ChartRedis) -> None:
     keys = RunKeys("run-acl")
     async with server.as_user(service) as redis:
         await wait_until_ready(redis, timeout_s=START_S)
         async with lease(redis, leases=keys.leases(consumers), consumer=f"{service}-0"):
             pass
-        await refuse(redis, "generator" if service == "generator" else "rewarder", "x-0", "a reason", run_id=None)
+        await refuse(redis, service, "x-0", "a reason", run_id=None)
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -73,7 +75,7 @@ async def test_no_service_may(command: str, service: str, server: ChartRedis) ->
             await cast("Any", redis).execute_command(*command.split())
 
 
-@pytest.mark.parametrize("service", ["generator", "rewarder"])
+@pytest.mark.parametrize("service", ["generator", "rewarder", "sessions"])
 async def test_only_the_trainer_makes_consumer_groups_and_deletes(service: str, server: ChartRedis) -> None:
     async with server.as_user(service) as redis:
         await wait_until_ready(redis, timeout_s=START_S)

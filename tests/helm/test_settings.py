@@ -14,6 +14,7 @@ from headrace.cli.command_line import make_parser
 from headrace.doctor.targets import Targets, find_targets
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
+from services.sessions.settings import SessionsSettings
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import connect
 from tests.helm.chart import (
@@ -75,7 +76,7 @@ def test_paths_of_variables_are_paths_of_mounts() -> None:
 
 def test_runs_may_name_what_is_mounted_for_them_and_nothing_else() -> None:
     everything = workloads(render(values_of("everything")))
-    for workload in ("trainer", "generator", "rewarder"):
+    for workload in SERVICES:
         variables = environment(everything[workload], pod="p")
         assert variables["HEADRACE_DATA_ROOTS"] == "/models", workload
         assert variables.get("HEADRACE_WEIGHT_ROOTS", "/weights").split(":")[0] == "/weights", workload
@@ -88,6 +89,7 @@ def test_the_trainer_gets_the_addresses_of_all_services(tmp_path: Path, monkeypa
     settings = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
     services = of_kind(objects, "Service")
     assert settings.rewarder_url == f"http://{services['rewarder']['metadata']['name']}:8000"
+    assert settings.sessions_url == f"http://{services['sessions']['metadata']['name']}:8000"
     assert settings.push_address == "10.1.2.3", "the pod's own"
     first = f"headrace-trainer-0.{services['trainer-nodes']['metadata']['name']}.{NAMESPACE}.svc.cluster.local"
     assert settings.rendezvous_endpoint == "10.1.2.3:29500", "its name may still lead to the pod before it"
@@ -139,6 +141,13 @@ def test_a_rewarder_gets_the_settings_of_modules_and_endpoints(tmp_path: Path, m
     assert settings.reward_allowed_hosts == "judge.ml:8000"
     assert settings.drain_s == 30
     assert settings.num_reward_workers == 4
+
+
+def test_sessions_get_the_settings_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = inside(render(values_of("everything")), "sessions", tmp_path).settings(SessionsSettings, monkeypatch)
+    assert settings.tool_path == (tmp_path / "etc/headrace/tools",)
+    assert settings.num_tool_workers == 4
+    assert settings.name == PODS["sessions"], "no generator has it"
 
 
 def test_certificates_for_endpoints_are_read_from_their_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +202,7 @@ def test_headrace_doctor_finds_all_services_where_the_page_runs_it(tmp_path: Pat
     assert targets == Targets(
         api_url=f"http://127.0.0.1:{environment['HEADRACE_PORT']}",
         rewarder_urls=("http://headrace-rewarder:8000",),
+        sessions_urls=("http://headrace-sessions:8000",),
         redis_url="redis://trainer:content-of-redis-password-trainer@headrace-redis:6379/0",
         api_key="content-of-api-key",
         internal_key="content-of-internal-key",
@@ -219,6 +229,7 @@ def test_named_keys_and_a_certificate_are_read_from_directories_that_kubernetes_
     trainer = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
     generator = inside(objects, "generator", tmp_path).settings(GeneratorSettings, monkeypatch)
     assert trainer.rewarder_url == "https://headrace-rewarder:8000"
+    assert trainer.sessions_url == "https://headrace-sessions:8000"
     assert generator.advertise_url.startswith("https://headrace-generator-0.")
     assert not [mount for mount in mounts(workloads(render())["trainer"]) if "tls" in mount or "api-keys" in mount]
 
@@ -263,6 +274,9 @@ def test_credentials_of_a_bucket_and_of_the_hub_are_files() -> None:
         assert mounted["/run/secrets/headrace-hub"]["volume"]["secret"]["secretName"] == "hub"
         assert variables["HF_TOKEN_PATH"] == "/run/secrets/headrace-hub/token"
     assert "/run/secrets/headrace-store" not in mounts(found["rewarder"])
+    assert not {"/run/secrets/headrace-store", "/run/secrets/headrace-hub"} & mounts(found["sessions"]).keys(), (
+        "tools could read them, and no model is loaded there"
+    )
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)

@@ -122,7 +122,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "set secrets.existingSecret to its name",
     ),
     ({"trainer": {"env": {"A": {"value": "canary"}}}}, "at '/trainer/env/A': "),
-    ({"rewarder": {"rewardModules": {"configMap": "a", "existingClaim": "b"}}}, "choose one"),
+    (
+        {"rewarder": {"rewardModules": {"configMap": "a", "existingClaim": "b"}}},
+        "rewarder.rewardModules has both a configMap and an existingClaim: choose one",
+    ),
+    (
+        {"sessions": {"toolModules": {"configMap": "a", "existingClaim": "b"}}},
+        "sessions.toolModules has both a configMap and an existingClaim: choose one",
+    ),
+    ({"sessions": {"gpus": 1}}, "at '/sessions': additional properties 'gpus' not allowed"),
     (
         {"generator": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
         "generator.resources names nvidia.com/gpu: GPUs are counted in generator.gpus",
@@ -149,6 +157,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"trainer": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "set storage.objectStore.existingSecret to its name"),
     ({"rewarder": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "mount it with rewarder.extraVolumes"),
+    ({"sessions": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "mount it with sessions.extraVolumes"),
     (
         {"metrics": {"port": 8000}},
         "metrics.port is 8000, which is the port of every service's HTTP API: set another port, such as 9090",

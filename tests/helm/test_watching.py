@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, NAMESPACE, Object, of_kind, render, values_of
+from services.sessions.session_metrics import SessionMetrics
+from services.sessions.settings import SessionsSettings
+from tests.helm.chart import CHART, NAMESPACE, Object, of_kind, render, values_of, why_refused
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +42,7 @@ def test_every_scraped_service_has_the_job_name_that_alerts_know(everything: lis
     }
     assert scraped == {
         "trainer-nodes": "headrace-trainer", "generators": "headrace-generator", "rewarder": "headrace-rewarder",
+        "sessions": "headrace-sessions",
     }  # fmt: skip
     prometheus = yaml.safe_load((CHART.parent.parent / "observability" / "prometheus.yml").read_text())
     assert set(scraped.values()) <= {job["job_name"] for job in prometheus["scrape_configs"]}
@@ -72,10 +75,21 @@ def test_nothing_of_an_operator_is_made_where_it_is_not_asked_for() -> None:
     assert not kinds & {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HorizontalPodAutoscaler", "Ingress"}
 
 
-@pytest.mark.parametrize(
-    ("workload", "kind", "stream"), [("generator", "StatefulSet", "prompts"), ("rewarder", "Deployment", "completions")]
+DEPTH = (
+    f'sum(headrace_run_stream_depth{{{{stream="{{}}",namespace="{NAMESPACE}"}}}}) or '
+    f'0 * sum(headrace_rank_up{{{{namespace="{NAMESPACE}"}}}})'
 )
-def test_keda_scales_on_groups_that_wait_or_are_worked_on(workload: str, kind: str, stream: str) -> None:
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind", "query"),
+    [
+        ("generator", "StatefulSet", DEPTH.format("prompts")),
+        ("rewarder", "Deployment", DEPTH.format("completions")),
+        ("sessions", "Deployment", f'sum(headrace_session_groups_in_flight{{namespace="{NAMESPACE}"}})'),
+    ],
+)
+def test_keda_scales_on_groups_that_wait_or_are_worked_on(workload: str, kind: str, query: str) -> None:
     scaling = {"enabled": True, "kind": "keda", "minReplicas": 2, "maxReplicas": 9, "groupsPerReplica": 20}
     objects = render({workload: {"autoscaling": scaling}})
     spec = of_kind(objects, "ScaledObject")[workload]["spec"]
@@ -84,24 +98,31 @@ def test_keda_scales_on_groups_that_wait_or_are_worked_on(workload: str, kind: s
     (trigger,) = spec["triggers"]
     assert trigger["type"] == "prometheus"
     assert trigger["metadata"]["threshold"] == "20"
-    query = trigger["metadata"]["query"]
-    depth = f'sum(headrace_run_stream_depth{{stream="{stream}",namespace="{NAMESPACE}"}})'
-    assert query == f'{depth} or 0 * sum(headrace_rank_up{{namespace="{NAMESPACE}"}})'
+    assert trigger["metadata"]["query"] == query
     assert trigger["metadata"]["ignoreNullValues"] == "false", "a scrape without the label does not mean an idle fleet"
 
 
-def test_the_metrics_that_keda_asks_for_are_some_that_the_trainer_has() -> None:
+def test_the_metrics_that_keda_asks_for_are_some_that_the_services_have() -> None:
+    sessions = SessionMetrics().registry.get_sample_value("headrace_session_groups_in_flight")
+    assert sessions == 0, "always present, and without labels"
     source = (CHART.parent.parent.parent / "services" / "trainer" / "run_api" / "run_metrics.py").read_text()
     assert '"headrace_run_stream_depth", "Groups waiting or being worked on", "run_id", "stream"' in source
     assert '"headrace_rank_up", "1 while a training rank runs")' in source, "always present, and without labels"
 
 
+def test_more_groups_than_a_replica_plays_at_a_time_cannot_be_what_it_is_scaled_on() -> None:
+    most = SessionsSettings().max_inflight_groups
+    said = why_refused({"sessions": {"autoscaling": {"groupsPerReplica": most}}})
+    assert "at '/sessions/autoscaling/groupsPerReplica': maximum" in said
+
+
 def test_without_keda_rewarders_scale_on_processors_and_generators_on_an_external_metric() -> None:
     scaling = {"enabled": True, "kind": "hpa"}
-    objects = render({"generator": {"autoscaling": scaling}, "rewarder": {"autoscaling": scaling}})
+    objects = render({name: {"autoscaling": scaling} for name in ("generator", "rewarder", "sessions")})
     scalers = of_kind(objects, "HorizontalPodAutoscaler")
-    (cpu,) = scalers["rewarder"]["spec"]["metrics"]
-    assert cpu["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}
+    for name in ("rewarder", "sessions"):
+        (cpu,) = scalers[name]["spec"]["metrics"]
+        assert cpu["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}
     (depth,) = scalers["generator"]["spec"]["metrics"]
     assert depth["external"]["metric"]["name"] == "headrace_prompts_depth"
     # Each change of replicas needs a new communicator, and a new replica has to load the model first.

@@ -1,6 +1,6 @@
 """The services as processes on this machine, wired as in the chart: a run is trained, and all are healthy.
 
-    variables of the rendered containers, keys and passwords in their mounts   -->  trainer, rewarder, trainer-node
+    variables of the rendered containers, keys and passwords in their mounts   -->  the services, and trainer-node
     configuration, users and script of the rendered ConfigMap                  -->  Valkey
     the program of `helm test`, with the tiny model that it makes              -->  4 steps, policy versions above 0
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import CHART, Object, container, render, values_of, workloads
+from tests.helm.chart import CHART, SERVICES, Object, container, render, values_of, workloads
 from tests.helm.chart_redis import ChartRedis
 from tests.helm.inside import inside
 from tests.kept_ports import kept_port
@@ -26,7 +26,7 @@ from tests.kept_ports import kept_port
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-MODULES = {"trainer": "trainer", "rewarder": "rewarder", "generator": "generator.simulated"}
+MODULES = dict(zip(SERVICES, SERVICES, strict=True)) | {"generator": "generator.simulated"}
 
 
 class Wired:
@@ -48,6 +48,7 @@ class Wired:
             "HEADRACE_METRICS_PORT": "0",
             "HEADRACE_REDIS_URL": f"redis://{workload}@127.0.0.1:{self._redis.port}/0",
             "HEADRACE_REWARDER_URL": f"http://127.0.0.1:{self._ports['rewarder']}",
+            "HEADRACE_SESSIONS_URL": f"http://127.0.0.1:{self._ports['sessions']}",
             "HEADRACE_PUSH_ADDRESS": "127.0.0.1",
             "HEADRACE_ADVERTISE_URL": f"http://127.0.0.1:{self._ports['generator']}",
             "HEADRACE_RENDEZVOUS_ENDPOINT": f"127.0.0.1:{self._ports['rendezvous']}",

@@ -72,17 +72,14 @@ class Stack:
         self.exit_code = self._launcher.returncode
 
     def wait_for_rewarder(self) -> None:
-        """Wait until the rewarder answers, because a submit needs it. Without vLLM, a test would come too early."""
+        """Wait until the services answer that a submit needs. Without vLLM, a test would come too early."""
         endpoint = self.state.endpoint()
         assert endpoint is not None
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(httpx.TransportError):
-                url, verify = f"{endpoint.rewarder_url}/readyz", trusted(endpoint.ca_file)
-                if httpx.get(url, trust_env=False, verify=verify, timeout=120).is_success:
-                    return
-            time.sleep(0.05)
-        raise AssertionError("the rewarder did not come up")
+        for url in (f"{endpoint.rewarder_url}/readyz", f"{endpoint.sessions_url}/readyz"):
+            while not _is_ready(url, ca_file=endpoint.ca_file):
+                assert time.monotonic() < deadline, f"{url} did not come up"
+                time.sleep(0.05)
 
     def service_pid(self, name: str) -> int:
         """Return the pid of a service: trainer, rewarder, generator-0, redis."""
@@ -123,6 +120,12 @@ class Stack:
         run = self.client.get(run_id)
         assert run["status"] in ENDED
         return run
+
+
+def _is_ready(url: str, *, ca_file: Path | None) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url, trust_env=False, verify=trusted(ca_file), timeout=120).is_success
+    return False
 
 
 def ledger(run_dir: Path) -> dict[str, Any]:

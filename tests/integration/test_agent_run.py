@@ -59,7 +59,8 @@ def test_a_run_with_tools_ends_with_every_group_accounted_for(
     (tmp_path / "user_code.py").write_text(FUNCTIONS)
     with Stack(tmp_path, num_simulated=2) as stack:
         stack.wait_for_rewarder()
-        run_id = stack.client.submit(run_file(reward_funcs=["user_code:length"], tools=["user_code:add"])).run_id
+        code = {"reward_funcs": ["user_code:length"], "tools": ["user_code:add"]}
+        run_id = stack.client.submit(run_file(**code, prompt_as_message=True)).run_id
         run = stack.wait_for_end(run_id)
         (row, *_) = stack.client.rollouts(run_id, step=8)
     assert run["status"] == "finished", run

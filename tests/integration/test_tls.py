@@ -17,7 +17,15 @@ from tests.tls.authority import Authority
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-REWARD = "def length(completion_ids, **columns):\n    return [float(len(set(ids))) for ids in completion_ids]\n"
+USER_CODE = '''
+def length(completion_ids, **columns):
+    return [float(len(set(ids))) for ids in completion_ids]
+
+
+def now() -> str:
+    """Return the time."""
+    return "noon"
+'''
 
 
 def headrace(*arguments: str, state: StateDir, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -44,17 +52,19 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
     for name, value in issued.environment(authority).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HEADRACE_SIMULATED_SPEED_UP", "20")
-    (tmp_path / "user_rewards.py").write_text(REWARD)
+    (tmp_path / "user_code.py").write_text(USER_CODE)
     with Stack(tmp_path, num_simulated=2) as stack:
         endpoint = stack.state.endpoint()
         assert endpoint is not None
-        urls = [endpoint.api_url, endpoint.rewarder_url, *endpoint.generator_urls]
+        urls = [endpoint.api_url, endpoint.rewarder_url, endpoint.sessions_url, *endpoint.generator_urls]
         assert all(url.startswith("https://127.0.0.1:") for url in urls)
         for url in urls:
             with pytest.raises(httpx.TransportError):
                 httpx.get(f"{url.replace('https', 'http')}/livez", trust_env=False, timeout=120)
         stack.wait_for_rewarder()
-        run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:length"], max_steps=4)).run_id
+        # With a tool, so that the sessions service asks the generators for turns.
+        with_tool = {"tools": ["user_code:now"], "prompt_as_message": True}
+        run_id = stack.client.submit(run_file(reward_funcs=["user_code:length"], **with_tool, max_steps=4)).run_id
         addresses = set[str]()  # from the run's replicas, which leave it when it ends
         while not addresses and (seen := stack.client.get(run_id))["status"] in ("queued", "running"):
             addresses = {it["url"].partition("/replicas/")[0] for it in seen["generators"]}
@@ -67,7 +77,7 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
         # The commands read addresses, keys and the CA from the files that `headrace up` wrote.
         examined = json.loads(headrace("doctor", "--json", state=stack.state).stdout)
         assert [one for one in examined["findings"] if one["level"] == "problem"] == []
-        assert {"trainer", "rewarder"} < set(examined["services"]), "at least one generator"
+        assert {"trainer", "rewarder", "sessions"} < set(examined["services"]), "at least one generator"
         assert headrace("rewards", "list", state=stack.state).returncode == 0
 
         # From elsewhere, options and variables are needed.

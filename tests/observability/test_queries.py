@@ -35,6 +35,8 @@ VALUES = {
     },
     ("headrace_reward_outcomes_total", "outcome"): set(get_args(Outcome)),
     ("headrace_reward_groups_total", "end"): {"scored", "scored elsewhere", "buried"},
+    ("headrace_session_rollouts_total", "end"): {"played", "lost"},
+    ("headrace_session_tool_calls_total", "end"): {"answered", "failed"},
     ("headrace_reward_queue_depth", "queue"): {"workers", "limits", "requests"},
     ("headrace_reward_queue_depth", "lane"): {"run", HTTP_LANE},
 }  # fmt: skip

@@ -142,7 +142,10 @@ def test_the_locks_agree_with_each_other_and_hold_the_pins_of_the_project() -> N
 def test_the_locks_cover_every_dependency_of_the_project() -> None:
     extras = project()["optional-dependencies"]
     wanted = {
-        "cpu": [*project()["dependencies"], *(extras[e] for e in ("generator-cpu", "rewarder", "trainer", "demo"))],
+        "cpu": [
+            *project()["dependencies"],
+            *(extras[e] for e in ("generator-cpu", "rewarder", "sessions", "trainer", "demo")),
+        ],
         "dev": [*project()["dependencies"], *(extras[e] for e in ("rewarder", "dev"))],
         "test": [*(extras[e] for e in ("report", "oracle", "clients", "deploy", "tracing"))],
     }

@@ -16,6 +16,7 @@ from shared.redis import lease
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.registration import Registration
+from shared.service.tls import ServerCertificate
 from shared.serving.http_guard import HttpGuard, problem
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
@@ -104,15 +105,23 @@ async def _line(index: int, reply: Any) -> bytes | None:
 
 @contextlib.asynccontextmanager
 async def generator(
-    redis: Redis, keys: RunKeys, script: Script, *, name: str = "generator-0", doing: str = "", lease_s: float = 600.0
+    redis: Redis,
+    keys: RunKeys,
+    script: Script,
+    *,
+    name: str = "generator-0",
+    doing: str = "",
+    lease_s: float = 600.0,
+    certificate: ServerCertificate | None = None,
 ) -> AsyncGenerator[FakeGenerator]:
     """Serve a generator on a free port, registered as a generator of the run."""
+    scheme = "http" if certificate is None else "https"
     with listening_socket("127.0.0.1", 0) as listener:
-        fake = FakeGenerator(name, f"http://127.0.0.1:{listener.getsockname()[1]}", script)
+        fake = FakeGenerator(name, f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", script)
         app = FastAPI()
         app.add_api_route(TURN_PATH, fake.answer, methods=["POST"], response_model=None)
         guarded = Door(HttpGuard(app), routes=GENERATOR, keyring=Keyring(internal=INTERNAL_KEY))
-        server = HttpServer(guarded, HttpLimits(), drain_s=1)
+        server = HttpServer(guarded, HttpLimits(), certificate=certificate, drain_s=1)
         serving = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve {name}")
         await eventually(lambda: server.started)
         await redis.hset(keys.generators, name, msgspec.json.encode(Registration(fake.url, doing)))

@@ -161,9 +161,9 @@ async def test_silence_loses_the_rollout_but_a_turn_that_waits_is_not_silence() 
         await asyncio.Event().wait()
 
     class Slow(ScriptedGenerators):
-        async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+        async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
             await asyncio.sleep(0.5)
-            return await super().sample(request, session_id=session_id)
+            return await super().sample(request, routing_key=routing_key)
 
     rig = Rig(turns_of(assistant("4")))
     rig.generators = Slow(turns_of(assistant("4")))
@@ -245,11 +245,11 @@ async def test_a_turn_that_is_not_whole_when_the_program_ends_is_not_part_of_the
     hangs = asyncio.Event()
 
     class Hanging(ScriptedGenerators):
-        async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
+        async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
             if len(request.messages) > 1:
                 hangs.set()
                 await asyncio.Event().wait()
-            return await super().sample(request, session_id=session_id)
+            return await super().sample(request, routing_key=routing_key)
 
     background: list[asyncio.Task[Any]] = []
 

@@ -210,7 +210,7 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
         (
             "Game",
             {"tools": ["my_envs:guess"]},
-            "guess: both a tool and a method of my_envs:Game have this name, and the model could not tell them apart",
+            "tools and my_envs:Game have a tool guess, and the model could not tell them apart",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from services.trainer.problems import Problem
 from services.trainer.push.replicas import Replica
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.reward_check import check_rewards
+from services.trainer.submit_checks.tool_check import check_tools
 from shared import health_check
 from shared.errors import UnavailableError
 from shared.run_options.run_config import RunConfig
@@ -141,16 +142,23 @@ async def test_certificates_of_generators_may_be_for_one_name_whatever_their_add
         assert "cannot be reached: its certificate is not for" in refused
 
 
-async def test_a_rewarder_whose_certificate_is_refused_is_a_503_that_says_what_to_do(
-    authority: Authority, stranger: Authority, run_config: RunConfig
+@pytest.mark.parametrize("checks", ["rewards", "tools"])
+async def test_a_checking_service_whose_certificate_is_refused_is_a_503_that_says_what_to_do(
+    checks: str, authority: Authority, stranger: Authority, run_config: RunConfig
 ) -> None:
+    async def check(tls: PeerTls) -> None:
+        if checks == "rewards":
+            await check_rewards(run_config, rewarder_url=service.url, api_key="", timeout_s=10, tls=tls)
+        else:
+            await check_tools(run_config, sessions_url=service.url, api_key="", timeout_s=10, tls=tls)
+
     async def said(tls: PeerTls) -> str:
         with pytest.raises(Problem) as raised:
-            await check_rewards(run_config, rewarder_url=rewarder.url, api_key="", timeout_s=10, tls=tls)
+            await check(tls)
         assert raised.value.status == 503
         return str(raised.value)
 
-    async with Served(authority.issue()) as rewarder:
+    async with Served(authority.issue()) as service:
         assert "it answered 404" in await said(PeerTls(authority.file))
         assert "set HEADRACE_TLS_CA_FILE" in await said(PeerTls(stranger.file))
 

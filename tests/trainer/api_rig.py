@@ -34,20 +34,22 @@ class DatasetFile:
         self.path.write_text(text)
 
 
-class FakeRewarder:
-    """Answers POST /v1/rewards/check like the rewarder: it knows ``accuracy_reward``, which needs a solution."""
+class FakeChecker:
+    """Answers POST to any path, as a service that checks a part of a run."""
 
     def __init__(self) -> None:
-        rewarder = self
+        checker = self
         self.status = 200
         self.keys_seen: list[str] = []
         self.bodies_seen: list[dict[str, Any]] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                rewarder.keys_seen.append(self.headers["Authorization"])
-                rewarder.bodies_seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                status, answer = rewarder.answer(rewarder.bodies_seen[-1]["reward_funcs"])
+                checker.keys_seen.append(self.headers["Authorization"])
+                checker.bodies_seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                status, answer = checker.status, {"title": "Broken", "detail": "broken for this test"}
+                if status == 200:
+                    status, answer = checker.answer(checker.bodies_seen[-1])
                 body = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
@@ -58,15 +60,27 @@ class FakeRewarder:
                 """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="fake rewarder", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="fake checker", daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
-    def answer(self, asked: list[str]) -> tuple[int, dict[str, Any]]:
-        """Return status and body."""
-        unknown = [name for name in asked if name != "accuracy_reward"]
-        if self.status != 200:
-            return self.status, {"title": "Broken", "detail": "broken for this test"}
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return status and body of the answer to a request with this body."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=120)
+
+
+class FakeRewarder(FakeChecker):
+    """Answers like the rewarder: it knows ``accuracy_reward``, which needs a solution."""
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """See FakeChecker."""
+        unknown = [name for name in body["reward_funcs"] if name != "accuracy_reward"]
         if unknown:
             sentence = f"unknown reward function {unknown[0]}; built in is accuracy_reward"
             errors = [{"field": "reward_funcs", "message": sentence}]
@@ -74,11 +88,20 @@ class FakeRewarder:
         known = {"name": "accuracy_reward", "kind": "built-in", "summary": "", "required_columns": [["solution"]]}
         return 200, {"reward_funcs": [known]}
 
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=120)
+
+class FakeSessions(FakeChecker):
+    """Answers like the sessions service: it knows ``my_tools:add``."""
+
+    def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """See FakeChecker."""
+        unknown = [name for name in body["tools"] if name != "my_tools:add"]
+        if unknown:
+            return 422, {
+                "title": "Unusable tools",
+                "status": 422,
+                "detail": f"{unknown[0]} cannot be a tool: no docstring",
+            }
+        return 200, {"tools": [{}]}
 
 
 @contextlib.asynccontextmanager

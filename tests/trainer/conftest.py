@@ -17,7 +17,7 @@ from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
 from tests.kept_ports import kept_port
-from tests.trainer.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, serving
+from tests.trainer.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, FakeSessions, serving
 from tests.trainer.rank_rig import COMMAND, RankPlan
 from tests.trainer.service_rig import Service, Start, wait_until
 
@@ -34,6 +34,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rewarder() -> Iterator[FakeRewarder]:
     """Return a rewarder on a real port."""
     fake = FakeRewarder()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def sessions() -> Iterator[FakeSessions]:
+    """Return a sessions service on a real port."""
+    fake = FakeSessions()
     yield fake
     fake.close()
 
@@ -72,13 +80,14 @@ def run(model_dir: Path, dataset: DatasetFile) -> dict[str, Any]:
 
 
 @pytest.fixture
-def settings(redis_url: str, rewarder: FakeRewarder, tmp_path: Path) -> TrainerSettings:
+def settings(redis_url: str, rewarder: FakeRewarder, sessions: FakeSessions, tmp_path: Path) -> TrainerSettings:
     """Return settings with short waits."""
     return TrainerSettings(
         redis_url=SecretStr(redis_url),
         api_key=SecretStr(KEY),
         internal_key=SecretStr(INTERNAL_KEY),
         rewarder_url=rewarder.url,
+        sessions_url=sessions.url,
         runs_dir=tmp_path / "runs",
         supervise_every_s=0.05,
         first_backoff_s=0.01,
@@ -87,6 +96,7 @@ def settings(redis_url: str, rewarder: FakeRewarder, tmp_path: Path) -> TrainerS
         rank_exit_grace_s=0.5,
         heartbeat_s=0.1,
         reward_check_timeout_s=60.0,
+        tool_check_timeout_s=60.0,
     )
 
 
@@ -119,6 +129,7 @@ def environment(settings: TrainerSettings, plan: RankPlan) -> dict[str, str]:
         "HEADRACE_API_KEY": KEY,
         "HEADRACE_RUNS_DIR": str(settings.runs_dir),
         "HEADRACE_REWARDER_URL": settings.rewarder_url,
+        "HEADRACE_SESSIONS_URL": settings.sessions_url,
         "HEADRACE_RANK_COMMAND": "[" + ", ".join(f'"{word}"' for word in COMMAND) + "]",
         "HEADRACE_SUPERVISE_EVERY_S": "0.05",
         "HEADRACE_RANK_STOP_GRACE_S": "1",

@@ -7,7 +7,6 @@ import httpx
 from services.sessions.agents.agent_programs import AgentFunction, AgentProgram, AgentUrl
 from services.sessions.agents.agent_tasks import AgentPool
 from services.sessions.settings import SessionsSettings
-from shared.run_options.run_config import RunConfig
 
 
 class AgentLoader:
@@ -38,18 +37,21 @@ class AgentLoader:
             self._has_workers.set()
             await self._pool.watch()
 
-    async def load(self, run_id: str, config: RunConfig) -> AgentProgram | None:
+    async def load(self, agent: str | None, *, lane: str, timeout_s: float) -> AgentProgram | None:
         """Return the agent program of a run; None if it has none.
+
+        Args:
+            agent: The run's option.
+            lane: The run's id.
+            timeout_s: Deadline of importing its module, in seconds.
 
         Raises:
             UserError: It cannot be used. The message says what to do.
         """
-        if config.agent is None:
+        if agent is None:
             return None
-        if "://" in config.agent:
-            return AgentUrl(config.agent, self._http, allowed=self._settings.agent_origins)
+        if "://" in agent:
+            return AgentUrl(agent, self._http, allowed=self._settings.agent_origins)
         self._needs_workers.set()
         await self._has_workers.wait()
-        return await AgentFunction.load(
-            config.agent, self._pool, self._places, lane=run_id, check_timeout_s=self._settings.import_timeout_s
-        )
+        return await AgentFunction.load(agent, self._pool, self._places, lane=lane, check_timeout_s=timeout_s)

@@ -50,12 +50,13 @@ def answer(
         returned = function(**(json.loads(arguments) if isinstance(arguments, str) else arguments))
         if inspect.isawaitable(returned):
             returned = _runner.run(_result(returned))
-        return ToolAnswer("returned", _for_model(show(returned)))
+        return ToolAnswer("returned", for_model(show(returned)))
     except BaseException as error:  # noqa: BLE001  user code: a tool may call sys.exit
-        return ToolAnswer("raised", _for_model(message_of(error) or limits.describe(error)), users_trace(error))
+        return ToolAnswer("raised", for_model(message_of(error) or limits.describe(error)), users_trace(error))
 
 
-def _for_model(text: str) -> str:
+def for_model(text: str) -> str:
+    """Return text that a model can read: cut to MAX_RESULT_CHARS, in valid Unicode."""
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}\n[The first {MAX_RESULT_CHARS} of {len(text)} characters. The rest was cut.]"
     return encodable(text)

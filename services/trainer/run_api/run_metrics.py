@@ -23,7 +23,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, Metric
 
-from services.trainer.run_api.run_view import Surroundings, look_around
+from services.trainer.run_api.run_view import Surroundings, has_tools, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
 from services.trainer.supervision.run_supervisor import RunSupervisor
@@ -145,6 +145,9 @@ class RunMetrics:
             "headrace_run_generators_left_out", "Generators that did not get the policy version pushed last", "run_id"
         )
         self._rewarders = self._gauge("headrace_run_rewarders_alive", "Rewarders with a live lease", "run_id")
+        self._sessions = self._gauge(
+            "headrace_run_sessions_alive", "Sessions replicas with a live lease, for a run with tools", "run_id"
+        )
         self._paused = self._gauge(
             "headrace_run_paused", "1 while it is paused, by a user or its rewards", "run_id", "by"
         )
@@ -159,7 +162,7 @@ class RunMetrics:
         self._of_the_current_run = (
             self._starts, self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed,
             self._depth, self._max_staleness, self._generators, self._serving, self._left_out, self._rewarders,
-            self._paused, self._paused_s, self._disk_free, self._disk_size,
+            self._sessions, self._paused, self._paused_s, self._disk_free, self._disk_size,
         )  # fmt: skip
 
     def watch_keys(self, keyring: Keyring) -> None:
@@ -207,6 +210,8 @@ class RunMetrics:
             self._starts.labels(record.run_id).set(num_starts)
             self._max_staleness.labels(record.run_id).set(config.max_staleness)
             self._show_surroundings(record, around)
+            if has_tools(record):
+                self._sessions.labels(record.run_id).set(around.num_sessions)
             if disk is not None:
                 self._disk_free.labels(record.run_id).set(disk[0])
                 self._disk_size.labels(record.run_id).set(disk[1])

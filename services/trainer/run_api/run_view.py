@@ -114,6 +114,7 @@ class RunDetail(ListedRun):
     queues: Queues
     generators: list[GeneratorView]
     num_rewarders: int
+    num_sessions: int | None = Field(description="Sessions replicas that play the run; null for a run without tools")
     refusals: list[RefusalView] = Field(description="Replicas that cannot serve the run, each with its last message")
     config: dict[str, Any]
 
@@ -129,6 +130,11 @@ class Surroundings:
     num_sessions: int = 0
     """Live replicas of the sessions service that play the run."""
     refusals: list[RefusalView] = field(default_factory=list[RefusalView])
+
+
+def has_tools(record: RunRecord) -> bool:
+    """Return whether the sessions service plays the run's rollouts."""
+    return bool(record.config.get("tools"))
 
 
 def summary(record: RunRecord) -> RunSummary:
@@ -165,6 +171,7 @@ def detail(
         queues=around.queues,
         generators=around.generators,
         num_rewarders=around.num_rewarders,
+        num_sessions=around.num_sessions if has_tools(record) else None,
         refusals=around.refusals,
         config=record.config,
     )

@@ -105,7 +105,7 @@ def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
         )
     if config.is_agentic and num_conversations < sum(source.num_checked for source in summary.all_sources()):
         yield (
-            next(name for name in ("tools", "environment_factory", "agent") if getattr(config, name)),
+            next(name for name in ("tools", "mcp_servers", "environment_factory", "agent") if getattr(config, name)),
             "some prompts are plain text, but a model calls tools only in a conversation; set prompt_as_message: true",
         )
     if config.chat_template_kwargs and not num_conversations:

@@ -1,24 +1,20 @@
-"""Asks the rewarder whether it knows a run's reward functions, so that a wrong name fails at submit, not in a run.
+"""Asks the rewarder whether it knows a run's reward functions, and which columns they need.
 
 POST {rewarder_url}/v1/rewards/check   {"reward_funcs": [...], "reward_kwargs": {...}}
                                        -> 200 with the columns they need, or 422
 """
 
-import asyncio
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any, cast
-from urllib.parse import urlsplit
+from typing import Any
 
-import httpx
-
-from services.trainer.problems import Problem
+from services.trainer.submit_checks.service_check import CheckingService, ask
 from shared.run_options.run_config import RunConfig
-from shared.service.tls import PUBLIC_TLS, PeerTls, trouble_with
+from shared.service.tls import PUBLIC_TLS, PeerTls
 
-_MAX_ANSWER_BYTES = 1024 * 1024
+_REWARDER = CheckingService(
+    "rewarder", "/v1/rewards/check", "HEADRACE_REWARDER_URL", option="reward_funcs", what="reward functions"
+)
 
 
 @dataclass(frozen=True)
@@ -43,34 +39,10 @@ async def check_rewards(
     """
     if not config.reward_funcs:  # the environment's reward is enough
         return []
-    url = f"{rewarder_url.rstrip('/')}/v1/rewards/check"
     # Left out if empty: an older rewarder refuses an unknown key.
     kwargs = {"reward_kwargs": config.reward_kwargs} if config.reward_kwargs else {}
     body = {"reward_funcs": config.reward_funcs} | kwargs
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            httpx.AsyncClient(timeout=timeout_s, **tls.for_async_client()) as client,
-            client.stream("POST", url, json=body, headers=headers) as response,
-        ):
-            content = await _read_bounded(response)
-    except (httpx.HTTPError, TimeoutError) as error:
-        why = trouble_with(error, host=urlsplit(url).hostname or "")
-        raise _unusable(url, why or f"it did not answer ({type(error).__name__})") from error
-    answer = _as_object(content)
-    if response.status_code == HTTPStatus.UNPROCESSABLE_ENTITY and answer is not None:
-        detail = str(answer.get("detail", "the rewarder refuses these reward functions"))[:2000]
-        errors = [("reward_funcs", message) for message in _messages(answer)] or [("reward_funcs", detail)]
-        raise Problem(422, "Invalid run", f"reward_funcs: {detail}", errors=errors)
-    if response.status_code == HTTPStatus.UNAUTHORIZED:
-        why = "it refuses the key" if api_key else "it requires a key, but this trainer was started without one"
-        raise _unusable(url, f"{why}; start both services with the same HEADRACE_API_KEY")
-    if response.status_code == HTTPStatus.FORBIDDEN and answer is not None:
-        raise _unusable(url, f"it refuses the key that HEADRACE_API_KEY gives this trainer: {answer.get('detail')}")
-    if response.status_code != HTTPStatus.OK or answer is None:
-        raise _unusable(url, f"it answered {response.status_code}")
-    return _needs(answer)
+    return _needs(await ask(_REWARDER, body, url=rewarder_url, api_key=api_key, timeout_s=timeout_s, tls=tls))
 
 
 def _needs(answer: dict[str, Any]) -> list[RewardNeeds]:
@@ -78,39 +50,3 @@ def _needs(answer: dict[str, Any]) -> list[RewardNeeds]:
         return [RewardNeeds(str(item["name"]), list(item["required_columns"])) for item in answer["reward_funcs"]]
     except (KeyError, TypeError):
         return []  # a rewarder that does not report them
-
-
-async def _read_bounded(response: httpx.Response) -> bytes:
-    content = b""
-    async for chunk in response.aiter_raw():
-        content += chunk
-        if len(content) > _MAX_ANSWER_BYTES:
-            return b""
-    return content
-
-
-def _as_object(content: bytes) -> dict[str, Any] | None:
-    try:
-        answer: Any = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else None
-
-
-def _messages(answer: dict[str, Any]) -> list[str]:
-    errors: Any = answer.get("errors")
-    if not isinstance(errors, list):
-        return []
-    found = cast("Sequence[Any]", errors)[:100]
-    items = [cast("dict[str, Any]", item) for item in found if isinstance(item, dict)]
-    return [str(item.get("message", ""))[:1000] for item in items]
-
-
-def _unusable(url: str, why: str) -> Problem:
-    return Problem(
-        503,
-        "Rewarder unavailable",
-        f"The reward functions could not be checked: the rewarder at {url} cannot be used: {why}. "
-        "Start it, or set HEADRACE_REWARDER_URL to the address of a running rewarder, and submit again.",
-        headers={"Retry-After": "5"},
-    )

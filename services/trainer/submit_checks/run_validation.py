@@ -1,6 +1,6 @@
 """Finds every error of a run that can be found before it starts.
 
-    settings --> model, data sets, reward functions, vLLM's options --> ValidRun(warnings, derived numbers)
+    settings --> model, data sets, reward functions, tools, vLLM's options --> ValidRun(warnings, derived numbers)
 
 All checks are made, so that one answer names all errors. Only invalid settings, and paths outside the allowed places,
 end the validation early. Blocking access to disk and hub happens in threads, with timeouts.
@@ -28,6 +28,7 @@ from services.trainer.submit_checks.surroundings_check import (
     check_weight_dir,
     what_needs_a_gpu,
 )
+from services.trainer.submit_checks.tool_check import check_tools
 from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.messages import MAX_MESSAGE_BYTES
@@ -65,7 +66,7 @@ class RunValidator:
     """Validates submitted runs.
 
     Args:
-        settings: Timeouts, and the rewarder's address.
+        settings: Timeouts, and the addresses of the services that check parts of a run.
         dataset_check: Reads a dataset; dataset_check.py's by default.
         lookup: Looks a model up on a hub; the Hugging Face hub by default.
         engine_check: Checks options that only vLLM knows. Without it they are not checked.
@@ -88,17 +89,20 @@ class RunValidator:
         """Return the validated run.
 
         Raises:
-            Problem: 422 with one sentence per error, or 503 if the rewarder is away or the data set was not checked.
+            Problem: 422 with one sentence per error, or 503 if a service that checks a part of it is away, or the data
+                set was not checked.
         """
         config = _parse(raw)
         data, weights = self._settings.places_of_data(), self._settings.places_of_weights()
         outside = await asyncio.to_thread(misplaced, config, data=data, weights=weights)
         if outside:  # places outside the allowed ones are not read, so the other checks are left out
-            raise invalid_run([*outside, *(await self._check_rewards(config)).errors])
+            named = await asyncio.gather(self._check_rewards(config), self._check_tools(config))
+            raise invalid_run([*outside, *(error for result in named for error in result.errors)])
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(self._check_model(config), name="check model")
             dataset = tasks.create_task(self._check_dataset(config), name="check dataset")
             rewards = tasks.create_task(self._check_rewards(config), name="check rewards")
+            tools = tasks.create_task(self._check_tools(config), name="check tools")
             engine = tasks.create_task(self._check_engine(config), name="check engine")
             weight_dir = tasks.create_task(self._check_weight_dir(config), name="check weight_dir")
         base = why_not_4bit(config, self._settings.rank_environment())
@@ -106,6 +110,7 @@ class RunValidator:
             model.result(),
             dataset.result(),
             rewards.result(),
+            tools.result(),
             engine.result(),
             weight_dir.result(),
             Checked(warnings=what_weakens_learning(config)),
@@ -182,10 +187,23 @@ class RunValidator:
                 tls=PeerTls(self._settings.tls_ca_file),
             )
         except Problem as error:
-            if error.status == 422:
-                return Checked(errors=[(item["field"], item["message"]) for item in error.body["errors"]])
-            return Checked(problem=error)
+            return _refused(error)
         return Checked(needs=needs)
+
+    async def _check_tools(self, config: RunConfig) -> Checked:
+        if not config.is_agentic:
+            return Checked()
+        try:
+            await check_tools(
+                config,
+                sessions_url=self._settings.sessions_url,
+                api_key=self._settings.api_key.get_secret_value(),
+                timeout_s=self._settings.tool_check_timeout_s,
+                tls=PeerTls(self._settings.tls_ca_file),
+            )
+        except Problem as error:
+            return _refused(error)
+        return Checked()
 
     async def _check_engine(self, config: RunConfig) -> Checked:
         if self._engine_check is None or not config.asks_for_more_of_vllm():
@@ -194,6 +212,13 @@ class RunValidator:
         return Checked(
             errors=[(problem.field, problem.message) for problem in verdict.errors], warnings=verdict.warnings
         )
+
+
+def _refused(error: Problem) -> Checked:
+    """Return a service's answer that is not its approval."""
+    if error.status == 422:
+        return Checked(errors=[(item["field"], item["message"]) for item in error.body["errors"]])
+    return Checked(problem=error)
 
 
 def _parse(raw: Any) -> RunConfig:

@@ -26,14 +26,26 @@ from tests.kept_ports import kept_port
 
 
 async def test_services_that_agree_are_fine() -> None:
-    with service("trainer") as trainer, service("rewarder") as rewarder, service("generator") as generator:
+    with (
+        service("trainer") as trainer,
+        service("rewarder") as rewarder,
+        service("sessions", torch=None, nccl=None, num_gpus=0) as sessions,
+        service("generator") as generator,
+    ):
         found = await examine(
-            targets(api_url=trainer.url, rewarder_urls=(rewarder.url,), generator_urls=(generator.url,))
+            targets(
+                api_url=trainer.url,
+                rewarder_urls=(rewarder.url,),
+                sessions_urls=(sessions.url,),
+                generator_urls=(generator.url,),
+            )
         )
     assert wrong(found) == {}
     assert exit_status(found.findings) == FINE
     assert level(found, "trainer, generators", "NCCL") == "ok"
-    assert set(found.services) == {"trainer", "rewarder", "generator"}
+    assert level(found, "sessions", "internal key") == "ok"
+    assert level(found, "services asked", "asked") == "ok"
+    assert set(found.services) == {"trainer", "rewarder", "sessions", "generator"}
 
 
 async def test_a_closed_port_is_one_finding_and_not_six() -> None:
@@ -116,18 +128,24 @@ async def test_a_service_that_is_not_ready_says_why() -> None:
 @pytest.mark.parametrize(
     ("key", "what", "services"),
     [
-        ("api_key", "API key", ["trainer", "rewarder", "generator"]),
-        ("internal_key", "internal key", ["trainer", "generator"]),
+        ("api_key", "API key", ["trainer", "rewarder", "sessions", "generator"]),
+        ("internal_key", "internal key", ["trainer", "sessions", "generator"]),
     ],
 )
 async def test_a_key_that_everybody_refuses_is_doctors_own_and_said_once(
     key: str, what: str, services: list[str]
 ) -> None:
-    with service("trainer") as trainer, service("rewarder") as rewarder, service("generator") as generator:
+    with (
+        service("trainer") as trainer,
+        service("rewarder") as rewarder,
+        service("sessions") as sessions,
+        service("generator") as generator,
+    ):
         found = await examine(
             targets(
                 api_url=trainer.url,
                 rewarder_urls=(rewarder.url,),
+                sessions_urls=(sessions.url,),
                 generator_urls=(generator.url,),
                 **{key: "another", f"{key}_source": "HEADRACE_OF_DOCTOR"},
             )
@@ -165,12 +183,13 @@ async def test_checks_that_a_refused_key_prevents_are_reported() -> None:
 async def test_nothing_is_claimed_about_services_that_were_not_asked() -> None:
     """Only with the API key and the run API, as for users of Compose and Kubernetes."""
     generators = [{"replica_id": f"g{number}", "is_alive": number < 5, "doing": ""} for number in range(6)]
-    page = {"run_id": "run-a", "status": "running", "num_rewarders": 1, "generators": generators}
+    replicas = {"num_rewarders": 1, "num_sessions": 2, "generators": generators}
+    page = {"run_id": "run-a", "status": "running", **replicas}
     with service("trainer", {"/v1/runs": {"runs": [page]}, "/v1/runs/run-a": page}, num_gpus=0) as api:
         found = await examine(targets(api_url=api.url))
     said = {(one.where, one.check): (one.level, one.says) for one in found.findings}
     assert said["services asked", "asked"] == (
-        "note", "1 of 7: trainer; releases, GPUs and disks of the others were not looked at"
+        "note", "1 of 9: trainer; releases, GPUs and disks of the others were not looked at"
     )  # fmt: skip
     assert said["generators", "reachable"] == ("note", "not looked at: g0, g1, g2, g3, g4")
     assert said["services asked", "GPUs"][1].startswith("none is visible to trainer: ")

@@ -111,7 +111,7 @@ def test_keys_of_a_directory_are_not_sent_to_an_address_of_the_environment_and_d
     assert unused["says"] == (
         f"{', '.join(names)}: set but not used, because all addresses and keys come from {state.path}"
     )
-    assert "with --url, --rewarder-url and --redis-url" in unused["do"]
+    assert "with --url, --rewarder-url, --sessions-url and --redis-url" in unused["do"]
     assert "wrong-and-secret" not in json.dumps(said)
 
 

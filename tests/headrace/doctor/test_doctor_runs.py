@@ -12,6 +12,7 @@ from tests.headrace.doctor.doctor_rig import level, service, targets, wrong
 def run_page(**more: Any) -> dict[str, Any]:
     return {
         "run_id": "run-a", "status": "running", "waiting_for": None, "reason": "", "num_rewarders": 1,
+        "num_sessions": None,
         "queues": {"dead_letters": 0}, "refusals": [],
         "generators": [{"replica_id": "generator-0", "is_alive": True, "doing": ""}], **more,
     }  # fmt: skip
@@ -22,6 +23,7 @@ def run_page(**more: Any) -> dict[str, Any]:
     [
         ({"queues": {"dead_letters": 3}}, "dead letters", "3 prompt groups"),
         ({"num_rewarders": 0}, "rewarders", "no rewarder is alive for it"),
+        ({"num_sessions": 0}, "sessions", "it has tools, and no sessions replica plays it"),
         ({"generators": []}, "generators", "no generator is alive for it"),
         (
             {"generators": [*run_page()["generators"], {"replica_id": "g1", "is_alive": False, "doing": ""}]},

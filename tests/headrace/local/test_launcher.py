@@ -183,12 +183,15 @@ def test_when_the_run_api_refuses_everything_ends_with_its_message(rig: Launcher
     assert rig.state.endpoint() is None
 
 
-def test_when_the_rewarder_refuses_to_start_nothing_is_reported_as_up(rig: LauncherRig) -> None:
-    rig.order("rewarder", exit=2, message="HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward")
+@pytest.mark.parametrize("service", ["rewarder", "sessions"])
+def test_when_a_service_that_submits_need_refuses_to_start_nothing_is_reported_as_up(
+    rig: LauncherRig, service: str
+) -> None:
+    rig.order(service, exit=2, message="HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward")
     launcher = rig.launch()
     assert launcher.wait(timeout=PATIENCE_S) == 1
-    assert "rewarder gave up: HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward" in rig.output()
-    assert "headrace cannot run without rewarder" in rig.output()
+    assert f"{service} gave up: HEADRACE_REWARD_LIMITS: 'judge' is not a built-in reward" in rig.output()
+    assert f"headrace cannot run without {service}" in rig.output()
     assert "headrace is up" not in rig.output()
     assert "the other services keep running" not in rig.output()
     assert rig.state.endpoint() is None

@@ -78,6 +78,7 @@ def test_an_endpoint_is_read_as_it_was_written_and_forgotten(tmp_path: Path) -> 
     endpoint = Endpoint(
         api_url="http://127.0.0.1:8400",
         rewarder_url="http://127.0.0.1:8401",
+        sessions_url="http://127.0.0.1:8404",
         generator_urls=("http://127.0.0.1:8402", "http://127.0.0.1:8403"),
         launcher=ProcessMark(10, 1000),
         processes={"redis": ProcessMark(11, 1001)},

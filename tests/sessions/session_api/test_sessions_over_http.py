@@ -17,6 +17,7 @@ from shared.access.route_table import SESSIONS
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
+from shared.run_options.agents import AgentOptions
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
 from tests.sessions.scripted import ScriptedGenerators, assistant, call, tool, user
@@ -36,8 +37,8 @@ class HeldGenerators(ScriptedGenerators):
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def sample(self, request: TurnRequest, *, session_id: str) -> SampledTurn:
-        turn = await super().sample(request, session_id=session_id)
+    async def sample(self, request: TurnRequest, *, routing_key: str) -> SampledTurn:
+        turn = await super().sample(request, routing_key=routing_key)
         await self.may_answer.wait()
         return turn
 
@@ -85,7 +86,10 @@ async def serving(
         async def ready() -> None:
             return None
 
-        app = build_app(why_not_ready=ready, replica_id="sessions-0", sessions=sessions)
+        async def no_tools(_: AgentOptions) -> list[dict[str, Any]]:
+            return []
+
+        app = build_app(why_not_ready=ready, check_tools=no_tools, replica_id="sessions-0", sessions=sessions)
         limits = HttpLimits()
         guarded = OpenAiErrors(
             entrance.guarded(app, routes=SESSIONS, keyring=Keyring(api=KEY, internal="internal"), limits=limits)

@@ -18,7 +18,7 @@ from services.trainer.run_api import run_metrics
 from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import UnavailableError, UserError
-from shared.redis.keys import REWARDERS, RunKeys
+from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
 from shared.redis.lease import renew
 from shared.redis.run_record import Progress
 from tests.conftest import RedisServer
@@ -182,6 +182,24 @@ async def test_the_metrics_of_alerts_are_served_for_the_current_run(
         assert f'headrace_run_groups{{outcome="dropped_{reason}",run_id="{run_id}"}} 0.0' in served
     numbers = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in served if line[0] != "#"}
     assert 0 < numbers["headrace_run_disk_free_bytes"] < numbers["headrace_run_disk_size_bytes"]
+
+
+@pytest.mark.parametrize("num_alive", [0, 2])
+async def test_the_sessions_replicas_of_a_run_with_tools_are_counted(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run, model_dir: Path, num_alive: int
+) -> None:
+    (model_dir / "chat_template.jinja").write_text("{{ messages }}")
+    body = run | {"tools": ["my_tools:add"], "prompt_as_message": True}
+    run_id = (await client.post("/v1/runs", json=body)).json()["run"]["run_id"]
+    await api.store.set_status(run_id, "running")
+    await api.store.set_current_run(run_id)
+    for number in range(num_alive):
+        await renew(api.redis, leases=RunKeys(run_id).leases(GENERATORS), consumer=f"sessions-{number}")
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    await metrics.refresh()
+    served = generate_latest(metrics.registry).decode().splitlines()
+    assert f'headrace_run_sessions_alive{{run_id="{run_id}"}} {num_alive}.0' in served
+    assert (await client.get(f"/v1/runs/{run_id}")).json()["num_sessions"] == num_alive
 
 
 def test_the_drops_to_watch_are_reasons_that_the_trainer_gives() -> None:

@@ -180,7 +180,7 @@ async def test_a_running_run_shows_its_streams_its_generators_and_what_is_missin
 
     await renew(redis, leases=keys.leases(REWARDERS), consumer="rewarder-0")
     shown = (await client.get(f"/v1/runs/{run_id}")).json()
-    assert (shown["waiting_for"], shown["num_rewarders"]) == ("scored groups", 1)
+    assert (shown["waiting_for"], shown["num_rewarders"], shown["num_sessions"]) == ("scored groups", 1, None)
     assert shown["progress"]["step"] == 1
     assert shown["config"]["num_generations"] == 4
 

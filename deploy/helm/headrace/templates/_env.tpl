@@ -1,3 +1,8 @@
+{{/* Not empty for components that exchange weights. Takes a dict of component. */}}
+{{- define "headrace.hasWeights" -}}
+{{- if not (has .component (list "rewarder" "sessions")) -}}true{{- end -}}
+{{- end -}}
+
 {{/* Variables of all services. Like the others in this file, it takes a dict of root, component and of. */}}
 {{- define "headrace.commonEnv" -}}
 - {name: HOME, value: /cache}
@@ -28,7 +33,7 @@
 {{- if not (hasKey .of.env "HEADRACE_DATA_ROOTS") }}
 - {name: HEADRACE_DATA_ROOTS, value: /models}
 {{- end }}
-{{- if and (ne .component "rewarder") (not (hasKey .of.env "HEADRACE_WEIGHT_ROOTS")) }}
+{{- if and (include "headrace.hasWeights" .) (not (hasKey .of.env "HEADRACE_WEIGHT_ROOTS")) }}
 {{- $store := .root.Values.storage.objectStore }}
 - {name: HEADRACE_WEIGHT_ROOTS, value: "/weights{{ if or $store.existingSecret $store.env }}:s3://:gs://:gcs://:az://:abfs://{{ end }}"}
 {{- end }}
@@ -93,6 +98,7 @@
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_RUNS_DIR, value: /runs}
 - {name: HEADRACE_REWARDER_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-rewarder:8000"}
+- {name: HEADRACE_SESSIONS_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-sessions:8000"}
 - {name: HEADRACE_PUSH_ADDRESS, value: $(POD_IP)}
 {{- include "headrace.rankEnv" . | nindent 0 }}
 {{- if gt (int .of.multiNode.nodes) 1 }}
@@ -152,10 +158,20 @@
 {{- end }}
 {{- end -}}
 
+{{- define "headrace.env.sessions" -}}
+{{- include "headrace.commonEnv" . }}
+{{- include "headrace.redisEnv" . | nindent 0 }}
+- {name: HEADRACE_NUM_TOOL_WORKERS, value: {{ .of.workers | quote }}}
+{{- if or .of.toolModules.configMap .of.toolModules.existingClaim }}
+- {name: HEADRACE_TOOL_PATH, value: /etc/headrace/tools}
+{{- end }}
+{{- include "headrace.noGpuEnv" . | nindent 0 }}
+{{- end -}}
+
 {{/* Maps of variables in the values, by the key of each map. Takes a dict of root, component and of. */}}
 {{- define "headrace.givenEnv" -}}
 {{- $given := dict -}}
-{{- if ne .component "rewarder" -}}
+{{- if include "headrace.hasWeights" . -}}
 {{- $_ := set $given "nccl.env" .root.Values.nccl.env -}}
 {{- $_ := set $given "storage.objectStore.env" .root.Values.storage.objectStore.env -}}
 {{- end -}}

@@ -47,14 +47,14 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Image name. Takes a dict of root and component: generator, rewarder or trainer. */}}
+{{/* Image name. Takes a dict of root and component: generator, rewarder, sessions or trainer. */}}
 {{- define "headrace.image" -}}
 {{- $images := .root.Values.images -}}
 {{- $image := index $images .component -}}
 {{- $name := $image.repository -}}
 {{- if $images.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" $images.registry) $name -}}{{- end -}}
 {{- $tag := default .root.Chart.AppVersion $images.tag -}}
-{{- $runsOnCpu := and (eq .component "rewarder") (eq (int .root.Values.rewarder.gpus) 0) -}}
+{{- $runsOnCpu := or (eq .component "sessions") (and (eq .component "rewarder") (eq (int .root.Values.rewarder.gpus) 0)) -}}
 {{- if or $runsOnCpu (eq $images.flavour "cpu") -}}{{- $tag = printf "%s-cpu" $tag -}}{{- end -}}
 {{- if $image.digest -}}{{- printf "%s@%s" $name $image.digest -}}{{- else -}}{{- printf "%s:%s" $name $tag -}}{{- end -}}
 {{- end -}}

@@ -122,10 +122,10 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- with include "headrace.tlsVolume" . }}
 {{ . }}
 {{- end }}
-{{- with $values.hub.tokenSecret }}
+{{- if include "headrace.hasHubToken" . }}
 - name: hub
   secret:
-    secretName: {{ . }}
+    secretName: {{ $values.hub.tokenSecret }}
     defaultMode: 0440
     items: [{key: token, path: token}]
 {{- end }}
@@ -138,6 +138,11 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- end }}
 {{- end -}}
 
+{{/* Not empty for components with the hub's token. Sessions load no model. Takes a dict of root and component. */}}
+{{- define "headrace.hasHubToken" -}}
+{{- if ne .component "sessions" -}}{{- .root.Values.hub.tokenSecret -}}{{- end -}}
+{{- end -}}
+
 {{/* The certificate, its key and its CA; only the CA for components without an HTTP server. Takes a dict of root and component. */}}
 {{- define "headrace.tlsVolume" -}}
 {{- with .root.Values.tls.secretName -}}
@@ -146,7 +151,7 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
     secretName: {{ . }}
     defaultMode: 0440
     items:
-      {{- if has $.component (list "trainer" "generator" "rewarder") }}
+      {{- if has $.component (list "trainer" "generator" "rewarder" "sessions") }}
       - {key: tls.crt, path: tls.crt}
       - {key: tls.key, path: tls.key}
       {{- end }}
@@ -186,7 +191,7 @@ volumeClaimTemplates:
 {{- if $values.tls.secretName }}
 - {name: tls, mountPath: /run/secrets/headrace-tls, readOnly: true}
 {{- end }}
-{{- if $values.hub.tokenSecret }}
+{{- if include "headrace.hasHubToken" . }}
 - {name: hub, mountPath: /run/secrets/headrace-hub, readOnly: true}
 {{- end }}
 {{- if include "headrace.ownShm" .of }}

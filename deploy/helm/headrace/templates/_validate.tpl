@@ -53,9 +53,10 @@ test.run.weight_transport is ipc, which needs the trainer and its generator in o
 {{- if and (gt $nodes 1) (include "headrace.oneNodeHasModels" .) }}
 {{ printf "trainer.multiNode.nodes is %d, so all nodes need the models: set storage.models.accessMode to ReadWriteMany, or storage.models.existingClaim to a claim with that mode" $nodes }}
 {{- end }}
-{{- $modules := $values.rewarder.rewardModules }}
+{{- range $key, $modules := dict "rewarder.rewardModules" $values.rewarder.rewardModules "sessions.toolModules" $values.sessions.toolModules }}
 {{- if and $modules.configMap $modules.existingClaim }}
-rewarder.rewardModules has both a configMap and an existingClaim: choose one
+{{ printf "%s has both a configMap and an existingClaim: choose one" $key }}
+{{- end }}
 {{- end }}
 {{- range $key, $claim := dict "storage.runs" $values.storage.runs "redis.persistence" $values.redis.persistence }}
 {{- if and $claim.emptyDir $claim.existingClaim }}
@@ -91,7 +92,7 @@ metrics.port is 8000, which is the port of every service's HTTP API: set another
 
 {{- define "headrace.problems.scaling" -}}
 {{- $values := .Values -}}
-{{- range $name := list "generator" "rewarder" }}
+{{- range $name := list "generator" "rewarder" "sessions" }}
 {{- $scaling := (index $values $name).autoscaling }}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
 {{ printf "%s.autoscaling.minReplicas is %d, above maxReplicas, which is %d: lower minReplicas or raise maxReplicas" $name (int $scaling.minReplicas) (int $scaling.maxReplicas) }}

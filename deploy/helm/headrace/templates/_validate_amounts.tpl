@@ -14,7 +14,7 @@
 {{/* Problems with amounts that Kubernetes would refuse, or with which a container would run out of memory. */}}
 {{- define "headrace.problems.amounts" -}}
 {{- $values := .Values -}}
-{{- range $name := list "trainer" "generator" "rewarder" "redis" }}
+{{- range $name := list "trainer" "generator" "rewarder" "sessions" "redis" }}
 {{- $of := index $values $name }}
 {{- $limits := default dict $of.resources.limits }}
 {{- $requests := default dict $of.resources.requests }}

@@ -3,8 +3,8 @@
 {{- $keys := "put it into a Secret and set secrets.existingSecret to its name" -}}
 {{- $token := "put it into a Secret and set hub.tokenSecret to its name" -}}
 {{- $bucket := "put a file of credentials into a Secret, set storage.objectStore.existingSecret to its name and AWS_SHARED_CREDENTIALS_FILE to the file's path" -}}
-{{- if eq . "rewarder" -}}
-{{- $bucket = "put a file of credentials into a Secret, mount it with rewarder.extraVolumes, and set AWS_SHARED_CREDENTIALS_FILE to the file's path" -}}
+{{- if not (include "headrace.hasWeights" (dict "component" .)) -}}
+{{- $bucket = printf "put a file of credentials into a Secret, mount it with %s.extraVolumes, and set AWS_SHARED_CREDENTIALS_FILE to the file's path" . -}}
 {{- end -}}
 {{- toJson (dict
       "HEADRACE_API_KEY" $keys "HEADRACE_INTERNAL_KEY" $keys "HEADRACE_REDIS_PASSWORD" $keys "HEADRACE_REDIS_URL" $keys
@@ -15,7 +15,7 @@
 {{/* Problems with variables: duplicates, of which Kubernetes refuses some and uses the last of others; and secrets in plain values. */}}
 {{- define "headrace.problems.env" -}}
 {{- $root := . -}}
-{{- range $component := list "trainer" "generator" "rewarder" }}
+{{- range $component := list "trainer" "generator" "rewarder" "sessions" }}
 {{- $ctx := dict "root" $root "component" $component "of" (index $root.Values $component) }}
 {{- $secrets := include "headrace.secretVariables" $component | fromJson }}
 {{- $setBy := dict }}

@@ -1,0 +1,62 @@
+"""The route that checks the tools of a run before it starts.
+
+POST /v1/tools/check   options of agents, as in a run --load, as for a run--> 200 with the schemas of the tools
+                                                                              422 with a sentence for each other
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field, ValidationError
+
+from shared.access.openapi_document import responses
+from shared.run_options.agents import AgentOptions
+from shared.run_options.wording import what_is_wrong
+from shared.serving.json_body import BodyError, decode_json, require_json
+
+_MAX_NESTED = 1000
+"""Most nested values of a body. It has a list of at most 128 names."""
+
+Check = Callable[[AgentOptions], Awaitable[Sequence[dict[str, Any]]]]
+"""Loads the tools and returns their schemas; raises UserError if some cannot be used."""
+
+
+class CheckedTools(BaseModel):
+    """The tools, which can all be used."""
+
+    tools: list[dict[str, Any]] = Field(description="JSON schemas of the tools, as the model sees them")
+
+
+def tool_check_router(check: Check) -> APIRouter:
+    """Return the router."""
+    router = APIRouter()
+
+    @router.post(
+        "/v1/tools/check",
+        summary="Import the tools of a run and describe them",
+        responses=responses({415: "Not declared as JSON"}),
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": AgentOptions.model_json_schema()}},
+            }
+        },
+    )
+    async def check_tools(request: Request) -> CheckedTools:
+        require_json(request.headers.get("content-type", ""))
+        options = _options(decode_json(await request.body(), max_nested=_MAX_NESTED))
+        return CheckedTools(tools=list(await check(options)))
+
+    return router
+
+
+def _options(raw: Any) -> AgentOptions:
+    try:
+        return AgentOptions.model_validate(raw)
+    except ValidationError as error:
+        items = error.errors(include_url=False)[:100]
+        detail = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'the body'} {what_is_wrong([item])}"[:1000] for item in items
+        )
+        raise BodyError(422, "Invalid request", detail) from error

@@ -1,0 +1,221 @@
+"""The tools of one run's MCP servers.
+
+    server --tools/list--> schemas                     a call --tools/call--> its text
+                                                                              ToolError: answered to the model
+                                                                              ToolLostError: the rollout is lost
+
+A run has one connection to each server. It is made anew when it breaks, and a call that it took along is made again
+once, so a tool may run twice. All rollouts share the server: what it remembers of a call, the next rollout can see.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, TextContent, Tool
+
+from services.sessions.tools.mcp_config import HttpServer, McpServer
+from services.sessions.tools.tool_answer import for_model
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
+from shared.errors import UserError
+from shared.user_code.error_text import describe
+
+log = logging.getLogger(__name__)
+
+_MAX_PAGES = 100
+_HTTP_TIMEOUT = httpx2.Timeout(None, connect=5.0)
+"""Calls have deadlines of their own."""
+
+
+class McpTools:
+    """The tools of one server. ``connected`` makes it."""
+
+    def __init__(self, name: str, server: McpServer, *, call_timeout_s: float, connect_timeout_s: float) -> None:
+        self.name = name
+        self.schemas: list[dict[str, Any]] = []
+        """The JSON schemas of the tools, in OpenAI's format."""
+        self._server = server
+        self._call_timeout_s = call_timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._connecting = asyncio.Lock()
+        self._connection: _Connection | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connected(
+        cls, name: str, server: McpServer, *, call_timeout_s: float, connect_timeout_s: float
+    ) -> "AsyncGenerator[McpTools]":
+        """Connect to a server and list its tools; disconnect at the end of the block.
+
+        Args:
+            name: The server's name, for messages.
+            server: How to reach or start it.
+            call_timeout_s: Deadline of one call, in seconds.
+            connect_timeout_s: Deadline of connecting and listing, in seconds.
+
+        Raises:
+            UserError: It cannot be reached, or does not list its tools.
+        """
+        tools = cls(name, server, call_timeout_s=call_timeout_s, connect_timeout_s=connect_timeout_s)
+        try:
+            try:
+                async with asyncio.timeout(connect_timeout_s):
+                    tools.schemas = [_schema(tool) async for tool in _listed((await tools._connected()).client)]
+            except (_BrokenError, MCPError, TimeoutError) as error:
+                raise UserError(
+                    f"MCP server {name} cannot be used: {describe(error)}. See that it runs, and that the file of "
+                    "HEADRACE_MCP_CONFIG describes it"
+                ) from error
+            yield tools
+        finally:
+            await tools._disconnect()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool of the server; return the text of its result.
+
+        Raises:
+            ToolError: The tool failed, or the server does not take the call.
+            ToolLostError: The call has no result.
+        """
+        try:
+            return await self._called(name, arguments)
+        except _BrokenError as error:
+            log.warning("MCP server %s: %s; connecting again", self.name, error)
+        try:
+            return await self._called(name, arguments)
+        except _BrokenError as error:
+            raise ToolLostError(f"tool {name} of MCP server {self.name}: {error}") from error
+
+    async def _called(self, name: str, arguments: Mapping[str, Any]) -> str:
+        connection = await self._connected()
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                result = await connection.until_broken(connection.client.call_tool(name, dict(arguments)))
+        except TimeoutError as error:
+            raise ToolLostError(
+                f"tool {name} of MCP server {self.name} did not return within {self._call_timeout_s:g} s"
+            ) from error
+        except MCPError as error:
+            if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+                connection.end()
+                raise _BrokenError(f"the connection broke: {error}") from error
+            raise ToolError(for_model(str(error))) from error
+        if result.is_error:
+            raise ToolError(_text(result))
+        return _text(result)
+
+    async def _connected(self) -> "_Connection":
+        async with self._connecting:
+            if self._connection is None or self._connection.has_ended:
+                await self._disconnect()
+                self._connection = await _Connection.open(self._server, timeout_s=self._connect_timeout_s)
+            return self._connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+class _BrokenError(Exception):
+    """There is no connection to the server."""
+
+
+class _Connection:
+    """One connection. The SDK's client must be opened and closed by the same task, which is this one's own."""
+
+    def __init__(self, client: Client, task: "asyncio.Task[None]") -> None:
+        self.client = client
+        self._task = task
+        self._ending = asyncio.Event()
+
+    @classmethod
+    async def open(cls, server: McpServer, *, timeout_s: float) -> "_Connection":
+        """Connect within a deadline. Raises _BrokenError."""
+        opened: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+
+        async def hold() -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                connection = cls(await stack.enter_async_context(await _client(server, stack)), task)
+                opened.set_result(connection)
+                await connection._ending.wait()
+
+        task = asyncio.create_task(hold(), name="MCP connection")
+        either: set[asyncio.Future[Any]] = {opened, task}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            task.cancel()
+            (ended,) = await asyncio.gather(task, return_exceptions=True)
+            why = describe(_cause(ended)) if isinstance(ended, Exception) else f"no answer within {timeout_s:g} s"
+            raise _BrokenError(f"it cannot be reached: {why}")
+        return opened.result()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection cannot be used any more."""
+        return self._ending.is_set() or self._task.done()
+
+    def end(self) -> None:
+        """Begin to disconnect; a server that was started is stopped."""
+        self._ending.set()
+
+    async def until_broken(self, call: Any) -> CallToolResult:
+        """Await a call of the client, or raise _BrokenError when the connection ends first."""
+        calling: asyncio.Task[CallToolResult] = asyncio.ensure_future(call)
+        try:
+            await asyncio.wait({calling, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                raise _BrokenError("the connection ended")
+            return calling.result()
+        finally:
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Disconnect, and wait until that is done."""
+        self.end()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def _client(server: McpServer, stack: contextlib.AsyncExitStack) -> Client:
+    if isinstance(server, HttpServer):
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(server.headers), timeout=_HTTP_TIMEOUT))
+        return Client(streamable_http_client(server.url, http_client=http))
+    return Client(StdioServerParameters(command=server.command, args=server.args, env=dict(server.env), cwd=server.cwd))
+
+
+async def _listed(client: Client) -> AsyncGenerator[Tool]:
+    cursor: str | None = None
+    for _ in range(_MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            yield tool
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+    raise _BrokenError(f"its list of tools has more than {_MAX_PAGES} pages")
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema},
+    }
+
+
+def _text(result: CallToolResult) -> str:
+    """Return what the model reads: the text blocks, and of each other block that it is there."""
+    shown = [block.text if isinstance(block, TextContent) else f"[{block.type}, not shown]" for block in result.content]
+    return for_model("\n".join(shown))
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the first error in nested groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,128 @@
+"""POST /v1/tools/check of a real service: tools are imported in processes of their own, whatever they do there."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from services.sessions.service import SessionsService
+from services.sessions.settings import SessionsSettings
+from shared.serving.http_limits import HttpLimits
+
+KEY = "a-key-for-tests"
+TOOLS = '''
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+def untyped(a) -> int:
+    """Return a number.
+
+    Args:
+        a: The number.
+    """
+    return a
+
+def undocumented(a: int) -> int:
+    return a
+'''
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of a service that no run has used yet. Its Redis is away."""
+    (tmp_path / "my_tools.py").write_text(TOOLS)
+    (tmp_path / "other_tools.py").write_text("from my_tools import add\n")
+    (tmp_path / "broken_tools.py").write_text("import no_such_package\n")
+    (tmp_path / "deadly_tools.py").write_text("import os\nos._exit(3)\n")
+    settings = SessionsSettings(
+        api_key=SecretStr(KEY), tool_path=(tmp_path,), num_tool_workers=1, check_timeout_s=240.0
+    )
+    service = SessionsService(settings)
+    app = service.guarded(settings.keyring(), HttpLimits())
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app),
+        base_url="http://sessions",
+        headers={"Authorization": f"Bearer {KEY}"},
+        timeout=300,
+    ) as found:
+        yield found
+    await service.close()
+
+
+async def check(client: httpx.AsyncClient, *tools: str, **more: Any) -> httpx.Response:
+    return await client.post("/v1/tools/check", json={"tools": list(tools), **more})
+
+
+async def refusal(client: httpx.AsyncClient, *tools: str) -> str:
+    """Return the sentence with which tools are refused."""
+    reply = await check(client, *tools)
+    assert (reply.status_code, reply.json()["title"]) == (422, "Unusable tools"), reply.text
+    return str(reply.json()["detail"])
+
+
+async def test_tools_that_can_be_used_are_answered_with_what_the_model_sees(client: httpx.AsyncClient) -> None:
+    reply = await check(client, "my_tools:add", tool_timeout_s=5.0, max_tool_calling_iterations=3)
+    assert reply.status_code == 200, reply.text
+    (schema,) = reply.json()["tools"]
+    assert schema["function"]["name"] == "add"
+    assert schema["function"]["parameters"]["required"] == ["a"]
+
+
+async def test_every_tool_that_cannot_be_used_is_named_with_what_to_do(client: httpx.AsyncClient) -> None:
+    said = await refusal(
+        client, "my_tools:add", "my_tools:untyped", "my_tools:undocumented", "my_tools:missing", "broken_tools:add"
+    )
+    assert "my_tools:add" not in said
+    assert "my_tools:untyped cannot be a tool: " in said
+    assert "my_tools:undocumented cannot be a tool: " in said
+    assert said.count("give each argument a type hint, and write a docstring in Google's format") == 2
+    assert "missing" in said
+    assert "no_such_package" in said
+
+
+async def test_two_tools_of_one_name_are_refused(client: httpx.AsyncClient) -> None:
+    said = await refusal(client, "my_tools:add", "other_tools:add")
+    assert said.startswith("2 tools are called add, and the model could not tell them apart")
+
+
+async def test_a_module_that_ends_its_process_ends_nothing_else(client: httpx.AsyncClient) -> None:
+    assert "deadly_tools ended its process" in await refusal(client, "deadly_tools:add")
+    assert (await check(client, "my_tools:add")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        ({"tools": "my_tools:add"}, 422, "tools must be a list"),
+        ({"tools": ["my_tools:add"] * 2}, 422, "my_tools:add is listed twice"),
+        ({"tool": []}, 422, "tool "),
+        ([], 422, "the body "),
+        ({"tools": [[]] * 1000}, 422, "more than 1000 arrays"),
+    ],
+)
+async def test_a_body_that_is_not_options_of_agents_is_refused(
+    client: httpx.AsyncClient, body: Any, status: int, sentence: str
+) -> None:
+    reply = await client.post("/v1/tools/check", json=body)
+    assert (reply.status_code, reply.json()["title"]) == (status, "Invalid request")
+    assert sentence in reply.json()["detail"]
+
+
+async def test_a_body_that_is_not_json_is_refused(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/tools/check", content="tools", headers={"Content-Type": "application/json"})
+    assert (reply.status_code, reply.json()["title"]) == (400, "Malformed JSON")
+    assert (await client.post("/v1/tools/check", content="tools")).status_code == 415
+
+
+async def test_the_check_needs_the_key(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/tools/check", json={"tools": []}, headers={"Authorization": "Bearer other"})
+    assert reply.status_code == 401

@@ -1,0 +1,150 @@
+"""Tools of real MCP servers: results and errors for the model, calls without an answer, connections that break."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from headrace.local.held_port import HeldPort
+from services.sessions.tools.mcp_config import HttpServer, McpServer, StdioServer
+from services.sessions.tools.mcp_tools import McpTools
+from services.sessions.tools.tool_answer import MAX_RESULT_CHARS
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
+from shared.errors import UserError
+
+_PROGRAM = str(Path(__file__).with_name("mcp_server_under_test.py"))
+
+
+def on_stdio() -> StdioServer:
+    return StdioServer(command=sys.executable, args=[_PROGRAM], env={"TOKEN_OF_TEST": "known"})
+
+
+@asynccontextmanager
+async def over_http() -> AsyncGenerator[HttpServer]:
+    with HeldPort() as port:
+        port.let_bind()
+        process = await asyncio.create_subprocess_exec(sys.executable, _PROGRAM, str(port.number))
+        try:
+            yield HttpServer(url=f"http://127.0.0.1:{port.number}/mcp")
+        finally:
+            process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def tools_of(server: McpServer, *, call_timeout_s: float = 60.0) -> AsyncGenerator[McpTools]:
+    deadline = time.monotonic() + 120.0
+    while True:
+        try:
+            async with McpTools.connected(
+                "test", server, call_timeout_s=call_timeout_s, connect_timeout_s=120
+            ) as tools:
+                yield tools
+                return
+        except UserError:  # the HTTP server is still starting
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+
+
+@pytest.fixture(params=["stdio", "http"])
+async def tools(request: pytest.FixtureRequest) -> AsyncGenerator[McpTools]:
+    if request.param == "stdio":
+        async with tools_of(on_stdio()) as found:
+            yield found
+    else:
+        async with over_http() as server, tools_of(server) as found:
+            yield found
+
+
+async def test_a_server_s_tools_are_described_as_functions(tools: McpTools) -> None:
+    (multiply,) = [schema for schema in tools.schemas if schema["function"]["name"] == "multiply"]
+    assert multiply["type"] == "function"
+    assert multiply["function"]["description"] == "Multiply two numbers."
+    parameters = multiply["function"]["parameters"]
+    assert parameters["properties"]["a"]["type"] == "integer"
+    assert parameters["required"] == ["a", "b"]
+
+
+async def test_the_model_reads_texts_and_errors(tools: McpTools) -> None:
+    assert await tools.call("multiply", {"a": 6, "b": 7}) == "42"
+    assert await tools.call("picture", {}) == "a pixel:\n[image, not shown]"
+    cut = await tools.call("long", {})
+    assert cut.startswith("x" * MAX_RESULT_CHARS + "\n[The first ")
+    for name, arguments, says in (
+        ("fails", {}, "there is no such page"),
+        ("multiply", {"a": "six"}, "a"),
+        ("divide", {}, "divide"),
+    ):
+        with pytest.raises(ToolError, match=says):
+            await tools.call(name, arguments)
+
+
+async def test_calls_run_at_the_same_time(tools: McpTools) -> None:
+    began_at = time.monotonic()
+    assert await asyncio.gather(*(tools.call("sleeps", {"seconds": 2.0}) for _ in range(8))) == ["awake"] * 8
+    assert time.monotonic() - began_at < 12.0
+
+
+async def test_a_call_that_takes_too_long_is_lost_and_the_next_one_is_answered() -> None:
+    async with tools_of(on_stdio(), call_timeout_s=5.0) as tools:
+        with pytest.raises(ToolLostError, match=r"tool sleeps of MCP server test did not return within 5 s"):
+            await tools.call("sleeps", {"seconds": 600})
+        assert await tools.call("multiply", {"a": 6, "b": 7}) == "42"
+
+
+async def test_a_call_whose_server_ended_is_made_once_more(tmp_path: Path) -> None:
+    async with tools_of(on_stdio()) as tools:
+        calls = [tools.call("ends", {"file": str(tmp_path / "once")}), tools.call("sleeps", {"seconds": 1.0})]
+        assert await asyncio.gather(*calls) == ["still here", "awake"]
+
+
+async def test_a_server_that_does_not_come_back_loses_the_call() -> None:
+    async with over_http() as server, tools_of(server) as tools:
+        assert await tools.call("multiply", {"a": 1, "b": 1}) == "1"
+        unreachable = HttpServer(url="http://127.0.0.1:9/mcp")
+        tools._server = unreachable
+        assert tools._connection is not None
+        tools._connection.end()
+        with pytest.raises(ToolLostError, match="tool multiply of MCP server test: it cannot be reached"):
+            await tools.call("multiply", {"a": 1, "b": 1})
+
+
+async def test_a_started_server_inherits_no_keys_and_gets_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_INTERNAL_KEY", "secret")
+    async with tools_of(on_stdio()) as tools:
+        assert await tools.call("variable", {"name": "HEADRACE_INTERNAL_KEY"}) == "(not set)"
+        assert await tools.call("variable", {"name": "TOKEN_OF_TEST"}) == "known"
+
+
+async def test_a_started_server_ends_with_its_connection(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    script = (
+        f"import os, runpy; open({str(pids)!r}, 'w').write(str(os.getpid())); "
+        f"runpy.run_path({_PROGRAM!r}, run_name='__main__')"
+    )
+    async with tools_of(StdioServer(command=sys.executable, args=["-c", script])) as tools:
+        await tools.call("multiply", {"a": 1, "b": 1})
+        pid = int(pids.read_text())
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [
+        (StdioServer(command="no-such-program"), "MCP server test cannot be used: .*no-such-program"),
+        (StdioServer(command=sys.executable, args=["-c", "raise SystemExit(3)"]), "MCP server test cannot be used"),
+        (HttpServer(url="http://127.0.0.1:9/mcp"), "MCP server test cannot be used: .*cannot be reached"),
+    ],
+)
+async def test_a_server_that_cannot_be_used_is_refused_with_the_reason(server: McpServer, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        async with McpTools.connected("test", server, call_timeout_s=5, connect_timeout_s=60):
+            pass
