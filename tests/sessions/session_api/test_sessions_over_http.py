@@ -14,10 +14,10 @@ from services.sessions.session_api.openai_errors import OpenAiErrors
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.route_table import SESSIONS
+from shared.run_options.agents import AgentOptions
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
-from shared.run_options.agents import AgentOptions
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
 from tests.sessions.scripted import ScriptedGenerators, assistant, call, tool, user
