@@ -1,4 +1,4 @@
-"""Runs with tools, with environments and with an agent program, from `headrace up` to the last step, played by the sessions service."""
+"""Runs with tools, environments or an agent program, from `headrace up` to the last step, played by sessions."""
 
 from collections.abc import Callable
 from pathlib import Path
