@@ -1,4 +1,4 @@
-"""Runs with tools and with environments from `headrace up` to the last step, played by the sessions service."""
+"""Runs with tools, environments or an agent program, from `headrace up` to the last step, played by sessions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +51,19 @@ def minus_drawn(environments, prompts, **columns):
     return [-env.drawn for env in environments]
 '''
 
+AGENT = """
+from openai import AsyncOpenAI
+
+
+async def run(base_url, api_key, prompt, **row):
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        first = (await client.chat.completions.create(model="policy", messages=prompt, max_tokens=4)).choices[0].message
+        history = [first] if len(first.content) % 2 else [{"role": "assistant", "content": "rewritten"}]
+        messages = [*prompt, *history, {"role": "user", "content": "Sure?"}]
+        second = (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message
+    return float(len(second.content))
+"""
+
 
 def test_a_run_with_tools_ends_with_every_group_accounted_for(
     tmp_path: Path, run_file: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
@@ -90,3 +103,25 @@ def test_a_run_with_environments_is_trained_with_their_rewards(
         assert row["rewards"]["user_code:Draws"]["value"] == drawn
         assert row["reward"] == (0.0 if reward_funcs else drawn)
     assert len({row["environment"]["drawn"] for row in rows}) == len(rows)
+
+
+def test_a_run_with_an_agent_program_is_trained_with_the_rewards_that_it_returns(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openai")
+    monkeypatch.setenv("HEADRACE_SIMULATED_SPEED_UP", "20")
+    monkeypatch.setenv("HEADRACE_NUM_AGENT_WORKERS", "4")
+    (tmp_path / "user_code.py").write_text(FUNCTIONS)
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    with Stack(tmp_path, num_simulated=2) as stack:
+        stack.wait_for_rewarder()
+        options = {"agent": "my_agent:run", "agent_timeout_s": 240, "prompt_as_message": True}
+        settings = run_file(reward_funcs=[], max_steps=4, **options)
+        run_id = stack.client.submit(settings).run_id
+        run = stack.wait_for_end(run_id)
+        rows = stack.client.rollouts(run_id, step=4)
+    assert run["status"] == "finished", run
+    assert_every_group_is_accounted_for(run, groups_per_step=4)
+    for row in rows:
+        _, _, last = row["completion"]
+        assert row["reward"] == row["rewards"]["my_agent:run"]["value"] == len(last["content"])
