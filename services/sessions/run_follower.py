@@ -59,7 +59,6 @@ class RunFollower:
         self._pool = pool
         self._http = http
         self._metrics = metrics
-        self._environments_at_once = asyncio.Semaphore(settings.max_environments)
         self.needs_workers = asyncio.Event()
         """Set once a run has tools."""
         self.has_workers = asyncio.Event()
@@ -88,7 +87,7 @@ class RunFollower:
                 await _for_ever()
             tools = await self._tools(record.run_id, config)
             environments = await self._environments(config)
-            check_together(config, tools, environments)
+            _check_together(config, tools, environments)
         except UserError as error:
             log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
             await refuse(self._redis, "sessions", name, str(error), run_id=record.run_id)
@@ -126,7 +125,7 @@ class RunFollower:
             self._settings.limits(),
             timeout_s=config.tool_timeout_s,
             import_timeout_s=self._settings.import_timeout_s,
-            at_once=self._environments_at_once,
+            max_at_once=self._settings.max_environments,
         )
 
     def _loop(self, run_id: str, config: RunConfig, tools: UserTools, environments: Environments | None) -> SessionLoop:
@@ -149,7 +148,7 @@ class RunFollower:
         )
 
 
-def check_together(config: RunConfig, tools: UserTools, environments: Environments | None) -> None:
+def _check_together(config: RunConfig, tools: UserTools, environments: Environments | None) -> None:
     """Raise UserError if the run has no reward at all, or two tools of one name."""
     if environments is None:
         return

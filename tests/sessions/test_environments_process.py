@@ -124,7 +124,7 @@ def guess(request: TurnRequest) -> Any:
 async def test_after_kill_9_another_replica_rebuilds_the_environments_and_samples_no_recorded_turn_again(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await environment_run(redis, run_config, "Game")
+    keys = await environment_run(redis, run_config, "Game", tool_timeout_s=240.0)
     hangs = asyncio.Event()
 
     async def policy(request: TurnRequest) -> Reply:
