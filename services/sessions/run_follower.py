@@ -153,14 +153,12 @@ def _check_together(config: RunConfig, tools: UserTools, environments: Environme
     if environments is None:
         return
     if not config.reward_funcs and not environments.has_reward:
-        raise UserError(
-            f"{environments.name} has no method get_reward, and the run has no reward_funcs; add one of them"
-        )
+        raise UserError(f"{environments.name} has no method get_reward, and the run has no reward_funcs; add either")
     called = Counter(schema["function"]["name"] for schema in [*tools.schemas, *environments.schemas])
     if twice := [name for name, count in called.items() if count > 1]:
         raise UserError(
             f"{', '.join(twice)}: both a tool and a method of {environments.name} have this name, and the model could "
-            "not tell them apart; rename one of them"
+            "not tell them apart; rename either"
         )
 
 
