@@ -50,7 +50,6 @@ class RunCodeLoader:
         self._settings = settings
         self._pool = pool
         self._agents = agents
-        self._environments_at_once = asyncio.Semaphore(settings.max_environments)
         self._needs_workers = asyncio.Event()
         self._has_workers = asyncio.Event()
 
@@ -115,5 +114,5 @@ class RunCodeLoader:
             self._settings.limits(),
             timeout_s=options.tool_timeout_s,
             import_timeout_s=timeout_s,
-            at_once=self._environments_at_once,
+            max_at_once=self._settings.max_environments,
         )

@@ -64,7 +64,7 @@ class SessionsSettings(AdvertisedSettings):
     max_environments: int = Field(
         default=256,
         ge=1,
-        description="Environments at a time, each in a process of its own; further rollouts wait",
+        description="Environments of one run at a time, each in a process of its own; further rollouts wait",
     )
     queue_timeout_s: float = Field(
         default=300.0, gt=0, description="Longest wait of a tool call for a free worker; then its rollout is lost"

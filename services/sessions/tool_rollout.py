@@ -8,7 +8,7 @@ are dropped, and the rollout ends with the calls. A tool that raises an error is
 lost, with the reason, if a tool does not end or ends its worker, or if a turn after the first is refused: only the
 first is the prompt's fault, and not something that the policy wrote.
 
-Recorded calls are not made again, except those of tools that keep state, which is gone with the process that played
+Recorded calls are not made again, except calls of tools that keep state, which is gone with the process that played
 the rollout before. If such a call has another result than the recorded one, the rollout is lost.
 """
 

@@ -1,4 +1,4 @@
-"""Runs with tools, environments or an agent program, from `headrace up` to the last step, played by sessions."""
+"""Runs with tools or an agent program, from `headrace up` to the last step, played by the sessions service."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +11,6 @@ from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 FUNCTIONS = '''
-import random
-
-
 def length(completions, completion_ids, **columns):
     assert all(messages[0]["role"] == "assistant" for messages in completions)
     return [float(len(ids)) for ids in completion_ids]
@@ -27,28 +24,6 @@ def add(a: int, b: int) -> int:
         b: The second.
     """
     return a + b
-
-
-class Draws:
-    """Draws its reward, which is also in an attribute, for a reward function."""
-
-    def reset(self, prompt, **row):
-        self.drawn = random.random()
-        self.has_row = bool(row)
-        return f" Draw {self.drawn}."
-
-    def draw(self) -> str:
-        """Draw again."""
-        self.drawn = random.random()
-        return f"{self.drawn}"
-
-    def get_reward(self):
-        return self.drawn
-
-
-def minus_drawn(environments, prompts, **columns):
-    assert all(f"Draw {env.drawn}." in prompt[-1]["content"] for env, prompt in zip(environments, prompts))
-    return [-env.drawn for env in environments]
 '''
 
 AGENT = """
@@ -80,29 +55,6 @@ def test_a_run_with_tools_ends_with_every_group_accounted_for(
     assert_every_group_is_accounted_for(run, groups_per_step=4)
     assert run["progress"]["pushes_confirmed"] == run["progress"]["pushes"] >= 8
     assert row["completion"][0]["content"].startswith("simulated token"), row
-
-
-@pytest.mark.parametrize("reward_funcs", [[], ["user_code:minus_drawn"]])
-def test_a_run_with_environments_is_trained_with_their_rewards(
-    tmp_path: Path, run_file: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, reward_funcs: list[str]
-) -> None:
-    monkeypatch.setenv("HEADRACE_SIMULATED_SPEED_UP", "20")
-    (tmp_path / "user_code.py").write_text(FUNCTIONS)
-    with Stack(tmp_path, num_simulated=2) as stack:
-        stack.wait_for_rewarder()
-        settings = run_file(reward_funcs=reward_funcs, environment_factory="user_code:Draws", max_steps=4)
-        run_id = stack.client.submit(settings).run_id
-        run = stack.wait_for_end(run_id)
-        rows = stack.client.rollouts(run_id, step=4)
-    assert run["status"] == "finished", run
-    assert_every_group_is_accounted_for(run, groups_per_step=4)
-    for row in rows:
-        drawn = row["environment"]["drawn"]
-        assert row["environment"]["has_row"]
-        assert row["prompt"][-1]["content"].endswith(f" Draw {drawn}.")
-        assert row["rewards"]["user_code:Draws"]["value"] == drawn
-        assert row["reward"] == (0.0 if reward_funcs else drawn)
-    assert len({row["environment"]["drawn"] for row in rows}) == len(rows)
 
 
 def test_a_run_with_an_agent_program_is_trained_with_the_rewards_that_it_returns(

@@ -1,6 +1,5 @@
 """One rollout in an environment of its own: real processes, scripted turns, and recordings that go on elsewhere."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,7 @@ async def environments_in(directory: Path, name: str) -> Environments:
         LIMITS,
         timeout_s=120.0,
         import_timeout_s=240.0,
-        at_once=asyncio.Semaphore(2),
+        max_at_once=2,
     )
 
 

@@ -124,7 +124,7 @@ def guess(request: TurnRequest) -> Any:
 async def test_after_kill_9_another_replica_rebuilds_the_environments_and_samples_no_recorded_turn_again(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await environment_run(redis, run_config, "Game")
+    keys = await environment_run(redis, run_config, "Game", tool_timeout_s=240.0)
     hangs = asyncio.Event()
 
     async def policy(request: TurnRequest) -> Reply:
@@ -205,7 +205,7 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
         (
             "WithoutReward",
             {"reward_funcs": []},
-            "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs; add one of them",
+            "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs; add either",
         ),
         (
             "Game",

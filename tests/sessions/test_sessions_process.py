@@ -79,6 +79,7 @@ def service(redis_url: str, directory: Path, **settings: str) -> Generator[Servi
         HEADRACE_TOOL_PATH=str(directory),
         HEADRACE_NUM_TOOL_WORKERS="2",
         HEADRACE_POLL_EVERY_S="0.05",
+        HEADRACE_IMPORT_TIMEOUT_S="240",
         **settings,
     )
     try:

@@ -138,13 +138,13 @@ class Environments:
         *,
         timeout_s: float,
         import_timeout_s: float,
-        at_once: asyncio.Semaphore,
+        max_at_once: int,
     ) -> None:
         self._factory = factory
         self._what = what
         self._places = places
         self._limits = limits
-        self._at_once = at_once
+        self._at_once = asyncio.Semaphore(max_at_once)
         self._timeout_s = timeout_s
         self._import_timeout_s = import_timeout_s
 
@@ -157,7 +157,7 @@ class Environments:
         *,
         timeout_s: float,
         import_timeout_s: float,
-        at_once: asyncio.Semaphore,
+        max_at_once: int,
     ) -> Self:
         """Import a factory from its current files, and look at what it makes.
 
@@ -167,7 +167,7 @@ class Environments:
             limits: The limits of each environment's process.
             timeout_s: Deadline of each call, in seconds.
             import_timeout_s: Deadline of importing the module, in seconds.
-            at_once: Bounds how many environments there are at a time.
+            max_at_once: Most environments at a time.
 
         Raises:
             UserError: It cannot be used. The message says what to do.
@@ -185,7 +185,7 @@ class Environments:
             limits,
             timeout_s=timeout_s,
             import_timeout_s=import_timeout_s,
-            at_once=at_once,
+            max_at_once=max_at_once,
         )
 
     @property
