@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         print(table.tables(record.read_all(arguments.table)))
         return 0
     own_disk = state_disk.enter("benchmarks.chaos", sys.argv[1:] if argv is None else argv)
-    cells = _cells(arguments.only, engine=arguments.engine, own_disk=own_disk)
+    cells = _cells(arguments.only, engine=arguments.engine, has_tool=arguments.tools, own_disk=own_disk)
     left_out = [] if own_disk else ["disk full: this user may not create a mount namespace"]
     for what in left_out:
         print(f"left out: {what}", flush=True)
@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
                 seconds=arguments.minutes * 60,
                 num_faults=arguments.faults,
                 max_steps=arguments.max_steps,
+                has_tool=arguments.tools,
                 cells=cells,
                 own_disk=own_disk,
                 directory=Path(directory),
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-steps", type=int, default=400, metavar="N", help="optimizer steps of a run, before the next begins (400)"
     )
+    parser.add_argument(
+        "--tools", action="store_true", help="runs have a tool, so sessions play their rollouts and are a victim too"
+    )
     limits = ", ".join(f"{seconds:g} with {engine}" for engine, seconds in STAND_S.items())
     parser.add_argument(
         "--stand-s", type=float, metavar="S", help=f"seconds without a step until a run has stalled ({limits})"
@@ -90,11 +94,13 @@ def _seeds(text: str) -> list[int]:
     return list(range(int(first), int(last or first) + 1))
 
 
-def _cells(only: list[str] | None, *, engine: str, own_disk: bool) -> list[tuple[str, str]]:
+def _cells(only: list[str] | None, *, engine: str, has_tool: bool, own_disk: bool) -> list[tuple[str, str]]:
+    absent = {schedule.ENGINE} if engine == workload.SIMULATED else set[str]()
+    absent |= set() if has_tool else {schedule.SESSIONS}
     cells = [
         (victim, kind)
         for victim, kind in schedule.CELLS
-        if (engine == workload.VLLM or victim != schedule.ENGINE) and (own_disk or kind != schedule.DISK_FULL)
+        if victim not in absent and (own_disk or kind != schedule.DISK_FULL)
     ]
     chosen = [cell for cell in cells if only is None or any(text in ": ".join(cell) for text in only)]
     if not chosen:

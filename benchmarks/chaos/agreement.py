@@ -33,7 +33,7 @@ def contradictions(history: RunHistory, *, ended_well: bool) -> list[str]:
         *_incomplete_groups(steps, history.num_generations),
         *_wrong_rewards(steps),
         *_disordered_stamps(steps),
-        *_wrong_metrics(metrics, steps, history.groups_per_step),
+        *_wrong_metrics(metrics, steps, history),
         *_wrong_counts(metrics, history),
         *_prompts_trained_twice(steps, history.num_prompts),
         *_wrong_evaluations(history, is_complete=ended_well and not history.was_stopped),
@@ -66,7 +66,7 @@ def _disordered_stamps(steps: Mapping[int, Sequence[Row]]) -> Iterable[str]:
 
 
 def _wrong_metrics(
-    metrics: Mapping[int, Row], steps: Mapping[int, Sequence[Row]], groups_per_step: int
+    metrics: Mapping[int, Row], steps: Mapping[int, Sequence[Row]], history: RunHistory
 ) -> Iterable[str]:
     """Recompute each step's metrics from its rollouts."""
     num_tokens = 0.0
@@ -75,12 +75,12 @@ def _wrong_metrics(
         if not rollouts:
             return  # a step without rollouts is already reported
         lengths = [int(rollout["num_tokens"]) for rollout in rollouts]
-        num_tokens += sum(lengths) + workload.PROMPT_TOKENS * len(rollouts)
+        num_tokens += sum(lengths) + history.prompt_tokens * len(rollouts)
         counted = {
             "reward": sum(float(rollout["reward"]) for rollout in rollouts) / len(rollouts),
             "completions/mean_length": sum(lengths) / len(rollouts),
             "num_tokens": num_tokens,
-            "groups/trained": step * groups_per_step,
+            "groups/trained": step * history.groups_per_step,
             "staleness/max": max(float(rollout["staleness"]) for rollout in rollouts),
         }
         for name, value in counted.items():

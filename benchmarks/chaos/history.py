@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos import workload
 from benchmarks.chaos.weights import weight_problems
 
 Row = dict[str, Any]
@@ -45,6 +46,7 @@ class RunHistory:
         pushes: Lines of pushes.jsonl.
         evaluations: Lines of evaluations.jsonl.
         evaluation_rollouts: Completions sampled in evaluations, by step.
+        prompt_tokens: Tokens of every prompt.
         num_prompts: Rows of the training data set. ``num_eval_prompts`` is the same for the evaluation set.
         progress: Counts from the run API.
         was_stopped: Whether a stop was requested, so that no further evaluation was made.
@@ -59,6 +61,7 @@ class RunHistory:
     num_generations: int
     max_staleness: int
     eval_steps: int
+    prompt_tokens: float
     num_prompts: int
     num_eval_prompts: int
     ledger: Mapping[str, Any] | None
@@ -91,6 +94,7 @@ def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[S
         {_number(path): _lines(path, unreadable) for path in sorted((run_dir / folder).glob("step_*.jsonl"))}
         for folder in ("rollouts", "evaluations")
     )
+    metrics = _lines(run_dir / "metrics.jsonl", unreadable)
     return RunHistory(
         run_id=str(run["run_id"]),
         status=str(run["status"]),
@@ -99,11 +103,12 @@ def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[S
         num_generations=int(config["num_generations"]),
         max_staleness=int(config["max_staleness"]),
         eval_steps=int(config["eval_steps"]),
+        prompt_tokens=_rendered_tokens(metrics, rollouts) if config.get("tools") else workload.PROMPT_TOKENS,
         num_prompts=_num_lines(config["dataset_name"]),
         num_eval_prompts=_num_lines(config["eval_dataset_name"]),
         ledger=None if state is None else state["extra"]["ledger"],
         ledger_step=0 if newest is None else _number(newest),
-        metrics=_lines(run_dir / "metrics.jsonl", unreadable),
+        metrics=metrics,
         rollouts=rollouts,
         pushes=_lines(run_dir / "pushes.jsonl", []),  # never truncated, so a crash may have left half a line
         evaluations=_lines(run_dir / "evaluations.jsonl", unreadable),
@@ -114,6 +119,17 @@ def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[S
         sightings=sightings,
         unreadable=unreadable,
     )
+
+
+def _rendered_tokens(metrics: Sequence[Row], rollouts: Mapping[int, Sequence[Row]]) -> float:
+    """Return the tokens of a prompt by the first step, because only the services know how a conversation is rendered.
+
+    All prompts have the same length, so they must have as many in every later step.
+    """
+    first = rollouts.get(1, ())
+    if not metrics or not first:
+        return 0.0
+    return (float(metrics[0]["num_tokens"]) - sum(int(row["num_tokens"]) for row in first)) / len(first)
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:

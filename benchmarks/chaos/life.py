@@ -54,17 +54,25 @@ class Life:
         directory: Directory for all files; created here.
         engine: workload.SIMULATED or workload.VLLM.
         max_steps: Optimizer steps of each run.
+        has_tool: Whether runs have a tool, so that the sessions service plays their rollouts.
         own_disk: Whether the state directory gets a separate disk.
         say: Prints a line.
     """
 
     def __init__(
-        self, directory: Path, *, engine: str, max_steps: int, own_disk: bool, say: Callable[[str], None]
+        self,
+        directory: Path,
+        *,
+        engine: str,
+        max_steps: int,
+        has_tool: bool,
+        own_disk: bool,
+        say: Callable[[str], None],
     ) -> None:
         directory.mkdir(parents=True)
         workload.prepare(directory)
         self.directory = directory
-        self._engine, self._max_steps, self._say = engine, max_steps, say
+        self._engine, self._max_steps, self._has_tool, self._say = engine, max_steps, has_tool, say
         self.disk = StateDisk(directory / "state", is_own=own_disk)
         self.stack = Stack(
             StateDir(directory / "state"),
@@ -159,7 +167,9 @@ class Life:
             # A submit whose answer was lost has still created a run. The oldest run is the one in training.
             found = next((run for run in reversed(client.list()) if run["status"] not in ENDED), None)
             if found is None:
-                config = workload.run_config(self.directory, engine=self._engine, max_steps=self._max_steps)
+                config = workload.run_config(
+                    self.directory, engine=self._engine, max_steps=self._max_steps, has_tool=self._has_tool
+                )
                 found = client.get(client.submit(config).run_id)
             else:
                 found = client.get(found["run_id"])

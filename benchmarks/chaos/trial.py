@@ -40,6 +40,7 @@ class Plan:
         seconds: Strikes end after this time.
         num_faults: Strikes end after this number of faults.
         stand_s: See STAND_S.
+        has_tool: Whether the runs have a tool.
         directory: Directory for the state, on a disk with enough room.
         results: Directory for the files of stalled runs.
     """
@@ -49,6 +50,7 @@ class Plan:
     seconds: float
     num_faults: int
     max_steps: int
+    has_tool: bool
     cells: Sequence[tuple[str, str]]
     own_disk: bool
     directory: Path
@@ -94,7 +96,7 @@ class Trial:
         plan = self._plan
         life = Life(
             plan.directory / f"life-{number}",
-            engine=plan.engine, max_steps=plan.max_steps, own_disk=plan.own_disk, say=self._say,
+            engine=plan.engine, max_steps=plan.max_steps, has_tool=plan.has_tool, own_disk=plan.own_disk, say=self._say,
         )  # fmt: skip
         stack = life.stack
         with AofSizes(stack.state.redis) as aof_sizes:

@@ -3,6 +3,7 @@
 harness -- launcher -- Redis
                    |-- trainer API -- rank
                    |-- generator -- engine worker         (only with vLLM)
+                   |-- sessions                           (a victim only if the runs have a tool)
                    +-- rewarder -- fork server -- reward workers
 """
 

@@ -1,6 +1,7 @@
 """The run that faults strike: a tiny model, sixty prompts, two reward functions, short steps, evaluations.
 
 With simulated generators, weights are really sent over gloo, and tokens are random. Everything else is as in any run.
+With a tool, the sessions service plays the rollouts and asks the generators for turns; simulated ones never call it.
 """
 
 import itertools
@@ -14,7 +15,9 @@ MAX_STALENESS = 2
 GROUPS_PER_STEP = 4
 LENGTH_REWARD = "chaos_rewards:length"
 PROMPT_TOKENS = 4
-"""Tokens of every prompt: a word, two letters, and a word."""
+"""Tokens of every prompt: a word, two letters, and a word. With a tool they are rendered as a conversation."""
+_CONTEXT_TOKENS = 256
+"""Room for the schema of the tool, of which simulated generators count the characters."""
 _NUM_PROMPTS, _NUM_EVAL_PROMPTS = 60, 6
 _REWARDS = '''
 """One function in a reward worker, one on the rewarder's loop."""
@@ -29,6 +32,16 @@ async def slow(completion_ids, **columns):
     await asyncio.sleep(0.1)
     return [float(sum(ids) % 5) for ids in completion_ids]
 '''
+_TOOLS = '''
+def reverse(text: str) -> str:
+    """Reverse a text.
+
+    Args:
+        text: The text.
+    """
+    return text[::-1]
+'''
+_CHAT_TEMPLATE = "{% if tools %}reverse {% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
 _NUM_SIMULATED = 2
 _SIMULATION = {"TRANSPORT": "gloo", "SPEED_UP": "0.5", "COMPLETION_TOKENS": "12", "FIRST_TOKEN_S": "0.02"}
 
@@ -39,17 +52,19 @@ def length_reward(num_tokens: int) -> float:
 
 
 def prepare(directory: Path) -> None:
-    """Write the model, the data sets and the reward functions."""
+    """Write the model, the data sets, the reward functions and the tool."""
     _write_model(directory / "model")
     pairs = itertools.product("abcdefghijkl", repeat=2)
     rows = [json.dumps({"prompt": f"reverse {first}{second} ="}) + "\n" for first, second in pairs]
     (directory / "train.jsonl").write_text("".join(rows[:_NUM_PROMPTS]), encoding="utf-8")
     (directory / "eval.jsonl").write_text("".join(rows[-_NUM_EVAL_PROMPTS:]), encoding="utf-8")
     (directory / "chaos_rewards.py").write_text(_REWARDS, encoding="utf-8")
+    (directory / "chaos_tools.py").write_text(_TOOLS, encoding="utf-8")
 
 
-def run_config(directory: Path, *, engine: str, max_steps: int) -> dict[str, Any]:
+def run_config(directory: Path, *, engine: str, max_steps: int, has_tool: bool) -> dict[str, Any]:
     """Return the config of the run to submit."""
+    with_tool = {"tools": ["chaos_tools:reverse"], "prompt_as_message": True}
     config: dict[str, Any] = {
         "model": str(directory / "model"),
         "dataset_name": str(directory / "train.jsonl"),
@@ -64,6 +79,7 @@ def run_config(directory: Path, *, engine: str, max_steps: int) -> dict[str, Any
         "eval_steps": 10,
         "learning_rate": 1e-5,
         "push_timeout_s": 20.0,
+        **(with_tool if has_tool else {}),
     }
     # simulated generators cannot score probes
     return config if engine == VLLM else {**config, "push_probe_tolerance": None}
@@ -87,5 +103,8 @@ def _write_model(path: Path) -> None:
     from headrace.demo.model import make_model, make_tokenizer
 
     tokenizer = make_tokenizer()
-    make_model(tokenizer, seed=0).save_pretrained(path)
+    tokenizer.chat_template = _CHAT_TEMPLATE
+    model = make_model(tokenizer, seed=0)
+    model.config.max_position_embeddings = _CONTEXT_TOKENS
+    model.save_pretrained(path)
     tokenizer.save_pretrained(path)
