@@ -122,7 +122,7 @@ def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Ca
         is_last = file.num_bytes - start <= RANGE_BYTES
         # One byte too many shows a file that is too long. Stores refuse a range that begins at the end of a file.
         end = file.num_bytes + 1 if is_last else start + RANGE_BYTES
-        ranges.append(store.read_range(path, start, end))
+        ranges.append(store.read(path, start, end))
         if len(ranges[-1]) < min(RANGE_BYTES, file.num_bytes - start):
             break
     data = b"".join(ranges)

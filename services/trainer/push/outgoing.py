@@ -34,7 +34,7 @@ from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.errors import PushError, UnavailableError
 from shared.run_options.pushing import PushEncoding
-from shared.weights.weight_store import StoreError, open_store
+from shared.weights.weight_store import StoreError, WeightStore
 
 _ResultT = TypeVar("_ResultT")
 
@@ -192,7 +192,7 @@ class Outgoing:
             writer = self._writer
             if writer is None:
                 assert self.run_dir is not None
-                writer = DiskWriter(open_store(self.run_dir), run_id=self._run_id, incarnation=self._incarnation)
+                writer = DiskWriter(WeightStore(self.run_dir), run_id=self._run_id, incarnation=self._incarnation)
                 self._writer = writer
             if writer.wants_full(parcel):
                 parcel = self._sent.full()
