@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.worker.gloo_wire import cut, unpack
+from services.generator.worker.weight_wires import cut, unpack
 from services.trainer.push.packing import announce, difference, pack
 from shared.errors import PushError
 
