@@ -152,7 +152,7 @@ async def _pairs(
     assert tolerance is not None
     prober = Prober(policy.probe, token_ids=range(2, 34), tolerance=tolerance)
     found = Pairs(announced.num_bytes)
-    say(f"{size}: {announced.num_bytes / 1e6:.1f} MB in {len(announced.names)} parameters, {len(chunks)} chunks")
+    say(f"{size}: {announced.num_bytes / 1e6:.1f} MB in {len(announced.specs)} parameters, {len(chunks)} chunks")
     with BareBroadcast(chunks) as bare:
         for pair in range(num_pairs + 1):
             bare_s = await asyncio.to_thread(bare.seconds)

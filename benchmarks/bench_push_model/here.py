@@ -90,9 +90,9 @@ def measure(*, num_rounds: int) -> Here:
     announced = announce(weights.described())
     body = {
         "buffer_bytes": BUFFER_BYTES,
-        "names": announced.names,
-        "dtypes": announced.dtype_names,
-        "shapes": announced.shapes,
+        "names": [spec.name for spec in announced.specs],
+        "dtypes": [spec.dtype_name for spec in announced.specs],
+        "shapes": [spec.shape for spec in announced.specs],
     }
     communicator = GlooCommunicator(address="127.0.0.1")
     command = [sys.executable, "-m", "benchmarks.bench_push_model.receiving_process"]

@@ -98,7 +98,7 @@ class Sent:
     @property
     def specs(self) -> list[Spec]:
         """The parameters as a begin body announces them."""
-        return list(zip(self.announced.names, self.announced.dtypes, self.announced.shapes, strict=True))
+        return list(self.announced.specs)
 
 
 def staged_bytes_of_chunks(specs: Sequence[Spec], *, buffer_bytes: int) -> list[int]:

@@ -49,8 +49,7 @@ class Trainer:
         return self.sent.full() if self.writer.wants_full(parcel) else parcel
 
     def staging(self) -> StagedWeights:
-        names = self.announced
-        return StagedWeights(zip(names.names, names.dtypes, names.shapes, strict=True))
+        return StagedWeights(self.announced.specs)
 
     def holds(self, staged: StagedWeights) -> bool:
         return all(torch.equal(staged.tensors[name], tensor) for name, tensor in self.weights)

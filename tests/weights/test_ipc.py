@@ -97,11 +97,10 @@ def test_bytes_come_out_of_the_buffer_unchanged_in_pieces_of_any_size(communicat
     # One is larger than the buffer, one ends in the middle of it, and one has an unaligned number of bytes.
     weights = [("wide", torch.randn(40, 30)), ("codes", torch.arange(7, dtype=torch.int8)), ("last", torch.randn(11))]
     announced = announce(weights)
-    specs = list(zip(announced.names, announced.dtypes, announced.shapes, strict=True))
 
     def receive() -> dict[str, torch.Tensor]:
         group = enter(communicator)
-        chunks = receive_chunks(group, specs, buffer_bytes=400, timeout_s=20)
+        chunks = receive_chunks(group, announced.specs, buffer_bytes=400, timeout_s=20)
         received = {name: tensor for chunk in chunks for name, tensor in chunk}
         group.leave()
         return received
