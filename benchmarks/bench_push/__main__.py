@@ -37,6 +37,7 @@ from services.trainer.push.communicator import BUFFER_BYTES
 from services.trainer.push.packing import announce, pack
 from services.trainer.push.prober import Prober, tolerance_of
 from services.trainer.push.push_result import PushResult
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -131,10 +132,15 @@ async def _measure(directory: Path, model: Path, size: str, *, num_pairs: int) -
             keys = await local_generator.begin_run(redis, f"run-{size}", config)
             with _placed():
                 policy = make_policy(config)
-                sender = WeightSender(
-                    redis, run_id=keys.run_id, internal_key=local_generator.KEY, transport="gloo", push_timeout_s=60.0,
-                    dtype=config.dtype, incarnation=local_generator.INCARNATION,
-                )  # fmt: skip
+                settings = PushSettings(
+                    run_id=keys.run_id,
+                    internal_key=local_generator.KEY,
+                    transport="gloo",
+                    push_timeout_s=60.0,
+                    dtype=config.dtype,
+                    incarnation=local_generator.INCARNATION,
+                )
+                sender = WeightSender(redis, settings)
                 try:
                     await local_generator.until_pushed(sender, policy.named_weights, running)
                     async with _load(redis, keys, workload, running):

@@ -10,4 +10,5 @@ communicator.py               opens a wire: gloo_communicator, nccl_communicator
 packing.py                    weights to chunks, and their checksum
 blame.py                      which generators are to blame when a step fails
 push_result.py                the outcome
+push_settings.py              the settings of a run's pushes
 """

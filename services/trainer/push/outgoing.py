@@ -30,10 +30,10 @@ from services.trainer.deadline_thread import in_thread
 from services.trainer.push.blame import SETTLE_S, AttemptError
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Announcement, NamedTensors, Parcel, Weights, announce, described, difference
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.errors import PushError, UnavailableError
-from shared.run_options.pushing import PushEncoding
 from shared.weights.weight_store import StoreError, WeightStore
 
 _ResultT = TypeVar("_ResultT")
@@ -42,21 +42,14 @@ _ResultT = TypeVar("_ResultT")
 class Outgoing:
     """The weights that one incarnation of a run's trainer has sent, as far as later pushes build on them.
 
-    Args:
-        run_id: The run's id.
-        incarnation: This trainer's incarnation.
-        encoding: The run's ``push_encoding``.
-        weight_dir: The run's ``weight_dir``; None unless its transport is disk.
-
     Attributes:
         run_dir: Directory of the run's versions, sent in the join body.
     """
 
-    def __init__(self, *, run_id: str, incarnation: int, encoding: PushEncoding, weight_dir: str | None) -> None:
-        self._run_id = run_id
-        self._incarnation = incarnation
-        self._encoding = encoding
-        self.run_dir = None if weight_dir is None else f"{weight_dir.rstrip('/')}/{run_id}"
+    def __init__(self, settings: PushSettings) -> None:
+        self._settings = settings
+        weight_dir = settings.weight_dir
+        self.run_dir = None if weight_dir is None else f"{weight_dir.rstrip('/')}/{settings.run_id}"
         self._sent = SentWeights()
         self._writer: DiskWriter | None = None
         self._turn = threading.Lock()
@@ -161,7 +154,7 @@ class Outgoing:
                     _until(given_up, whole.tensors()),
                     announced,
                     policy_version=policy_version,
-                    is_compared=self._encoding != "full",
+                    is_compared=self._settings.encoding != "full",
                 )
         if transport == "disk":
             return parcel
@@ -171,7 +164,7 @@ class Outgoing:
         return parcel
 
     def _is_compared(self, transport: Transport) -> bool:
-        return transport == "disk" or (self._encoding == "delta" and transport in ("gloo", "nccl"))
+        return transport == "disk" or (self._settings.encoding == "delta" and transport in ("gloo", "nccl"))
 
     def _write(self, parcel: Parcel, deadline: float) -> Parcel:
         if parcel.place is not None:
@@ -180,7 +173,9 @@ class Outgoing:
             writer = self._writer
             if writer is None:
                 assert self.run_dir is not None
-                writer = DiskWriter(WeightStore(self.run_dir), run_id=self._run_id, incarnation=self._incarnation)
+                writer = DiskWriter(
+                    WeightStore(self.run_dir), run_id=self._settings.run_id, incarnation=self._settings.incarnation
+                )
                 self._writer = writer
             if writer.wants_full(parcel):
                 parcel = self._sent.full()

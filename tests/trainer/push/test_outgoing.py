@@ -16,6 +16,7 @@ from services.trainer.push import sent_weights
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Parcel, announce
+from services.trainer.push.push_settings import PushSettings
 from shared.control import Transport
 from shared.run_options.pushing import PushEncoding
 from shared.weights.weight_store import StoreError
@@ -27,6 +28,19 @@ def weights(version: int) -> list[tuple[str, torch.Tensor]]:
     wide = torch.zeros(100, 100)
     wide[version] = 1.0
     return [("wide", wide), ("norm", torch.zeros(3))]
+
+
+def outgoing_to(weight_dir: Path, encoding: PushEncoding) -> Outgoing:
+    settings = PushSettings(
+        run_id="run",
+        incarnation=1,
+        internal_key="",
+        transport="disk",
+        encoding=encoding,
+        weight_dir=str(weight_dir),
+        push_timeout_s=120.0,
+    )
+    return Outgoing(settings)
 
 
 def prepare(
@@ -52,7 +66,7 @@ def test_nothing_is_compared_for_what_is_written_in_full(
         return encode(before, after, item_bytes=item_bytes)
 
     monkeypatch.setattr(sent_weights, "encode_delta", counted)
-    outgoing = Outgoing(run_id="run", incarnation=1, encoding=encoding, weight_dir=str(tmp_path))
+    outgoing = outgoing_to(tmp_path, encoding)
     parcels = [write(outgoing, prepare(outgoing, version)) for version in range(3)]
     assert len(compared) == num_compared  # two parameters, two versions with a predecessor
     assert {parcel.encoding for parcel in parcels[1:]} == {"full" if encoding == "full" else "delta"}
@@ -62,7 +76,7 @@ def test_nothing_is_compared_for_what_is_written_in_full(
 def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_nothing_to_build_on(
     tmp_path: Path,
 ) -> None:
-    outgoing = Outgoing(run_id="run", incarnation=1, encoding="delta", weight_dir=str(tmp_path))
+    outgoing = outgoing_to(tmp_path, "delta")
     write(outgoing, prepare(outgoing, 0))
     given_up = threading.Event()
     read: list[str] = []
@@ -81,7 +95,7 @@ def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_not
 
 
 def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outgoing = Outgoing(run_id="run", incarnation=1, encoding="auto", weight_dir=str(tmp_path))
+    outgoing = outgoing_to(tmp_path, "auto")
     write(outgoing, prepare(outgoing, 0))
     is_removing, may_end = threading.Event(), threading.Event()
 
@@ -102,7 +116,7 @@ def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, mo
 
 
 def test_a_readable_version_is_the_base_of_a_delta_and_an_unreadable_version_is_written_again(tmp_path: Path) -> None:
-    outgoing = Outgoing(run_id="run", incarnation=1, encoding="auto", weight_dir=str(tmp_path))
+    outgoing = outgoing_to(tmp_path, "auto")
     assert [write(outgoing, prepare(outgoing, version)).encoding for version in range(2)] == ["full", "delta"]
     outgoing.distrust()
     outgoing._remove_old(time.monotonic() + 120.0)
