@@ -33,11 +33,11 @@ from benchmarks.bench_push.policies import LEARNING_RATES, SIZES, delta_shares, 
 from benchmarks.bench_trainer.workload import Workload, save_model
 from benchmarks.local_generator import say
 from headrace.local import cpu_placement
-from services.trainer.push.communicator import BUFFER_BYTES
 from services.trainer.push.packing import announce, pack
 from services.trainer.push.prober import Prober, tolerance_of
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.push_settings import PushSettings
+from services.trainer.push.transports import BUFFER_BYTES
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis

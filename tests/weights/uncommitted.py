@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from services.trainer.push.communicator import own_abilities
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.packing import Parcel, Weights, announce
 from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Fleet, Member, Replica
+from services.trainer.push.transports import own_abilities
 from shared.control import AbortRequest, ReplicaInfo
 from shared.lineage import incarnation_of
 from tests.weights.replica import HEADERS, RUN_ID

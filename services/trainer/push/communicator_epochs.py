@@ -34,11 +34,12 @@ from services.trainer.push.blame import (
     time_for_members,
     who_left,
 )
-from services.trainer.push.communicator import Communicator, chunk_bytes, open_communicator
+from services.trainer.push.communicator import Communicator
 from services.trainer.push.membership import Abilities, rank_offsets
 from services.trainer.push.packing import Parcel, SentDigests, pack
 from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Fleet, Member, Replica
+from services.trainer.push.transports import chunk_bytes, open_communicator
 from shared.control import (
     AbortRequest,
     BeginRequest,

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from services.trainer.push.communicator import Communicator
 from shared.errors import PushError
 
 cuda: Any = torch.cuda  # partly untyped
@@ -79,28 +80,21 @@ def unique_id() -> bytes:
     return bytes(result)
 
 
-class NcclCommunicator:
+class NcclCommunicator(Communicator):
     """Rank 0 of an NCCL communicator on this thread's current device; the wire of vLLM's NCCL engine.
 
-    The unique id is sent in the join body, over an authenticated route: anyone who has it can enter.
+    The unique id contains a port of NCCL's own. It is sent in the join body, over an authenticated route: anyone who
+    has it can enter.
     """
 
     is_streamed = True
-    port = 1  # unused: NCCL opens a port of its own, and the unique id contains it
 
     def __init__(self) -> None:
         self._unique_id = unique_id()
+        self.nccl_unique_id = base64.b64encode(self._unique_id).decode()
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._comm: NcclComm | None = None
         self._is_closed = False
-
-    @property
-    def nccl_unique_id(self) -> str:
-        """The 128 bytes that other ranks need to enter, in base64."""
-        return base64.b64encode(self._unique_id).decode()
-
-    def export(self) -> None:
-        """See Communicator."""
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """See Communicator. Ends with the one-element all-reduce that vLLM's communicator begins with."""
@@ -121,9 +115,6 @@ class NcclCommunicator:
             raise PushError("the communicator is closed")
         with torch.cuda.device(self._device):
             comm.broadcast(chunk.to(self._device), deadline=time.monotonic() + timeout_s)
-
-    def finish(self, *, timeout_s: float) -> None:
-        """See Communicator. ``broadcast`` has already waited."""
 
     def close(self) -> None:
         """Abort. NCCL then releases every rank it can reach."""

@@ -40,7 +40,6 @@ import torch
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.push.blame import AttemptError
-from services.trainer.push.communicator import own_abilities
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
@@ -49,6 +48,7 @@ from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Member, RunReplicas
+from services.trainer.push.transports import own_abilities
 from shared.control import Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.lineage import LineageVersion
