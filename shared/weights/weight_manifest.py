@@ -106,11 +106,7 @@ def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = No
 def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Callable[[], None]) -> bytes:
     """Return a file's bytes, after checking them against the manifest.
 
-    Args:
-        store: The store that has the version.
-        directory: The version's directory.
-        file: The file's entry in the manifest.
-        check: Called before each range is read. An exception that it raises ends the reading.
+    ``check`` is called before each range is read. An exception that it raises ends the reading.
 
     Raises:
         PushError: The file is missing or damaged.

@@ -34,7 +34,6 @@ class GuardedEngine:
     """An engine that either answers in time or is given up.
 
     Args:
-        engine: The real engine.
         keep_cache: Whether running requests keep their KV cache during a push.
         grace_s: How far a call may exceed its own deadline before the engine counts as stuck, in seconds.
         on_fatal: Called with the reason once the engine cannot be used any more; not called after ``close``.
@@ -95,11 +94,8 @@ class GuardedEngine:
     async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
         """Have every worker check the announced parameters and begin to receive them.
 
-        Args:
-            body: The trainer's announcement.
-            is_staged: Whether to receive into staging memory. If not, weights go into the model itself, and decoding
-                must be paused.
-            directory: Directory for adapters; None if whole models arrive.
+        If they are not staged, they go into the model itself, and decoding must be paused. ``directory`` is for
+        adapters; None if whole models arrive.
         """
         what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
         what["staging"] = is_staged

@@ -53,7 +53,6 @@ class WeightSwap:
 
     Args:
         identity: Description of the replica, the run and the engine, as it was before the first push.
-        engine: Receives and loads weights.
         outputs: The gate that everything the engine samples must pass.
         is_staged: Whether arriving weights are staged. If not, decoding is paused while they arrive.
         has_adapters: Whether adapters arrive, instead of whole models.
@@ -63,9 +62,7 @@ class WeightSwap:
         epoch: Current communicator epoch; 0 means none.
         newest_epoch: Newest epoch seen in a join or an abort.
         held_version: Version of this run's weights, as read back from the engine.
-        decoding_is_paused: Whether decoding is paused.
         staged_checksum: Checksum of the staged weights; None if they are not complete.
-        update: The update in progress, or None.
         turn: Held by the move of a push that is in progress.
         moves: The moves that are in progress or wait for their turn. ``end`` cancels them.
     """

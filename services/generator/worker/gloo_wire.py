@@ -33,10 +33,7 @@ class GlooWire:
     """This worker's place in one communicator epoch. See weight_wires.ChunkWire.
 
     Args:
-        master_address: Address of the trainer.
         master_port: Port of the trainer's store.
-        rank: Rank of this worker in the group.
-        world_size: Number of ranks in the group.
         timeout_s: Deadline of the rendezvous in seconds; the constructor blocks until every rank is there.
 
     Raises:

@@ -22,9 +22,6 @@ class NcclWire:
 
     Args:
         unique_id: NCCL's unique id of the rendezvous, in base64.
-        rank: Rank of this worker in the communicator.
-        world_size: Number of ranks in the communicator.
-        device: The GPU.
     """
 
     def __init__(self, *, unique_id: str, rank: int, world_size: int, device: torch.device) -> None:

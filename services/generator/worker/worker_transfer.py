@@ -81,7 +81,6 @@ class WorkerTransfer:
 
     Args:
         model: The worker's shard of the model.
-        vllm_config: Config of the engine.
         device: Device on which the worker computes.
         rank: This worker's rank within its replica.
 

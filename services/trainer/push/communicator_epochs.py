@@ -67,7 +67,6 @@ class CommunicatorEpochs:
     ``join``, ``begin`` and ``broadcast`` raise AttemptError when a member fails or the deadline (monotonic) passes.
 
     Args:
-        settings: The settings of the run's pushes.
         own: Versions of the trainer, sent in the join body.
 
     Attributes:

@@ -58,8 +58,6 @@ class DiskWriter:
 
     Args:
         store: The run's directory.
-        run_id: The run's id.
-        incarnation: This trainer's incarnation.
         file_bytes: Size after which a file is cut.
         max_chain: Maximum number of deltas on one full version.
     """

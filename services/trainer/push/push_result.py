@@ -14,7 +14,6 @@ class PushResult:
     """The result of one push. The sender fills it in while the push is under way.
 
     Attributes:
-        policy_version: The version that is pushed.
         fleet: The fleet of the last attempt.
         communicator_epoch: Epoch of the last attempt's communicator.
         asked: Every replica that was a member of an attempt, with its state when that attempt began.

@@ -150,8 +150,6 @@ class RunReplicas:
     """Finds the replicas of one run.
 
     Args:
-        redis: Client of redis_connection.py.
-        settings: The settings of the run's pushes.
         own: Versions and devices of the trainer.
     """
 

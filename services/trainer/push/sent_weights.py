@@ -47,13 +47,9 @@ class SentWeights:
     def update(
         self, weights: NamedTensors, announced: Announcement, *, policy_version: int, is_compared: bool = True
     ) -> Parcel:
-        """Copy ``weights`` as the newest version. Return deltas, or all weights without a base.
+        """Copy ``weights``, which are all parameters, as the newest version.
 
-        Args:
-            weights: All parameters.
-            announced: Their names, dtypes and shapes.
-            policy_version: Optimizer steps contained in them.
-            is_compared: Whether to compute deltas at all.
+        Return deltas. Without a base, or if nothing is to be compared, return all weights.
 
         Raises:
             PushError: ``weights`` differ from the announcement.

@@ -16,12 +16,7 @@ _GPU_BUFFER_BYTES = 256 * 1024 * 1024
 
 
 def open_communicator(transport: Transport, *, address: str, buffer_bytes: int) -> Communicator:
-    """Return a communicator that generators can join at ``address``.
-
-    Args:
-        transport: The transport to open.
-        address: Local address that the generators can reach.
-        buffer_bytes: Size of the ipc buffer.
+    """Return a communicator that generators can join at ``address``, with a buffer of this size for ipc.
 
     Raises:
         PushError: It cannot be opened now.
