@@ -124,11 +124,7 @@ class WeightSwap:
         self.epoch = body.epoch
 
     async def begin(self, body: BeginRequest) -> None:
-        """Begin to receive. Without staging, pause decoding first.
-
-        Raises:
-            PushError: Decoding could not be paused, or the announced parameters do not match the model's.
-        """
+        """See WeightReceiver.begin."""
         closing = ExitStack()
         directory = closing.enter_context(adapter_directory()) if self._has_adapters else None
         update = self.update = Update(body, time.monotonic(), directory, closing)
@@ -144,11 +140,7 @@ class WeightSwap:
         update.receiving = asyncio.create_task(self._receive(update), name="receive weights")
 
     async def commit(self, update: Update, receiving: "asyncio.Task[str | None]", body: CommitRequest) -> CommitReply:
-        """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
-
-        Raises:
-            PushError: The update failed; the diagram above shows the resulting state.
-        """
+        """See WeightReceiver.commit. The diagram above shows the state after an error."""
         deadline = time.monotonic() + body.timeout_s
         await asyncio.wait({receiving})
         checksum = receiving.result()
@@ -191,11 +183,7 @@ class WeightSwap:
         )
 
     async def sleep(self) -> None:
-        """Pause decoding, and release the engine's GPU memory.
-
-        Raises:
-            PushError: This engine cannot sleep.
-        """
+        """See WeightReceiver.sleep."""
         if self.engine.is_asleep:
             return
         was_paused, self.decoding_is_paused = self.decoding_is_paused, True

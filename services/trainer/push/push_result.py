@@ -134,7 +134,7 @@ class PushResult:
     @property
     def num_probes_failed(self) -> int:
         """Number of replicas that failed the probe."""
-        return sum(not reply.is_verified for reply in self.replies.values())
+        return sum(reply.probe_failure is not None for reply in self.replies.values())
 
     def _longest(self, duration: Callable[[CommitReply], float]) -> float:
         return max(map(duration, self.replies.values()), default=0.0)
