@@ -223,11 +223,6 @@ class CommitReply(ControlBody):
         default=None, description="Why samples of these weights are not published; None: the weights are right"
     )
 
-    @property
-    def is_verified(self) -> bool:
-        """Whether samples of these weights are published."""
-        return self.probe_failure is None
-
 
 class AbortRequest(ControlBody):
     """Give up the update: leave the communicator, and wait for the next epoch. The old weights are served as before."""

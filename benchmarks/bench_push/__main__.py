@@ -33,10 +33,11 @@ from benchmarks.bench_push.policies import LEARNING_RATES, SIZES, delta_shares, 
 from benchmarks.bench_trainer.workload import Workload, save_model
 from benchmarks.local_generator import say
 from headrace.local import cpu_placement
-from services.trainer.push.communicator import BUFFER_BYTES
 from services.trainer.push.packing import announce, pack
 from services.trainer.push.prober import Prober, tolerance_of
 from services.trainer.push.push_result import PushResult
+from services.trainer.push.push_settings import PushSettings
+from services.trainer.push.transports import BUFFER_BYTES
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -131,10 +132,15 @@ async def _measure(directory: Path, model: Path, size: str, *, num_pairs: int) -
             keys = await local_generator.begin_run(redis, f"run-{size}", config)
             with _placed():
                 policy = make_policy(config)
-                sender = WeightSender(
-                    redis, run_id=keys.run_id, internal_key=local_generator.KEY, transport="gloo", push_timeout_s=60.0,
-                    dtype=config.dtype, incarnation=local_generator.INCARNATION,
-                )  # fmt: skip
+                settings = PushSettings(
+                    run_id=keys.run_id,
+                    internal_key=local_generator.KEY,
+                    transport="gloo",
+                    push_timeout_s=60.0,
+                    dtype=config.dtype,
+                    incarnation=local_generator.INCARNATION,
+                )
+                sender = WeightSender(redis, settings)
                 try:
                     await local_generator.until_pushed(sender, policy.named_weights, running)
                     async with _load(redis, keys, workload, running):
@@ -152,7 +158,7 @@ async def _pairs(
     assert tolerance is not None
     prober = Prober(policy.probe, token_ids=range(2, 34), tolerance=tolerance)
     found = Pairs(announced.num_bytes)
-    say(f"{size}: {announced.num_bytes / 1e6:.1f} MB in {len(announced.names)} parameters, {len(chunks)} chunks")
+    say(f"{size}: {announced.num_bytes / 1e6:.1f} MB in {len(announced.specs)} parameters, {len(chunks)} chunks")
     with BareBroadcast(chunks) as bare:
         for pair in range(num_pairs + 1):
             bare_s = await asyncio.to_thread(bare.seconds)

@@ -25,9 +25,9 @@ from benchmarks.bench_push_model.models import SMALL, empty_model, filled_model
 from benchmarks.bench_push_model.receiving_process import TIMEOUT_S, Timer
 from benchmarks.bench_push_model.stand_ins import Sent, chunks_of
 from services.trainer.policy.trained_weights import AllWeights, LiveWeights
-from services.trainer.push.communicator import BUFFER_BYTES
 from services.trainer.push.gloo_communicator import GlooCommunicator
 from services.trainer.push.packing import Announcement, SentDigests, announce, digest, pack
+from services.trainer.push.transports import BUFFER_BYTES
 
 Phases = dict[str, tuple[float, float]]
 
@@ -90,9 +90,9 @@ def measure(*, num_rounds: int) -> Here:
     announced = announce(weights.described())
     body = {
         "buffer_bytes": BUFFER_BYTES,
-        "names": announced.names,
-        "dtypes": announced.dtype_names,
-        "shapes": announced.shapes,
+        "names": [spec.name for spec in announced.specs],
+        "dtypes": [spec.dtype_name for spec in announced.specs],
+        "shapes": [spec.shape for spec in announced.specs],
     }
     communicator = GlooCommunicator(address="127.0.0.1")
     command = [sys.executable, "-m", "benchmarks.bench_push_model.receiving_process"]

@@ -17,7 +17,7 @@ from benchmarks.bench_push_model.course import course_s
 from benchmarks.bench_push_model.models import LARGE, empty_model
 from benchmarks.bench_push_model.stand_ins import Sent, chunks_of
 from services.generator.worker.staged_weights import digest_threads, staging_bytes
-from services.trainer.push.communicator import chunk_bytes
+from services.trainer.push.transports import chunk_bytes
 from services.trainer.push.weight_sender import SLOWEST_BYTES_PER_S
 from services.trainer.ranks.lead_core import GatheredWeights
 from services.trainer.ranks.weight_buckets import WeightBuckets

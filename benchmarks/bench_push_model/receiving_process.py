@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from services.generator.worker.gloo_wire import GlooWire, cut, num_bytes
+from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.staged_weights import Spec, StagedWeights, digest
-from services.generator.worker.weight_wires import receive_version
+from services.generator.worker.weight_wires import cut, num_bytes, receive_version
 
 TIMEOUT_S = 300.0
 _ResultT = TypeVar("_ResultT")
@@ -55,17 +55,20 @@ def main() -> None:
         for name, tensor in sources.items():
             targets[name].copy_(tensor)
 
+    def meet() -> None:
+        wire.confirm(deadline=time.monotonic() + TIMEOUT_S)
+
     def broadcasts() -> None:
         for size in sizes:
-            wire.receive(torch.empty(size, dtype=torch.uint8), timeout_s=TIMEOUT_S)
-        wire.confirm(timeout_s=TIMEOUT_S)
+            wire.receive(torch.empty(size, dtype=torch.uint8), deadline=time.monotonic() + TIMEOUT_S)
+        meet()
 
     def push() -> str:
         what = {"timeout_s": TIMEOUT_S}
         receive_version(staged, wire, specs, what, staged_checksum=None, buffer_bytes=buffer_bytes)
         checksum = staged.checksum()
         copy(loaded, staged.tensors)
-        wire.confirm(timeout_s=TIMEOUT_S)
+        meet()
         return checksum
 
     copy(staged.tensors, loaded)  # memory is taken before the first round
@@ -74,8 +77,8 @@ def main() -> None:
         timer.time("stage", lambda: copy(staged.tensors, loaded))
         timer.time("digest", lambda: [digest(tensor) for tensor in staged.tensors.values()])
         timer.time("load", lambda: copy(loaded, staged.tensors))
-        wire.confirm(timeout_s=TIMEOUT_S)  # the trainer measures its own phases
-        wire.confirm(timeout_s=TIMEOUT_S)
+        meet()  # the trainer measures its own phases
+        meet()
         timer.time("send", broadcasts)
         checksum = timer.time("push", push)
         sys.stdout.write(json.dumps({"phases": timer.phases, "checksum": checksum}) + "\n")

@@ -5,7 +5,8 @@
 Each operation that moves bytes costs what it reads and writes, divided by a stated bandwidth. Views cost nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.bench_push_model.course import Chunk
-from services.generator.worker.gloo_wire import cut, num_bytes, unpack
 from services.generator.worker.staged_weights import Spec, StagedWeights, staging_bytes
 from services.generator.worker.weight_wires import receive_version
 from services.trainer.push.packing import Announcement, Weights, announce, described, pack
@@ -49,22 +49,19 @@ class StandInWire:
     """A ChunkWire on which every chunk is there at once.
 
     Attributes:
-        staged: What ``moved`` had counted when each chunk had been staged.
+        moved_before: What ``moved`` had counted when each chunk arrived.
     """
+
+    device = torch.device("meta")
 
     def __init__(self, moved: MovedBytes) -> None:
         self._moved = moved
-        self.staged: list[int] = []
+        self.moved_before: list[int] = []
 
-    def receive_chunks(
-        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
-    ) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """See ChunkWire. The chunks are cut as the real wires cut them."""
-        del timeout_s
-        for chunk_of in cut(specs, buffer_bytes):
-            chunk = torch.empty(sum(map(num_bytes, chunk_of)), dtype=torch.uint8, device="meta")
-            yield unpack(chunk, chunk_of)
-            self.staged.append(self._moved.num_bytes)
+    def receive(self, chunk: Tensor, *, deadline: float) -> None:
+        """See ChunkWire."""
+        del chunk, deadline
+        self.moved_before.append(self._moved.num_bytes)
 
     def leave(self) -> None:
         """See ChunkWire."""
@@ -101,7 +98,7 @@ class Sent:
     @property
     def specs(self) -> list[Spec]:
         """The parameters as a begin body announces them."""
-        return list(zip(self.announced.names, self.announced.dtypes, self.announced.shapes, strict=True))
+        return list(self.announced.specs)
 
 
 def staged_bytes_of_chunks(specs: Sequence[Spec], *, buffer_bytes: int) -> list[int]:
@@ -111,7 +108,7 @@ def staged_bytes_of_chunks(specs: Sequence[Spec], *, buffer_bytes: int) -> list[
     staged = UndigestedWeights(specs, block=torch.empty(staging_bytes(specs), dtype=torch.uint8, device="meta"))
     with moved:
         receive_version(staged, wire, specs, {"timeout_s": 1.0}, staged_checksum=None, buffer_bytes=buffer_bytes)
-    return [end - begin for begin, end in zip([0, *wire.staged], wire.staged, strict=False)]
+    return [end - begin for begin, end in pairwise([*wire.moved_before, moved.num_bytes])]
 
 
 def chunks_of(

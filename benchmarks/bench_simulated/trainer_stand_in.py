@@ -19,6 +19,7 @@ from services.trainer.intake.admission import Admission
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
 from services.trainer.intake.scored_groups import ScoredGroups
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.weight_sender import WeightSender
 from shared.lineage import LineageVersion
 from shared.messages import Prompt
@@ -105,10 +106,14 @@ class TrainerStandIn:
             redis, keys=keys, config=config, rows=_Rows(), encoder=_Encoder(num_prompt_tokens), ledger=self._ledger,
             incarnation=1,
         )  # fmt: skip
-        self._sender = WeightSender(
-            redis, run_id=run_id, internal_key=internal_key, transport="auto", push_timeout_s=config.push_timeout_s,
+        settings = PushSettings(
+            run_id=run_id,
+            internal_key=internal_key,
+            transport="auto",
+            push_timeout_s=config.push_timeout_s,
             incarnation=1,
-        )  # fmt: skip
+        )
+        self._sender = WeightSender(redis, settings)
 
     async def run(self) -> None:
         """Consume until cancelled."""

@@ -142,6 +142,7 @@ async def _train(
 ) -> int:
     from services.trainer.fence import take_over
     from services.trainer.loop.assembly import assemble, consumer_name
+    from services.trainer.push.push_settings import PushSettings
     from services.trainer.push.weight_sender import WeightSender
     from services.trainer.room import Room
     from services.trainer.run_context import RunContext
@@ -150,8 +151,7 @@ async def _train(
     require_places(config, data=settings.places_of_data(), weights=settings.places_of_weights())
     incarnation = await take_over(redis, RunKeys(record.run_id))
     store.write_as(incarnation)
-    sender = WeightSender(
-        redis,
+    pushing = PushSettings(
         run_id=record.run_id,
         internal_key=settings.internal_key.get_secret_value(),
         peers=settings.generator_tls(),
@@ -164,6 +164,7 @@ async def _train(
         incarnation=incarnation,
         dtype=config.dtype,
     )
+    sender = WeightSender(redis, pushing)
     run = RunContext(redis, store, record, incarnation, settings.replica_id or "trainer", Room(terminate))
     try:
         training = await assemble(run, sender, terminate=terminate, lead=lead, data_roots=settings.places_of_data())

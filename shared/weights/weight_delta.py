@@ -60,7 +60,6 @@ class Delta:
     """One parameter's delta, split into its parts, which are not decoded yet.
 
     Attributes:
-        item_bytes: Size of an element.
         num_elements: Number of elements of the parameter.
         num_changed: Number of elements that changed; all for ``Values.WHOLE``.
     """

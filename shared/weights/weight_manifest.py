@@ -106,11 +106,7 @@ def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = No
 def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Callable[[], None]) -> bytes:
     """Return a file's bytes, after checking them against the manifest.
 
-    Args:
-        store: The store that has the version.
-        directory: The version's directory.
-        file: The file's entry in the manifest.
-        check: Called before each range is read. An exception that it raises ends the reading.
+    ``check`` is called before each range is read. An exception that it raises ends the reading.
 
     Raises:
         PushError: The file is missing or damaged.
@@ -122,7 +118,7 @@ def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Ca
         is_last = file.num_bytes - start <= RANGE_BYTES
         # One byte too many shows a file that is too long. Stores refuse a range that begins at the end of a file.
         end = file.num_bytes + 1 if is_last else start + RANGE_BYTES
-        ranges.append(store.read_range(path, start, end))
+        ranges.append(store.read(path, start, end))
         if len(ranges[-1]) < min(RANGE_BYTES, file.num_bytes - start):
             break
     data = b"".join(ranges)

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import Qwen3ForCausalLM
 
 from services.trainer.push.push_result import PushResult
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.weight_sender import WeightSender
 from shared.arrays import Logprobs, pack_ids
 from shared.lineage import LineageVersion
@@ -44,13 +45,15 @@ class PlayedTrainer:
         self._model_dir = model_dir
         self.sender = WeightSender(
             redis,
-            run_id=self.run_id,
-            internal_key=INTERNAL_KEY,
-            transport=implementation.transport,
-            push_timeout_s=PUSH_TIMEOUT_S,
-            incarnation=self.incarnation,
-            info_timeout_s=INFO_TIMEOUT_S,
-            buffer_bytes=20_000,
+            PushSettings(
+                run_id=self.run_id,
+                internal_key=INTERNAL_KEY,
+                transport=implementation.transport,
+                push_timeout_s=PUSH_TIMEOUT_S,
+                incarnation=self.incarnation,
+                info_timeout_s=INFO_TIMEOUT_S,
+                buffer_bytes=20_000,
+            ),
         )
 
     async def begin(self) -> None:

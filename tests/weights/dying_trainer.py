@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.redis_connection import connect
 from tests.weights.known_weights import interrupted, make_policy
@@ -16,12 +17,14 @@ AT_PARAMETER = 8
 async def main(redis_url: str, model_dir: str, incarnation: str) -> None:
     sender = WeightSender(
         connect(redis_url),
-        run_id=RUN_ID,
-        internal_key=KEY,
-        transport="gloo",
-        push_timeout_s=30.0,
-        incarnation=int(incarnation),
-        buffer_bytes=20_000,
+        PushSettings(
+            run_id=RUN_ID,
+            internal_key=KEY,
+            transport="gloo",
+            push_timeout_s=30.0,
+            incarnation=int(incarnation),
+            buffer_bytes=20_000,
+        ),
     )
     policy = make_policy(Path(model_dir), seed=77)
     await sender.push(interrupted(policy, at=AT_PARAMETER, by=lambda: os._exit(9)), policy_version=99)

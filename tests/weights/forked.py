@@ -17,6 +17,7 @@ from typing import Any
 
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.gloo_communicator import GlooCommunicator
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import HeadraceError, PushError
 from shared.redis.redis_connection import connect
@@ -99,13 +100,15 @@ async def _train(pipe: Connection, redis_url: str, model_dir: Path, incarnation:
     held_at.install()
     sender = WeightSender(
         connect(redis_url),
-        run_id=RUN_ID,
-        internal_key=KEY,
-        transport="gloo",
-        push_timeout_s=push_timeout_s,
-        incarnation=incarnation,
-        info_timeout_s=INFO_TIMEOUT_S,
-        buffer_bytes=20_000,
+        PushSettings(
+            run_id=RUN_ID,
+            internal_key=KEY,
+            transport="gloo",
+            push_timeout_s=push_timeout_s,
+            incarnation=incarnation,
+            info_timeout_s=INFO_TIMEOUT_S,
+            buffer_bytes=20_000,
+        ),
     )
     while True:
         command, *arguments = await asyncio.to_thread(pipe.recv)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from services.generator.worker.disk_wire import DiskWire
-from services.generator.worker.weight_wires import open_wire
+from services.generator.worker.weight_wires import open_wire, receive_chunks
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     assert not isinstance(wire, DiskWire)
     specs = [(name, torch.float32, shape) for name, shape in order["shapes"].items()]
     sums: dict[str, float] = {}
-    for chunk in wire.receive_chunks(specs, buffer_bytes=order["where"]["buffer_bytes"], timeout_s=60.0):
+    for chunk in receive_chunks(wire, specs, buffer_bytes=order["where"]["buffer_bytes"], timeout_s=60.0):
         for name, tensor in chunk:
             assert tensor.device == device
             sums[name] = float(tensor.sum())

@@ -12,6 +12,7 @@ import torch
 
 def main() -> None:
     from services.generator.worker.nccl_wire import NcclWire
+    from services.generator.worker.weight_wires import receive_chunks
 
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     torch.cuda.set_device(1)
@@ -19,7 +20,7 @@ def main() -> None:
     specs = [(name, torch.float32, shape) for name, shape in order["shapes"].items()]
     sums = {
         name: float(tensor.sum())
-        for chunk in wire.receive_chunks(specs, buffer_bytes=order["buffer_bytes"], timeout_s=30.0)
+        for chunk in receive_chunks(wire, specs, buffer_bytes=order["buffer_bytes"], timeout_s=30.0)
         for name, tensor in chunk
     }
     wire.leave()

@@ -1,5 +1,6 @@
 """Makes weight senders: the sending end of a push."""
 
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.redis_connection import Redis
 from shared.run_options.pushing import PushEncoding, WantedTransport
@@ -22,15 +23,17 @@ def make_sender(
     """Return a sender that cuts chunks in the middle of layers."""
     return WeightSender(
         redis,
-        run_id=RUN_ID,
-        internal_key=KEY,
-        transport=transport,
-        encoding=encoding,
-        weight_dir=weight_dir,
-        push_timeout_s=push_timeout_s,
-        incarnation=incarnation,
-        info_timeout_s=info_timeout_s,
-        buffer_bytes=buffer_bytes,
+        PushSettings(
+            run_id=RUN_ID,
+            internal_key=KEY,
+            transport=transport,
+            encoding=encoding,
+            weight_dir=weight_dir,
+            push_timeout_s=push_timeout_s,
+            incarnation=incarnation,
+            info_timeout_s=info_timeout_s,
+            buffer_bytes=buffer_bytes,
+        ),
     )
 
 

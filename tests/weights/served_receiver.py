@@ -8,8 +8,10 @@ from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 
 from services.generator.engine.adapter import AdapterSpec
+from services.generator.policy_api.generate_route import refuse_body
 from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.receive.weight_routes import make_router
 from shared.access.door import Door
@@ -82,6 +84,7 @@ async def serve(
     )
     app = FastAPI()
     app.include_router(make_router(served.receiver))
+    app.add_exception_handler(RequestValidationError, refuse_body)
     guarded = Door(HttpGuard(app), routes=GENERATOR, keyring=Keyring(internal=KEY))
     server = uvicorn.Server(
         uvicorn.Config(guarded, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1)

@@ -20,7 +20,7 @@ from services.trainer.push.sent_weights import SentWeights
 from shared.errors import PushError, UserError
 from shared.weights import weight_manifest
 from shared.weights.weight_manifest import MANIFEST
-from shared.weights.weight_store import LocalStore, WeightStore, open_store
+from shared.weights.weight_store import WeightStore
 
 pytestmark = pytest.mark.unit
 
@@ -34,7 +34,7 @@ class Trainer:
 
     def __init__(self, root: str, *, incarnation: int = 1, max_chain: int = 16, file_bytes: int = 6_000) -> None:
         self.sent = SentWeights()
-        self.store: WeightStore = open_store(root)
+        self.store = WeightStore(root)
         self.writer = DiskWriter(
             self.store, run_id="run", incarnation=incarnation, max_chain=max_chain, file_bytes=file_bytes
         )
@@ -49,8 +49,7 @@ class Trainer:
         return self.sent.full() if self.writer.wants_full(parcel) else parcel
 
     def staging(self) -> StagedWeights:
-        names = self.announced
-        return StagedWeights(zip(names.names, names.dtypes, names.shapes, strict=True))
+        return StagedWeights(self.announced.specs)
 
     def holds(self, staged: StagedWeights) -> bool:
         return all(torch.equal(staged.tensors[name], tensor) for name, tensor in self.weights)
@@ -64,8 +63,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         "memory": f"memory://bucket-{next(_NUMBERS)}/weights",
         "file": f"file://{tmp_path}/weights",
     }
-    if request.param != "local":
-        pytest.importorskip("fsspec")
     return roots[request.param]
 
 
@@ -128,8 +125,8 @@ def test_the_next_trainer_removes_what_the_last_left_and_nothing_that_is_not_our
     first = Trainer(str(tmp_path))
     first.writer.publish(first.parcel(0))
     # After a crash in the middle of a version, there are files but no manifest.
-    LocalStore(tmp_path).write("00000001-00000002-v1/weights-00001-of-00002.safetensors", b"half")
-    LocalStore(tmp_path).write("00000003-00000001-v1/manifest.json", b"of a newer trainer")
+    WeightStore(str(tmp_path)).write("00000001-00000002-v1/weights-00001-of-00002.safetensors", b"half")
+    WeightStore(str(tmp_path)).write("00000003-00000001-v1/manifest.json", b"of a newer trainer")
     (tmp_path / "photographs").mkdir()
     heir = Trainer(str(tmp_path), incarnation=2)
     place = heir.writer.publish(heir.parcel(7))
@@ -259,17 +256,16 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
     DiskWire(root).receive_into(staged, place, staged_checksum=None, timeout_s=30)
     assert trainer.holds(staged)
     reader = DiskWire(root)
-    store = type(trainer.store)
-    read_range, num_read = store.read_range, 0
+    read, num_read = WeightStore.read, 0
 
     def give_up_at_the_third(*args: Any) -> bytes:
         nonlocal num_read
         num_read += 1
         if num_read == 3:
             reader.leave()
-        return read_range(*args)
+        return read(*args)
 
-    monkeypatch.setattr(store, "read_range", give_up_at_the_third)
+    monkeypatch.setattr(WeightStore, "read", give_up_at_the_third)
     with pytest.raises(PushError, match="gave up the push"):
         reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
     assert num_read == 3
@@ -306,7 +302,6 @@ def test_a_file_that_is_not_as_long_as_it_should_be_is_refused_however_it_is_rea
 
 
 def test_a_store_whose_package_is_missing_says_which_setting_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("fsspec")
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(UserError, match=r"weight_dir abfs://bucket/weights cannot be opened: .*adlfs"):
-        open_store("abfs://bucket/weights")
+        WeightStore("abfs://bucket/weights")

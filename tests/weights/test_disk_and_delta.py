@@ -21,7 +21,7 @@ from shared.control import DiskPlace
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
-from shared.weights.weight_store import LocalStore
+from shared.weights.weight_store import WeightStore
 from tests.weights.known_weights import (
     PROMPT_IDS,
     adapters_of,
@@ -56,7 +56,7 @@ def adapter_weights_of(policy: Any) -> Callable[[], Iterable[tuple[str, torch.Te
 
 
 def versions_in(weight_dir: Path) -> list[Manifest]:
-    store = LocalStore(weight_dir / RUN_ID)
+    store = WeightStore(str(weight_dir / RUN_ID))
     return [read_manifest(store, name) for name in store.names()]
 
 

@@ -16,7 +16,7 @@ from shared.control import DiskPlace
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.weights.weight_manifest import Manifest, read_manifest
-from shared.weights.weight_store import LocalStore
+from shared.weights.weight_store import WeightStore
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import RUN_ID
 from tests.weights.senders import make_sender
@@ -41,7 +41,7 @@ def holds(served: ServedReceiver, version: int) -> bool:
 
 
 def written(weight_dir: Path) -> list[Manifest]:
-    store = LocalStore(weight_dir / RUN_ID)
+    store = WeightStore(str(weight_dir / RUN_ID))
     return [read_manifest(store, name) for name in store.names()]
 
 

@@ -22,6 +22,7 @@ import torch
 from services.generator.worker import ipc_wire
 from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.ipc_wire import IpcWire, map_buffer
+from services.generator.worker.weight_wires import receive_chunks
 from services.trainer.push import gloo_communicator
 from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
@@ -96,11 +97,10 @@ def test_bytes_come_out_of_the_buffer_unchanged_in_pieces_of_any_size(communicat
     # One is larger than the buffer, one ends in the middle of it, and one has an unaligned number of bytes.
     weights = [("wide", torch.randn(40, 30)), ("codes", torch.arange(7, dtype=torch.int8)), ("last", torch.randn(11))]
     announced = announce(weights)
-    specs = list(zip(announced.names, announced.dtypes, announced.shapes, strict=True))
 
     def receive() -> dict[str, torch.Tensor]:
         group = enter(communicator)
-        chunks = group.receive_chunks(specs, buffer_bytes=400, timeout_s=20)
+        chunks = receive_chunks(group, announced.specs, buffer_bytes=400, timeout_s=20)
         received = {name: tensor for chunk in chunks for name, tensor in chunk}
         group.leave()
         return received
@@ -135,7 +135,7 @@ def test_a_size_that_was_not_announced_is_refused(communicator: IpcCommunicator)
     def receive() -> None:
         group = enter(communicator)
         try:
-            for chunk in group.receive_chunks([("small", torch.uint8, [10])], buffer_bytes=400, timeout_s=20):
+            for chunk in receive_chunks(group, [("small", torch.uint8, [10])], buffer_bytes=400, timeout_s=20):
                 list(chunk)
         finally:
             group.leave()

@@ -38,7 +38,8 @@ async def test_a_sleeping_replica_that_missed_a_push_is_pushed_to(
     quick_sender: WeightSender, sleepy: ServedReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await quick_sender.push(weights(0.0), policy_version=0)
-    monkeypatch.setattr(CommunicatorEpochs, "transport", "ipc")  # there is no GPU here
+    epochs = quick_sender._epochs  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(epochs, "transport", "ipc")  # there is no GPU here
     await quick_sender.let_sleep()
     assert sleepy.receiver.info().is_asleep
     assert not await quick_sender.needs_push()

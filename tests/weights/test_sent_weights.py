@@ -38,7 +38,7 @@ def changed(before: Named) -> Named:
 
 def staged_of(named: Named) -> StagedWeights:
     announced = announce(named)
-    staged = StagedWeights(zip(announced.names, announced.dtypes, announced.shapes, strict=True))
+    staged = StagedWeights(announced.specs)
     for name, tensor in named:
         staged.put(name, tensor)
     return staged

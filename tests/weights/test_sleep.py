@@ -6,7 +6,6 @@ from typing import Literal
 import pytest
 import torch
 
-from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.weight_sender import WeightSender
 from shared.control import ReplicaInfo
 from shared.lineage import NO_WEIGHTS
@@ -66,7 +65,8 @@ async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
 
 async def let_sleep(sender: WeightSender) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CommunicatorEpochs, "transport", "ipc")  # there is no GPU here
+        epochs = sender._epochs  # pyright: ignore[reportPrivateUsage]
+        patch.setattr(epochs, "transport", "ipc")  # there is no GPU here
         await sender.let_sleep()
 
 

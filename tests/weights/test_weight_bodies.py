@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from services.trainer.push.membership import Abilities
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.weight_sender import WeightSender
 from shared.control import WEIGHTS_PATH
 from shared.errors import PushError
@@ -56,12 +57,14 @@ async def test_a_generator_whose_engine_has_another_dtype_is_refused(
 ) -> None:
     sender = WeightSender(
         redis,
-        run_id=RUN_ID,
-        internal_key=KEY,
-        transport="gloo",
-        push_timeout_s=4.0,
-        dtype="bfloat16",
-        incarnation=incarnation,
+        PushSettings(
+            run_id=RUN_ID,
+            internal_key=KEY,
+            transport="gloo",
+            push_timeout_s=4.0,
+            dtype="bfloat16",
+            incarnation=incarnation,
+        ),
     )
     result = await sender.push(weights(0.0), policy_version=0)
     await sender.close()

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import httpx
 
-from services.trainer.push.communicator import own_abilities
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.packing import Parcel, Weights, announce
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Fleet, Member, Replica
+from services.trainer.push.transports import own_abilities
 from shared.control import AbortRequest, ReplicaInfo
 from shared.lineage import incarnation_of
 from tests.weights.replica import HEADERS, RUN_ID
@@ -52,14 +53,15 @@ async def attempt_on(served: ServedReceiver) -> AsyncGenerator[Attempt]:
 
 def epochs_of(incarnation: int, members: dict[str, Member], *, buffer_bytes: int) -> CommunicatorEpochs:
     """Return an open communicator that the members have not joined."""
-    epochs = CommunicatorEpochs(
+    settings = PushSettings(
         run_id=RUN_ID,
         incarnation=incarnation,
-        own=own_abilities(),
-        bind_address="127.0.0.1",
+        internal_key="",
+        transport="gloo",
+        push_timeout_s=60.0,
         buffer_bytes=buffer_bytes,
-        patience_s=60.0,
     )
+    epochs = CommunicatorEpochs(settings, own_abilities())
     assert epochs.enter(Fleet(ready=members, refused={}, transport="gloo", why_transport="")) == members
     return epochs
 

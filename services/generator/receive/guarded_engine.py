@@ -10,17 +10,16 @@ called, because the run is over and the results of its last calls cannot affect 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from services.generator.engine.engine_failure import root_cause
 from services.generator.engine.receiving_engine import ReceivingEngine, Sleeper
 from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
-from shared.control import BeginRequest, JoinRequest, Transport
-from shared.errors import PushError, UnavailableError, UserError
-from shared.file_roots import FileRoots
-from shared.lineage import LineageVersion
+from shared.control import BeginRequest, JoinRequest, ReplicaInfo
+from shared.errors import PushError, UnavailableError
+from shared.lineage import NO_WEIGHTS, LineageVersion
 
 _CALL_TIMEOUT_S = 60.0
 """Deadline of calls that move no weights, in seconds."""
@@ -35,10 +34,12 @@ class GuardedEngine:
     """An engine that either answers in time or is given up.
 
     Args:
-        engine: The real engine.
         keep_cache: Whether running requests keep their KV cache during a push.
         grace_s: How far a call may exceed its own deadline before the engine counts as stuck, in seconds.
         on_fatal: Called with the reason once the engine cannot be used any more; not called after ``close``.
+
+    Attributes:
+        is_stuck: Whether the engine cannot be used any more.
 
     Every call raises PushError if it failed, and UnavailableError if the failure is fatal.
     """
@@ -51,66 +52,33 @@ class GuardedEngine:
         self._grace_s = grace_s
         self._on_fatal = on_fatal
         self._is_closed = False
-        self._is_stuck = False
-
-    @property
-    def transports(self) -> list[Transport]:
-        """The transports over which its workers can receive."""
-        return list(self._engine.transports)
-
-    @property
-    def num_workers(self) -> int:
-        """Number of ranks that the engine takes in a communicator."""
-        return self._engine.num_workers
-
-    @property
-    def device_uuid(self) -> str | None:
-        """UUID of its GPU; None if it has no GPU, or several."""
-        return self._engine.device_uuid
+        self.is_stuck = False
 
     @property
     def is_asleep(self) -> bool:
         """Whether the engine has released some of its memory."""
         return isinstance(self._engine, Sleeper) and self._engine.is_asleep
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether the engine cannot be used any more."""
-        return self._is_stuck
-
-    @property
-    def torch_version(self) -> str:
-        """Torch's version, with its build; empty for a simulated engine, because importing torch is slow."""
-        return _torch_version() if self._has_torch else ""
-
-    @property
-    def nccl_version(self) -> str | None:
-        """Version of torch's NCCL; None in a build without CUDA, and for a simulated engine."""
-        return _nccl_version() if self._has_torch else None
-
-    @property
-    def _has_torch(self) -> bool:
-        return self.transports != ["simulated"]
-
-    async def why_not_enter(self, body: JoinRequest, *, weight_roots: FileRoots | None) -> str | None:
-        """Return why the engine cannot enter the trainer's communicator, or None.
-
-        Raises PushError if weights may not be read from the directory in the body, which is below none of
-        ``weight_roots``; None allows all.
-        """
-        if body.weight_dir is not None and weight_roots is not None:
-            try:
-                await asyncio.to_thread(weight_roots.require, body.weight_dir, field="weight_dir")
-            except UserError as error:
-                raise PushError(str(error)) from error
-        if body.transport not in self.transports:
-            return f"this replica receives over {', '.join(self.transports)}, not over {body.transport}"
-        has_wire = body.transport not in ("disk", "simulated")
-        if has_wire and body.torch_version.partition("+")[0] != self.torch_version.partition("+")[0]:
-            return f"this replica runs torch {self.torch_version}, the trainer {body.torch_version}"
-        if body.transport == "nccl" and body.nccl_version != self.nccl_version:
-            return f"this replica runs NCCL {self.nccl_version}, the trainer {body.nccl_version}"
-        return None
+    def describe(self, *, replica_id: str, run_id: str, model: str, dtype: str) -> ReplicaInfo:
+        """Describe a replica with this engine, before the first push. Each call returns another ``engine_id``."""
+        transports = list(self._engine.transports)
+        # A simulated engine can do without torch, which takes seconds to import.
+        torch_version, nccl_version = ("", None) if transports == ["simulated"] else _releases()
+        return ReplicaInfo(
+            replica_id=replica_id,
+            run_id=run_id,
+            model=model,
+            dtype=dtype,
+            transports=transports,
+            torch_version=torch_version,
+            nccl_version=nccl_version,
+            num_workers=self._engine.num_workers,
+            device_uuid=self._engine.device_uuid,
+            engine_id=uuid4().hex,
+            epoch=0,
+            policy_version=NO_WEIGHTS.policy_version,
+            is_held=False,
+        )
 
     def close(self) -> None:
         """Stop using the engine, and report no more fatal failures."""
@@ -126,11 +94,8 @@ class GuardedEngine:
     async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
         """Have every worker check the announced parameters and begin to receive them.
 
-        Args:
-            body: The trainer's announcement.
-            is_staged: Whether to receive into staging memory. If not, weights go into the model itself, and decoding
-                must be paused.
-            directory: Directory for adapters; None if whole models arrive.
+        If they are not staged, they go into the model itself, and decoding must be paused. ``directory`` is for
+        adapters; None if whole models arrive.
         """
         what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
         what["staging"] = is_staged
@@ -185,10 +150,9 @@ class GuardedEngine:
         if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
             await self._call("taking back the weights' memory", self._engine.wake("weights"), is_fatal=True)
 
-    async def submit_probe(self, token_ids: Sequence[int]) -> "asyncio.Task[list[list[float]]]":
-        """Queue a probe; see ReceivingEngine. Cancelling the returned task gives the probe up."""
-        answer = await self._call("submitting the probe", self._engine.submit_probe(token_ids))
-        return asyncio.create_task(_wait(answer), name="answer to the probe")
+    async def submit_probe(self, token_ids: Sequence[int]) -> "asyncio.Future[list[list[float]]]":
+        """Queue a probe; see ReceivingEngine. Cancelling the returned future gives the probe up."""
+        return asyncio.ensure_future(await self._call("submitting the probe", self._engine.submit_probe(token_ids)))
 
     async def probed(self, answer: Awaitable[list[list[float]]], *, timeout_s: float) -> list[list[float]]:
         """Return the answer to a probe."""
@@ -253,7 +217,7 @@ class GuardedEngine:
             raise PushError(reason) from error
 
     def _die(self, reason: str) -> UnavailableError:
-        self._is_stuck = True
+        self.is_stuck = True
         if not self._is_closed:
             self._on_fatal(reason)
         return UnavailableError(reason)
@@ -264,24 +228,11 @@ def _why(error: Exception) -> str:
     return root_cause(otherwise=str(error) or type(error).__name__)
 
 
-async def _wait(answer: Awaitable[_ResultT]) -> _ResultT:
-    return await answer
-
-
-@cache
-def _torch_version() -> str:
-    """Return torch's version, with its build. Imports torch only when called."""
-    import torch
-
-    return str(torch.__version__)
-
-
-@cache
-def _nccl_version() -> str | None:
-    """Return the version of torch's NCCL; None in a build without CUDA. Imports torch only when called."""
+def _releases() -> tuple[str, str | None]:
+    """Return the versions of torch, with its build, and of its NCCL; None in a build without CUDA. Imports torch."""
     import torch
 
     if torch.version.cuda is None:
-        return None
+        return str(torch.__version__), None
     cuda: Any = torch.cuda  # partly untyped
-    return ".".join(str(part) for part in cuda.nccl.version())
+    return str(torch.__version__), ".".join(map(str, cuda.nccl.version()))

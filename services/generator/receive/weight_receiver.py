@@ -39,7 +39,7 @@ from shared.control import (
     ReplicaInfo,
     SleepRequest,
 )
-from shared.errors import PushError, UnavailableError
+from shared.errors import PushError, UnavailableError, UserError
 from shared.file_roots import FileRoots
 from shared.lineage import NO_WEIGHTS, LineageVersion
 
@@ -76,7 +76,7 @@ def _in_turn(
         finally:
             task.cancel()
         if task.cancelled():
-            raise UnavailableError(f"run {swap.run_id} ended here in the middle of the push")
+            raise UnavailableError(f"run {body.run_id} ended here in the middle of the push")
         return task.result()
 
     return made
@@ -104,6 +104,19 @@ class WeightReceiver:
         self.fatal_reason = ""
         self.outputs = OutputGate()
         self._replica_id = replica_id
+        self._without_engine = ReplicaInfo(
+            replica_id=replica_id,
+            run_id=None,
+            model=None,
+            transports=[],
+            torch_version="",
+            nccl_version=None,
+            num_workers=0,
+            dtype=None,
+            epoch=0,
+            policy_version=NO_WEIGHTS.policy_version,
+            is_held=False,
+        )
         self._weight_roots = weight_roots
         self._grace_s = grace_s
         self._changed = asyncio.Event()
@@ -138,12 +151,10 @@ class WeightReceiver:
         if self._swap is not None:
             self._swap.end()
         has_adapters = engine.adapter is not None
+        guarded = GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die)
         self._swap = WeightSwap(
-            replica_id=self._replica_id,
-            run_id=run_id,
-            model=model,
-            dtype=dtype,
-            engine=GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die),
+            guarded.describe(replica_id=self._replica_id, run_id=run_id, model=model, dtype=dtype),
+            engine=guarded,
             outputs=self.outputs,
             # Adapters are small, and vLLM loads them from files, so they are always staged.
             is_staged=push_staging == "memory" or has_adapters,
@@ -174,47 +185,21 @@ class WeightReceiver:
 
     def info(self) -> ReplicaInfo:
         """Return the description of this replica and of the weights that it holds."""
-        swap = self._swap
-        if swap is None:
-            return ReplicaInfo(
-                replica_id=self._replica_id,
-                run_id=None,
-                model=None,
-                transports=[],
-                torch_version="",
-                nccl_version=None,
-                num_workers=0,
-                dtype=None,
-                epoch=0,
-                policy_version=NO_WEIGHTS.policy_version,
-                is_held=False,
-            )
-        engine = swap.engine
-        return ReplicaInfo(
-            replica_id=self._replica_id,
-            run_id=swap.run_id,
-            model=swap.model,
-            transports=engine.transports,
-            torch_version=engine.torch_version,
-            nccl_version=engine.nccl_version,
-            num_workers=engine.num_workers,
-            dtype=swap.dtype,
-            epoch=swap.epoch,
-            policy_version=swap.held_version.policy_version,
-            incarnation=swap.held_version.incarnation,
-            is_held=swap.decoding_is_paused,
-            staged_checksum=swap.staged_checksum,
-            engine_id=swap.engine_id,
-            device_uuid=engine.device_uuid,
-            is_asleep=engine.is_asleep,
-        )
+        return self._without_engine if self._swap is None else self._swap.info()
 
     async def join(self, body: JoinRequest) -> ReplicaInfo:
         """Have all workers enter a new communicator. Decoding continues.
 
-        Raises PushError if the rendezvous failed, or if weights may not be read from the directory in the body.
+        Raises PushError if the rendezvous failed, or if weights may not be read from the directory in the body, which
+        is below none of ``weight_roots``.
         """
-        if reason := await self.require_run(body.run_id).engine.why_not_enter(body, weight_roots=self._weight_roots):
+        identity = self.require_run(body.run_id).identity
+        if body.weight_dir is not None and self._weight_roots is not None:
+            try:
+                await asyncio.to_thread(self._weight_roots.require, body.weight_dir, field="weight_dir")
+            except UserError as error:
+                raise PushError(str(error)) from error
+        if reason := _why_not_enter(identity, body):
             raise ConflictError(reason)
         return await self._join(body)
 
@@ -292,6 +277,18 @@ class WeightReceiver:
             raise UnavailableError("this replica has not loaded a model yet; ask again when GET reports one")
         if self.fatal.is_set():
             raise UnavailableError(self.fatal_reason)
-        if run_id != self._swap.run_id:
-            raise ConflictError(f"this replica serves run {self._swap.run_id}, not {run_id}")
+        if run_id != (served := self._swap.identity.run_id):
+            raise ConflictError(f"this replica serves run {served}, not {run_id}")
         return self._swap
+
+
+def _why_not_enter(replica: ReplicaInfo, body: JoinRequest) -> str | None:
+    """Return why the engine cannot enter the trainer's communicator, or None."""
+    if body.transport not in replica.transports:
+        return f"this replica receives over {', '.join(replica.transports)}, not over {body.transport}"
+    has_wire = body.transport not in ("disk", "simulated")
+    if has_wire and body.torch_version.partition("+")[0] != replica.torch_version.partition("+")[0]:
+        return f"this replica runs torch {replica.torch_version}, the trainer {body.torch_version}"
+    if body.transport == "nccl" and body.nccl_version != replica.nccl_version:
+        return f"this replica runs NCCL {replica.nccl_version}, the trainer {body.nccl_version}"
+    return None

@@ -1,6 +1,6 @@
 """The weight push over HTTP: bodies of shared/control.py, answered by ``WeightReceiver``.
 
-    409  another run, an older epoch, out of turn        422  malformed
+    409  another run, an older epoch, out of turn        422  malformed (app.py answers)
     503  no engine yet, or the update failed
 
 Only the trainer calls these routes. They need the internal key, which is checked in front of the application.
@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
@@ -27,8 +26,6 @@ from shared.control import (
 )
 from shared.errors import PushError, UnavailableError
 from shared.serving.http_guard import problem
-
-_MAX_PROBLEMS = 10
 
 
 def make_router(receiver: WeightReceiver) -> APIRouter:
@@ -72,12 +69,6 @@ class _ProblemRoute(APIRoute):
         async def handled(request: Request) -> Response:
             try:
                 return await handle(request)
-            except RequestValidationError as error:
-                wrong = "; ".join(
-                    f"{'.'.join(map(str, item['loc']))[:100]}: {item['msg'][:200]}"
-                    for item in error.errors()[:_MAX_PROBLEMS]
-                )
-                return _reply(problem(422, "Malformed body", wrong))
             except ConflictError as error:
                 return _reply(problem(409, "Out of turn", str(error)))
             except UnavailableError as error:

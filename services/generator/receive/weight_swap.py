@@ -21,12 +21,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from services.generator.engine.adapter import adapter_directory
 from services.generator.engine.output_gate import OutputGate, compare
 from services.generator.receive.guarded_engine import GuardedEngine
-from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest
+from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, ReplicaInfo
 from shared.errors import HeadraceError, PushError
 from shared.lineage import NO_WEIGHTS, LineageVersion, incarnation_of
 
@@ -53,46 +52,33 @@ class WeightSwap:
     """The weights of one run in one engine.
 
     Args:
-        replica_id: This replica's stable name.
-        run_id: The run's id.
-        model: Model of the engine.
-        dtype: Dtype of its weights.
-        engine: Receives and loads weights.
+        identity: Description of the replica, the run and the engine, as it was before the first push.
         outputs: The gate that everything the engine samples must pass.
         is_staged: Whether arriving weights are staged. If not, decoding is paused while they arrive.
         has_adapters: Whether adapters arrive, instead of whole models.
         on_change: Called when ``held_version`` or ``decoding_is_paused`` has changed.
 
     Attributes:
-        engine_id: Another one for each engine and run.
         epoch: Current communicator epoch; 0 means none.
         newest_epoch: Newest epoch seen in a join or an abort.
         held_version: Version of this run's weights, as read back from the engine.
-        decoding_is_paused: Whether decoding is paused.
         staged_checksum: Checksum of the staged weights; None if they are not complete.
-        update: The update in progress, or None.
         turn: Held by the move of a push that is in progress.
         moves: The moves that are in progress or wait for their turn. ``end`` cancels them.
     """
 
     def __init__(
         self,
+        identity: ReplicaInfo,
         *,
-        replica_id: str,
-        run_id: str,
-        model: str,
-        dtype: str,
         engine: GuardedEngine,
         outputs: OutputGate,
         is_staged: bool,
         has_adapters: bool,
         on_change: Callable[[], None],
     ) -> None:
-        self.run_id = run_id
-        self.model = model
-        self.dtype = dtype
+        self.identity = identity
         self.engine = engine
-        self.engine_id = uuid4().hex
         self.epoch = 0
         self.newest_epoch = 0
         self.turn = asyncio.Lock()
@@ -101,11 +87,22 @@ class WeightSwap:
         self.decoding_is_paused = False
         self.staged_checksum: str | None = None
         self.update: Update | None = None
-        self._replica_id = replica_id
         self._outputs = outputs
         self._is_staged = is_staged
         self._has_adapters = has_adapters
         self._on_change = on_change
+
+    def info(self) -> ReplicaInfo:
+        """Return the description of the replica and of the weights that it holds."""
+        state = {
+            "epoch": self.epoch,
+            "policy_version": self.held_version.policy_version,
+            "incarnation": self.held_version.incarnation,
+            "is_held": self.decoding_is_paused,
+            "staged_checksum": self.staged_checksum,
+            "is_asleep": self.engine.is_asleep,
+        }
+        return self.identity.model_copy(update=state)
 
     def end(self) -> None:
         """Give up all moves and the update in progress. Outputs of weights that were not verified are refused."""
@@ -127,11 +124,7 @@ class WeightSwap:
         self.epoch = body.epoch
 
     async def begin(self, body: BeginRequest) -> None:
-        """Begin to receive. Without staging, pause decoding first.
-
-        Raises:
-            PushError: Decoding could not be paused, or the announced parameters do not match the model's.
-        """
+        """See WeightReceiver.begin."""
         closing = ExitStack()
         directory = closing.enter_context(adapter_directory()) if self._has_adapters else None
         update = self.update = Update(body, time.monotonic(), directory, closing)
@@ -147,11 +140,7 @@ class WeightSwap:
         update.receiving = asyncio.create_task(self._receive(update), name="receive weights")
 
     async def commit(self, update: Update, receiving: "asyncio.Task[str | None]", body: CommitRequest) -> CommitReply:
-        """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
-
-        Raises:
-            PushError: The update failed; the diagram above shows the resulting state.
-        """
+        """See WeightReceiver.commit. The diagram above shows the state after an error."""
         deadline = time.monotonic() + body.timeout_s
         await asyncio.wait({receiving})
         checksum = receiving.result()
@@ -183,7 +172,7 @@ class WeightSwap:
             await self.leave(str(error))
             raise
         return CommitReply(
-            replica_id=self._replica_id,
+            replica_id=self.identity.replica_id,
             policy_version=body.policy_version,
             receive_s=update.received_at - update.begun_at,
             load_s=load_s,
@@ -194,11 +183,7 @@ class WeightSwap:
         )
 
     async def sleep(self) -> None:
-        """Pause decoding, and release the engine's GPU memory.
-
-        Raises:
-            PushError: This engine cannot sleep.
-        """
+        """See WeightReceiver.sleep."""
         if self.engine.is_asleep:
             return
         was_paused, self.decoding_is_paused = self.decoding_is_paused, True
@@ -238,7 +223,7 @@ class WeightSwap:
         return update.paused_at
 
     async def _verify(
-        self, body: CommitRequest, answer: "asyncio.Task[list[list[float]]] | None"
+        self, body: CommitRequest, answer: "asyncio.Future[list[list[float]]] | None"
     ) -> tuple[float | None, str | None]:
         """Open the output gate if the loaded version's probe agrees with the trainer's; otherwise refuse it.
 

@@ -8,6 +8,7 @@ import torch
 
 from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.staged_weights import Spec, StagedWeights
+from services.generator.worker.weight_wires import receive_chunks
 from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
 
 
@@ -53,9 +54,8 @@ class GlooTransfer:
             if self._group is None:
                 raise RuntimeError("weights were announced before this replica entered a communicator")
             staged = StagedWeights(specs)
-            for chunk in self._group.receive_chunks(
-                specs, buffer_bytes=self._buffer_bytes, timeout_s=float(what["timeout_s"])
-            ):
+            timeout_s = float(what["timeout_s"])
+            for chunk in receive_chunks(self._group, specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
                 for name, tensor in chunk:
                     staged.put(name, tensor)
             self._checksum = staged.checksum()

@@ -19,7 +19,7 @@ from services.generator.worker.staged_weights import StagedWeights
 from shared.control import DiskPlace
 from shared.errors import PushError
 from shared.weights.weight_manifest import Manifest, read_file, read_manifest
-from shared.weights.weight_store import WeightStore, open_store
+from shared.weights.weight_store import WeightStore
 
 _MAX_CHAIN = 1024
 """Trainers write much shorter chains. This ends a circle of manifests that name each other as base."""
@@ -36,7 +36,7 @@ class DiskWire:
     """
 
     def __init__(self, weight_dir: str) -> None:
-        self._store: WeightStore = open_store(weight_dir)
+        self._store = WeightStore(weight_dir)
         self._is_over = threading.Event()
 
     def receive_into(

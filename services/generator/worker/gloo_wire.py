@@ -1,29 +1,24 @@
-"""The receiving end of the gloo wire, which needs only torch: enters the group and takes chunks apart.
+"""The receiving end of the gloo wire, which needs only torch.
 
     rank 0, the trainer --- packed uint8 chunks, broadcast ---> ranks rank_offset .. of this replica's workers
                         --- lifeline, a silent connection --->  closed when the trainer gives up, or dies
 
-Both ends cut the stream into the same chunks from the same names, dtypes and shapes, by the rule of vLLM's packed NCCL
-broadcast: a chunk ends with the parameter that takes it past ``buffer_bytes``. Every wait has a deadline.
-
-The lifeline exists because gloo does not always wake a receiver whose sender has closed the connection (seen when
-another rank had left before the first broadcast). Without it, all ranks would wait for the deadline.
+Every wait has a deadline. The lifeline exists because gloo does not always wake a receiver whose sender has closed the
+connection (seen when another rank had left before the first broadcast). Without it, all ranks would wait for the
+deadline.
 """
 
 import contextlib
-import math
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
-
-from services.generator.worker.staged_weights import Spec
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 
@@ -35,18 +30,17 @@ _abandoned: list[tuple[Any, Any]] = []
 
 
 class GlooWire:
-    """This worker's place in one communicator epoch.
+    """This worker's place in one communicator epoch. See weight_wires.ChunkWire.
 
     Args:
-        master_address: Address of the trainer.
         master_port: Port of the trainer's store.
-        rank: Rank of this worker in the group.
-        world_size: Number of ranks in the group.
         timeout_s: Deadline of the rendezvous in seconds; the constructor blocks until every rank is there.
 
     Raises:
         RuntimeError: Not all ranks came in time, or the trainer gave up.
     """
+
+    device = torch.device("cpu")
 
     def __init__(self, *, master_address: str, master_port: int, rank: int, world_size: int, timeout_s: float) -> None:
         self._lifeline = _connect(master_address, master_port, timeout_s)
@@ -67,45 +61,27 @@ class GlooWire:
             if self._group is None:
                 self._lifeline.close()
 
-    def receive_chunks(
-        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
-    ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-        """Yield the named parameters of each chunk as it arrives.
-
-        Raises:
-            RuntimeError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
-        """
-        deadline = time.monotonic() + timeout_s
-        for chunk_of in cut(specs, buffer_bytes):
-            chunk = torch.empty(sum(num_bytes(spec) for spec in chunk_of), dtype=torch.uint8)
-            self.receive(chunk, timeout_s=max(deadline - time.monotonic(), 0.001))
-            yield unpack(chunk, chunk_of)
-
     def leave(self) -> None:
-        """Close this worker's connections. Ranks that wait for it get an error."""
+        """See ChunkWire."""
         self._group = None
         self._lifeline.close()
 
-    def receive(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """Fill a uint8 tensor with the trainer's next broadcast.
-
-        Raises:
-            RuntimeError: It did not come within ``timeout_s``, the trainer gave up, or this worker has left.
-        """
+    def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
+        """See ChunkWire."""
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        options.timeout = timedelta(seconds=timeout_s)
+        options.timeout = _until(deadline)
         self._complete(lambda group: group.broadcast([chunk], options))
 
-    def confirm(self, *, timeout_s: float) -> None:
+    def confirm(self, *, deadline: float) -> None:
         """Wait until every rank has called ``confirm``.
 
         Raises:
             RuntimeError: As in ``receive``.
         """
         options = c10d.AllreduceOptions()
-        options.timeout = timedelta(seconds=timeout_s)
+        options.timeout = _until(deadline)
         self._complete(lambda group: group.allreduce([torch.zeros(1, dtype=torch.int64)], options))
 
     def _complete(self, start: Callable[[Any], Any]) -> None:
@@ -123,32 +99,8 @@ class GlooWire:
         work.wait()
 
 
-def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
-    """Yield the parameters of each chunk."""
-    chunk: list[Spec] = []
-    size = 0
-    for spec in specs:
-        chunk.append(spec)
-        size += num_bytes(spec)
-        if size > buffer_bytes:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def unpack(chunk: torch.Tensor, specs: Sequence[Spec]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters in ``chunk``, as views of it where the alignment allows that."""
-    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [num_bytes(spec) for spec in specs])
-    for (name, dtype, shape), part in zip(specs, parts, strict=True):
-        is_aligned = part.storage_offset() % dtype.itemsize == 0
-        yield name, (part if is_aligned else part.clone()).view(dtype).view(shape)
-
-
-def num_bytes(spec: Spec) -> int:
-    """Return the size of one parameter."""
-    _, dtype, shape = spec
-    return math.prod(shape) * dtype.itemsize
+def _until(deadline: float) -> timedelta:
+    return timedelta(seconds=max(deadline - time.monotonic(), 0.001))
 
 
 def _within(timeout_s: float, enter: Callable[[], Any], *, lifeline: socket.socket) -> Any:

@@ -1,19 +1,16 @@
 """The receiving end of the wire within one GPU; gloo_communicator.py in the trainer has the diagram.
 
 The trainer's buffer is mapped from the fields of the join body (IpcBuffer). Each field is checked, and none
-is unpickled. A chunk is copied before it is confirmed, so the yielded parameters belong to this process.
+is unpickled. A chunk is copied before it is confirmed, so it belongs to this process.
 """
 
 import base64
 import re
-import time
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from services.generator.worker.gloo_wire import GlooWire, cut, num_bytes, unpack
-from services.generator.worker.staged_weights import Spec
+from services.generator.worker.gloo_wire import GlooWire
 from shared.control import IpcBuffer
 
 cuda: Any = torch.cuda  # partly untyped
@@ -23,7 +20,7 @@ _MIN_HANDLE_BYTES, _EVENT_HANDLE_BYTES = 64, 64
 
 
 class IpcWire:
-    """This worker's place in one communicator epoch, with the trainer's buffer mapped.
+    """This worker's place in one communicator epoch, with the trainer's buffer mapped. See weight_wires.ChunkWire.
 
     Args:
         gloo: The wire that signals when bytes are ready; ``leave`` leaves it too.
@@ -31,37 +28,25 @@ class IpcWire:
     """
 
     def __init__(self, gloo: GlooWire, buffer: torch.Tensor) -> None:
+        self.device = buffer.device
         self._gloo = gloo
         self._buffer: torch.Tensor | None = buffer
 
-    def receive_chunks(
-        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
-    ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-        """Yield the named parameters of each chunk as it arrives, on the buffer's device.
-
-        Raises:
-            RuntimeError: The whole transfer took longer than ``timeout_s``, the trainer gave up, or it sent another
-                size.
-        """
-        deadline = time.monotonic() + timeout_s
-        for chunk_of in cut(specs, buffer_bytes):
-            size = sum(map(num_bytes, chunk_of))
-            chunk = torch.empty(size, dtype=torch.uint8, device=self._mapped().device)
-            self._receive(chunk, deadline=deadline)
-            yield unpack(chunk, chunk_of)
-
     def leave(self) -> None:
-        """Close this worker's connections and release the mapping."""
+        """See ChunkWire. Releases the mapping too."""
         self._gloo.leave()
         self._buffer = None
 
-    def _receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
+    def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
+        """See ChunkWire. Raises RuntimeError too if the trainer sends another size than it announced."""
         start = 0
         while start < chunk.numel():
             message = torch.zeros(8, dtype=torch.uint8)
-            self._gloo.receive(message, timeout_s=max(deadline - time.monotonic(), 0.001))
+            self._gloo.receive(message, deadline=deadline)
             size = int(message.view(torch.int64))
-            buffer = self._mapped()
+            buffer = self._buffer
+            if buffer is None:
+                raise RuntimeError("this worker has left the communicator")
             if not 0 < size <= min(buffer.numel(), chunk.numel() - start):
                 raise RuntimeError(
                     f"the trainer reports {size} bytes in its buffer, which does not match its announcement"
@@ -70,14 +55,8 @@ class IpcWire:
             if buffer.device.type == "cuda":
                 # Another process writes the next piece to the same place, and does not wait for our streams.
                 cuda.current_stream(buffer.device).synchronize()
-            self._gloo.confirm(timeout_s=max(deadline - time.monotonic(), 0.001))
+            self._gloo.confirm(deadline=deadline)
             start += size
-
-    def _mapped(self) -> torch.Tensor:
-        buffer = self._buffer
-        if buffer is None:
-            raise RuntimeError("this worker has left the communicator")
-        return buffer
 
 
 def map_buffer(place: IpcBuffer, device: torch.device) -> torch.Tensor:

@@ -9,11 +9,12 @@
 All of this runs in a thread of the worker (worker_transfer.py), except ``leave``, which other threads may call.
 """
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.gloo_wire import GlooWire
@@ -25,13 +26,16 @@ from shared.control import DiskPlace, IpcBuffer
 class ChunkWire(Protocol):
     """This worker's place in one communicator epoch, over which weights arrive in chunks."""
 
-    def receive_chunks(
-        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
-    ) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Yield the named parameters of each chunk as it arrives. They are valid until the next chunk is requested.
+    @property
+    def device(self) -> torch.device:
+        """Device on which chunks arrive."""
+        ...
+
+    def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
+        """Fill a uint8 tensor with the trainer's next chunk.
 
         Raises:
-            RuntimeError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
+            RuntimeError: It did not come by ``deadline`` (monotonic), the trainer gave up, or this worker has left.
         """
         ...
 
@@ -117,9 +121,55 @@ def receive_version(
     travelling = (
         specs if sizes is None else [(spec[0], torch.uint8, [size]) for spec, size in zip(specs, sizes, strict=True)]
     )
-    for chunk in wire.receive_chunks(travelling, buffer_bytes=buffer_bytes, timeout_s=timeout_s):
+    for chunk in receive_chunks(wire, travelling, buffer_bytes=buffer_bytes, timeout_s=timeout_s):
         for name, tensor in chunk:
             if sizes is None:
                 staged.put(name, tensor)
             else:
                 staged.put_delta(name, tensor.cpu().numpy().tobytes())
+
+
+def receive_chunks(
+    wire: ChunkWire, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
+) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
+    """Yield the named parameters of each chunk as it arrives. They are valid until the next chunk is requested.
+
+    Raises:
+        RuntimeError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
+    """
+    deadline = time.monotonic() + timeout_s
+    for chunk_of in cut(specs, buffer_bytes):
+        chunk = torch.empty(sum(map(num_bytes, chunk_of)), dtype=torch.uint8, device=wire.device)
+        wire.receive(chunk, deadline=deadline)
+        yield unpack(chunk, chunk_of)
+
+
+def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
+    """Yield the parameters of each chunk, by the rule of vLLM's packed NCCL broadcast, as the trainer cuts them.
+
+    A chunk ends with the parameter that takes it past ``buffer_bytes``.
+    """
+    chunk: list[Spec] = []
+    size = 0
+    for spec in specs:
+        chunk.append(spec)
+        size += num_bytes(spec)
+        if size > buffer_bytes:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def unpack(chunk: torch.Tensor, specs: Sequence[Spec]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters in ``chunk``, as views of it where the alignment allows that."""
+    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [num_bytes(spec) for spec in specs])
+    for (name, dtype, shape), part in zip(specs, parts, strict=True):
+        is_aligned = part.storage_offset() % dtype.itemsize == 0
+        yield name, (part if is_aligned else part.clone()).view(dtype).view(shape)
+
+
+def num_bytes(spec: Spec) -> int:
+    """Return the size of one parameter."""
+    _, dtype, shape = spec
+    return math.prod(shape) * dtype.itemsize

@@ -40,7 +40,6 @@ class ReportTo(NamedTuple):
     """Where a worker reports; a plain tuple on vLLM's wire.
 
     Attributes:
-        path: Path of the socket.
         job: Number of the job that is reported on.
     """
 
@@ -56,11 +55,7 @@ class ReportTo(NamedTuple):
 
 
 class WorkerReports:
-    """The listening end; created and closed on the event loop.
-
-    Args:
-        num_workers: Number of workers that report.
-    """
+    """The listening end; created and closed on the event loop."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers

@@ -30,7 +30,7 @@ from services.generator.worker.model_check import FullSet, check_adapters, check
 from services.generator.worker.model_load import CheckedReload, write_adapters
 from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_bytes
 from services.generator.worker.staging_memory import StagingMemory
-from services.generator.worker.weight_wires import Wire, open_wire, receive_version
+from services.generator.worker.weight_wires import Wire, open_wire, receive_chunks, receive_version
 from services.generator.worker.worker_reports import CHECKING, ENTERING, IDLE, RECEIVING, Progress, ReportTo
 from shared.weights import weight_checksum
 
@@ -81,7 +81,6 @@ class WorkerTransfer:
 
     Args:
         model: The worker's shard of the model.
-        vllm_config: Config of the engine.
         device: Device on which the worker computes.
         rank: This worker's rank within its replica.
 
@@ -220,7 +219,7 @@ class WorkerTransfer:
         reload.start()
         # vLLM keeps these tensors until a layer is complete, and a chunk may end within a layer. So each is copied.
         digests: list[tuple[str, bytes]] = []
-        for chunk in wire.receive_chunks(specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
+        for chunk in receive_chunks(wire, specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
             for name, tensor in chunk:
                 digests.append((name, digest(tensor)))
                 reload.load([(name, tensor.to(self._device, copy=True))])

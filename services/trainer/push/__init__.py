@@ -6,8 +6,9 @@ weight_sender.py              the steps of a push, two attempts, the required ve
 replicas.py, membership.py    which generators take part; calls to them; when a failed one is tried again
 outgoing.py                   what is sent: all weights or only changes (sent_weights.py), or files (disk_writer.py)
 communicator_epochs.py        join, begin, broadcast, commit, abort
-communicator.py               opens a wire: gloo_communicator, nccl_communicator
+transports.py                 opens a communicator: gloo_communicator (also ipc), nccl_communicator
 packing.py                    weights to chunks, and their checksum
 blame.py                      which generators are to blame when a step fails
 push_result.py                the outcome
+push_settings.py              the settings of a run's pushes
 """

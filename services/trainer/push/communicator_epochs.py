@@ -34,10 +34,12 @@ from services.trainer.push.blame import (
     time_for_members,
     who_left,
 )
-from services.trainer.push.communicator import Communicator, chunk_bytes, open_communicator
+from services.trainer.push.communicator import Communicator
 from services.trainer.push.membership import Abilities, rank_offsets
 from services.trainer.push.packing import Parcel, SentDigests, pack
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Fleet, Member, Replica
+from services.trainer.push.transports import chunk_bytes, open_communicator
 from shared.control import (
     AbortRequest,
     BeginRequest,
@@ -65,44 +67,22 @@ class CommunicatorEpochs:
     ``join``, ``begin`` and ``broadcast`` raise AttemptError when a member fails or the deadline (monotonic) passes.
 
     Args:
-        run_id: The run's id.
-        incarnation: The trainer's incarnation.
         own: Versions of the trainer, sent in the join body.
-        bind_address: Address of this machine that the generators can reach.
-        buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
-        patience_s: Longest time for a rendezvous, and for one chunk, in seconds.
 
     Attributes:
         current: Number of the newest epoch; 0 before the first.
+        transport: Transport of the newest epoch; None before the first.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        incarnation: int,
-        own: Abilities,
-        bind_address: str,
-        buffer_bytes: int | None,
-        patience_s: float,
-    ) -> None:
+    def __init__(self, settings: PushSettings, own: Abilities) -> None:
         self.current = 0
-        self._transport: Transport | None = None
-        self._run_id = run_id
-        self._incarnation = incarnation
+        self.transport: Transport | None = None
+        self._settings = settings
         self._own = own
-        self._bind_address = bind_address
-        self._wanted_buffer_bytes = buffer_bytes
         self._buffer_bytes = 0
-        self._patience_s = patience_s
         self._num_epochs = 0
         self._communicator: Communicator | None = None
         self._members: set[str] = set()
-
-    @property
-    def transport(self) -> Transport | None:
-        """Transport of the newest epoch; None before the first."""
-        return self._transport
 
     def enter(self, fleet: Fleet) -> dict[str, Member]:
         """Keep the communicator or open a new one, and return the replicas that have to join it: none, all, or late
@@ -115,7 +95,7 @@ class CommunicatorEpochs:
             AttemptError: A new communicator cannot be opened now.
         """
         outside = {name: member for name, member in fleet.ready.items() if member.info.epoch != self.current}
-        communicator = self._communicator if self._transport == fleet.transport else None
+        communicator = self._communicator if self.transport == fleet.transport else None
         if communicator is not None and not communicator.is_streamed:
             # A replica that has left this epoch would refuse to join it again.
             if not outside.keys() & self._members:
@@ -125,12 +105,12 @@ class CommunicatorEpochs:
             return {}
         self.close()
         self._num_epochs += 1
-        self.current = epoch_of(self._incarnation, self._num_epochs)
-        self._transport = fleet.transport
-        self._buffer_bytes = self._wanted_buffer_bytes or chunk_bytes(fleet.transport)
+        self.current = epoch_of(self._settings.incarnation, self._num_epochs)
+        self.transport = fleet.transport
+        self._buffer_bytes = self._settings.buffer_bytes or chunk_bytes(fleet.transport)
         try:
             self._communicator = open_communicator(
-                fleet.transport, address=self._bind_address, buffer_bytes=self._buffer_bytes
+                fleet.transport, address=self._settings.bind_address, buffer_bytes=self._buffer_bytes
             )
         except PushError as error:
             raise AttemptError(str(error), blamed={}) from error
@@ -143,17 +123,17 @@ class CommunicatorEpochs:
         ``weight_dir`` is the directory of the run's versions, for disk.
         """
         communicator = self._opened()
-        deadline = min(deadline, time.monotonic() + self._patience_s)
+        deadline = min(deadline, time.monotonic() + self._settings.push_timeout_s)
         offsets, world_size = rank_offsets({name: member.info.num_workers for name, member in newcomers.items()})
         timeout_s = _time_for_members(deadline)
 
         def body(replica_id: str) -> JoinRequest:
-            assert self._transport is not None
+            assert self.transport is not None
             return JoinRequest(
-                run_id=self._run_id,
+                run_id=self._settings.run_id,
                 epoch=self.current,
-                transport=self._transport,
-                master_address=self._bind_address,
+                transport=self.transport,
+                master_address=self._settings.bind_address,
                 master_port=communicator.port,
                 rank_offset=offsets[replica_id],
                 world_size=world_size,
@@ -179,12 +159,12 @@ class CommunicatorEpochs:
     async def begin(self, members: Mapping[str, Member], parcel: Parcel, *, deadline: float) -> None:
         """Have the members check the announcement and start to receive."""
         body = BeginRequest(
-            run_id=self._run_id,
+            run_id=self._settings.run_id,
             epoch=self.current,
             policy_version=parcel.policy_version,
-            names=list(parcel.announced.names),
-            dtype_names=parcel.announced.dtype_names,
-            shapes=[list(shape) for shape in parcel.announced.shapes],
+            names=[spec.name for spec in parcel.announced.specs],
+            dtype_names=[spec.dtype_name for spec in parcel.announced.specs],
+            shapes=[list(spec.shape) for spec in parcel.announced.specs],
             timeout_s=_time_for_members(deadline),
             encoding=parcel.encoding,
             sizes=None if parcel.sizes is None else list(parcel.sizes),
@@ -205,15 +185,15 @@ class CommunicatorEpochs:
             return parcel.checksum
         digests = SentDigests()
         attempted = CommitRequest(
-            run_id=self._run_id, epoch=self.current, policy_version=parcel.policy_version, timeout_s=SETTLE_S
+            run_id=self._settings.run_id, epoch=self.current, policy_version=parcel.policy_version, timeout_s=SETTLE_S
         )
 
         def send() -> str:
             weights = parcel.tensors()
             sent = weights if parcel.checksum is not None else digests.watching(weights)
             for chunk in pack(sent, parcel.travelling, buffer_bytes=self._buffer_bytes):
-                communicator.broadcast(chunk, timeout_s=min(self._patience_s, _left(deadline)))
-            communicator.finish(timeout_s=min(self._patience_s, _left(deadline)))
+                communicator.broadcast(chunk, timeout_s=min(self._settings.push_timeout_s, _left(deadline)))
+            communicator.finish(timeout_s=min(self._settings.push_timeout_s, _left(deadline)))
             return digests.checksum() if parcel.checksum is None else parcel.checksum
 
         async def ask() -> dict[str, str]:
@@ -259,7 +239,7 @@ class CommunicatorEpochs:
         A member whose reply shows a wrong version or a failed probe appears in both.
         """
         body = CommitRequest(
-            run_id=self._run_id,
+            run_id=self._settings.run_id,
             epoch=self.current,
             policy_version=policy_version,
             timeout_s=_time_for_members(deadline),
@@ -286,7 +266,7 @@ class CommunicatorEpochs:
         self.close()
         if not self.current:
             return []  # no replica knows of this push yet
-        body = AbortRequest(run_id=self._run_id, epoch=self.current, reason=reason[:500])
+        body = AbortRequest(run_id=self._settings.run_id, epoch=self.current, reason=reason[:500])
         answers = await _ask_all(members, lambda replica: replica.abort(body, timeout_s=_ABORT_TIMEOUT_S))
         for answer in answers:
             if isinstance(answer, HeadraceError):
@@ -295,7 +275,7 @@ class CommunicatorEpochs:
 
     async def let_sleep(self, members: Iterable[Member], *, timeout_s: float) -> None:
         """Have the members of the current epoch release their GPU memory until the next begin. Failures are logged."""
-        body = SleepRequest(run_id=self._run_id, epoch=self.current)
+        body = SleepRequest(run_id=self._settings.run_id, epoch=self.current)
         inside = [member for member in members if member.info.epoch == self.current]
         for answer in await _ask_all(inside, lambda replica: replica.sleep(body, timeout_s=timeout_s)):
             if isinstance(answer, HeadraceError):

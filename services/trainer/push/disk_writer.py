@@ -58,8 +58,6 @@ class DiskWriter:
 
     Args:
         store: The run's directory.
-        run_id: The run's id.
-        incarnation: This trainer's incarnation.
         file_bytes: Size after which a file is cut.
         max_chain: Maximum number of deltas on one full version.
     """
@@ -157,7 +155,7 @@ class DiskWriter:
             log.warning("old weights stay on disk: %s", error)
 
     def _write_files(self, name: str, parcel: Parcel) -> list[WeightFile]:
-        sizes = list(_sizes(parcel))
+        sizes = [spec.num_bytes for spec in parcel.travelling.specs]
         count = len(list(_cut(sizes, self._file_bytes)))
         written: list[WeightFile] = []
         tensors = iter(parcel.tensors())
@@ -167,15 +165,6 @@ class DiskWriter:
             self._store.write(f"{name}/{file}", data)
             written.append(describe_file(file, data))
         return written
-
-
-def _sizes(parcel: Parcel) -> Iterator[int]:
-    travelling = parcel.travelling
-    for dtype, shape in zip(travelling.dtypes, travelling.shapes, strict=True):
-        num_elements = 1
-        for length in shape:
-            num_elements *= length
-        yield num_elements * dtype.itemsize
 
 
 def _cut(sizes: list[int], file_bytes: int) -> Iterator[int]:

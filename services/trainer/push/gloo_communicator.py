@@ -21,6 +21,7 @@ import torch
 import torch.distributed
 
 from services.trainer.bound_store import listen_store
+from services.trainer.push.communicator import Communicator
 from services.trainer.torch_errors import first_line
 from shared.control import IpcBuffer
 from shared.errors import PushError, UserError
@@ -37,7 +38,7 @@ _buffers: dict[tuple[int, int], torch.Tensor] = {}
 not free again until every mapping is returned."""
 
 
-class GlooCommunicator:
+class GlooCommunicator(Communicator):
     """Rank 0 of a gloo group, separate from torch.distributed's default group.
 
     Args:
@@ -45,7 +46,6 @@ class GlooCommunicator:
     """
 
     is_streamed = True
-    nccl_unique_id: str | None = None
 
     def __init__(self, *, address: str) -> None:
         self._address = address
@@ -59,9 +59,6 @@ class GlooCommunicator:
         self._sending: tuple[Any, Any, str] | None = None
         """The group, its unfinished operation, and the operation's name."""
         self._is_closed = False
-
-    def export(self) -> None:
-        """See Communicator."""
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """See Communicator."""
@@ -151,7 +148,7 @@ class GlooCommunicator:
         self._server = None
 
 
-class IpcCommunicator:
+class IpcCommunicator(Communicator):
     """Rank 0 of a gloo group, with a buffer on this thread's current device.
 
     Args:
@@ -160,17 +157,12 @@ class IpcCommunicator:
     """
 
     is_streamed = True
-    nccl_unique_id: str | None = None
 
     def __init__(self, *, address: str, buffer_bytes: int) -> None:
         self._control = GlooCommunicator(address=address)
+        self.port = self._control.port
         self._device = torch.device("cuda", cuda.current_device())
         self._buffer = _buffer(self._device, buffer_bytes)
-
-    @property
-    def port(self) -> int:
-        """See Communicator."""
-        return self._control.port
 
     def export(self) -> IpcBuffer:
         """Return a handle of the buffer for one process to map. torch counts the mappings that were returned."""
@@ -205,9 +197,6 @@ class IpcCommunicator:
             message = torch.tensor([piece.numel()])
             self._control.broadcast(message.view(torch.uint8), timeout_s=deadline - time.monotonic())
             self._control.confirm(timeout_s=deadline - time.monotonic())
-
-    def finish(self, *, timeout_s: float) -> None:
-        """See Communicator. ``broadcast`` has already waited."""
 
     def close(self) -> None:
         """See Communicator."""

@@ -1,6 +1,6 @@
 """The sending end over NCCL, between GPUs: calls torch's own copy of NCCL's C library, without blocking forever.
 
-    NcclCommunicator --> NcclComm(unique id) --> wait --> all_reduce, broadcast, ... --> abort
+    unique id --> rendezvous --> broadcast, broadcast, ... --> abort
 
 ``torch.distributed`` can neither share a bare unique id with vLLM's communicator nor abort one rank of it. The
 communicator is non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once, and its progress is polled up
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from services.trainer.push.communicator import Communicator
 from shared.errors import PushError
 
 cuda: Any = torch.cuda  # partly untyped
@@ -79,81 +80,60 @@ def unique_id() -> bytes:
     return bytes(result)
 
 
-class NcclCommunicator:
+class NcclCommunicator(Communicator):
     """Rank 0 of an NCCL communicator on this thread's current device; the wire of vLLM's NCCL engine.
 
-    The unique id is sent in the join body, over an authenticated route: anyone who has it can enter.
+    The unique id contains a port of NCCL's own. It is sent in the join body, over an authenticated route: anyone who
+    has it can enter.
     """
 
     is_streamed = True
-    port = 1  # unused: NCCL opens a port of its own, and the unique id contains it
 
     def __init__(self) -> None:
         self._unique_id = unique_id()
+        self.nccl_unique_id = base64.b64encode(self._unique_id).decode()
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._comm: NcclComm | None = None
+        self._handle = ctypes.c_void_p()
+        self._lock = threading.Lock()
+        """Held in every call with the handle, because an aborted one must not be used."""
         self._is_closed = False
-
-    @property
-    def nccl_unique_id(self) -> str:
-        """The 128 bytes that other ranks need to enter, in base64."""
-        return base64.b64encode(self._unique_id).decode()
-
-    def export(self) -> None:
-        """See Communicator."""
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """See Communicator. Ends with the one-element all-reduce that vLLM's communicator begins with."""
         deadline = time.monotonic() + timeout_s
+        handle = ctypes.c_void_p()
+        identifier = _UniqueId.from_buffer_copy(self._unique_id)
+        config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0)
         with torch.cuda.device(self._device):
-            comm = NcclComm(self._unique_id, world_size=world_size)
-            self._comm = comm
-            if self._is_closed:  # closed before the communicator existed
-                comm.abort()
-                raise PushError("the communicator was closed while it was formed")
-            comm.wait(deadline=deadline, what="entering NCCL")
-            comm.all_reduce(torch.zeros(1, device=self._device), deadline=deadline)
+            code = _library().ncclCommInitRankConfig(
+                ctypes.byref(handle), world_size, identifier, 0, ctypes.byref(config)
+            )
+            _check(code, "entering NCCL")
+            with self._lock:
+                self._handle = handle
+                if self._is_closed:  # closed before the handle existed
+                    _library().ncclCommAbort(handle)
+                    raise PushError("the communicator was closed while it was formed")
+            self._wait("entering NCCL", deadline=deadline)
+            self._run("ncclAllReduce", torch.zeros(1, device=self._device), (_FLOAT32, _SUM), deadline=deadline)
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
         """See Communicator."""
-        comm = self._comm
-        if comm is None or self._is_closed:
-            raise PushError("the communicator is closed")
         with torch.cuda.device(self._device):
-            comm.broadcast(chunk.to(self._device), deadline=time.monotonic() + timeout_s)
-
-    def finish(self, *, timeout_s: float) -> None:
-        """See Communicator. ``broadcast`` has already waited."""
+            self._run("ncclBroadcast", chunk.to(self._device), (_UINT8, 0), deadline=time.monotonic() + timeout_s)
 
     def close(self) -> None:
         """Abort. NCCL then releases every rank it can reach."""
-        self._is_closed = True
-        if self._comm is not None:
-            self._comm.abort()
+        with self._lock:
+            if self._handle and not self._is_closed:
+                _library().ncclCommAbort(self._handle)
+            self._is_closed = True
 
-
-class NcclComm:
-    """Rank 0 of one communicator, on the current device."""
-
-    def __init__(self, identifier: bytes, *, world_size: int) -> None:
-        self._handle = ctypes.c_void_p()
-        self._lock = threading.Lock()
-        self._is_aborted = False
-        config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0)
-        code = _library().ncclCommInitRankConfig(
-            ctypes.byref(self._handle), world_size, _UniqueId.from_buffer_copy(identifier), 0, ctypes.byref(config)
-        )
-        _check(code, "entering NCCL")
-
-    def wait(self, *, deadline: float, what: str) -> None:
-        """Poll until the communicator is idle again.
-
-        Raises:
-            PushError: NCCL reports an error, ``deadline`` (monotonic) has passed, or ``abort`` was called.
-        """
+    def _wait(self, what: str, *, deadline: float) -> None:
+        """Poll until the communicator is idle again."""
         while True:
             with self._lock:
-                if self._is_aborted:
+                if self._is_closed:
                     raise PushError(f"{what} was aborted")
                 state = ctypes.c_int(_SUCCESS)
                 _check(_library().ncclCommGetAsyncError(self._handle, ctypes.byref(state)), what)
@@ -164,36 +144,22 @@ class NcclComm:
                 raise PushError(f"{what} did not finish in time")
             time.sleep(_POLL_S)
 
-    def all_reduce(self, tensor: torch.Tensor, *, deadline: float) -> None:
-        """Sum a float32 tensor in place over all ranks, and wait until that is done."""
-        self._run("ncclAllReduce", tensor, (_FLOAT32, _SUM), deadline=deadline)
-
-    def broadcast(self, chunk: torch.Tensor, *, deadline: float) -> None:
-        """Send a uint8 tensor to all ranks, and wait until that is done."""
-        self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=deadline)
-
-    def abort(self) -> None:
-        """Abort every operation that runs on this communicator; each ends with an error."""
-        with self._lock:
-            if not self._is_aborted:
-                self._is_aborted = True
-                _library().ncclCommAbort(self._handle)
-
     def _run(self, function: str, tensor: torch.Tensor, kind: tuple[int, int], *, deadline: float) -> None:
+        """Start an operation on the current stream, and wait until it is done."""
         stream = torch.cuda.current_stream()
         pointer = ctypes.c_void_p(tensor.data_ptr())
         with self._lock:
-            if self._is_aborted:
-                raise PushError(f"{function} was aborted")
+            if self._is_closed or not self._handle:
+                raise PushError("the communicator is closed")
             code = getattr(_library(), function)(
                 pointer, pointer, tensor.numel(), *kind, self._handle, ctypes.c_void_p(stream.cuda_stream)
             )
         _check(code, function)
-        self.wait(deadline=deadline, what=function)
+        self._wait(function, deadline=deadline)
         done = cuda.Event()
         done.record(stream)
         while not done.query():
-            self.wait(deadline=deadline, what=function)
+            self._wait(function, deadline=deadline)
             if time.monotonic() > deadline:
                 raise PushError(f"{function} did not finish in time: a generator stopped taking part")
             time.sleep(_POLL_S)

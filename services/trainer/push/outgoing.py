@@ -30,11 +30,11 @@ from services.trainer.deadline_thread import in_thread
 from services.trainer.push.blame import SETTLE_S, AttemptError
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Announcement, NamedTensors, Parcel, Weights, announce, described, difference
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.errors import PushError, UnavailableError
-from shared.run_options.pushing import PushEncoding
-from shared.weights.weight_store import StoreError, open_store
+from shared.weights.weight_store import StoreError, WeightStore
 
 _ResultT = TypeVar("_ResultT")
 
@@ -42,21 +42,14 @@ _ResultT = TypeVar("_ResultT")
 class Outgoing:
     """The weights that one incarnation of a run's trainer has sent, as far as later pushes build on them.
 
-    Args:
-        run_id: The run's id.
-        incarnation: This trainer's incarnation.
-        encoding: The run's ``push_encoding``.
-        weight_dir: The run's ``weight_dir``; None unless its transport is disk.
-
     Attributes:
         run_dir: Directory of the run's versions, sent in the join body.
     """
 
-    def __init__(self, *, run_id: str, incarnation: int, encoding: PushEncoding, weight_dir: str | None) -> None:
-        self._run_id = run_id
-        self._incarnation = incarnation
-        self._encoding = encoding
-        self.run_dir = None if weight_dir is None else f"{weight_dir.rstrip('/')}/{run_id}"
+    def __init__(self, settings: PushSettings) -> None:
+        self._settings = settings
+        weight_dir = settings.weight_dir
+        self.run_dir = None if weight_dir is None else f"{weight_dir.rstrip('/')}/{settings.run_id}"
         self._sent = SentWeights()
         self._writer: DiskWriter | None = None
         self._turn = threading.Lock()
@@ -65,10 +58,6 @@ class Outgoing:
         self._has_old = False
         """Whether a version was written, or begun, since old ones were last removed."""
         self._announced: Announcement | None = None
-
-    def is_compared(self, transport: Transport) -> bool:
-        """Return whether weights for ``transport`` are copied by ``prepare``; if not, the broadcast reads them."""
-        return transport == "disk" or (self._encoding == "delta" and transport in ("gloo", "nccl"))
 
     async def announce(self, weights: Weights, *, policy_version: int, timeout_s: float) -> Parcel:
         """Return all ``weights`` with their names, dtypes and shapes. They are not read yet.
@@ -91,7 +80,9 @@ class Outgoing:
     async def prepare(
         self, whole: Parcel, *, transport: Transport, staged: Collection[str | None], deadline: float
     ) -> Parcel:
-        """Return what to send. If the weights are copied (see ``is_compared``), they are not read again afterwards.
+        """Return what to send.
+
+        Weights that are compared, or written to disk, are copied and not read again. Others are read by the broadcast.
 
         Args:
             whole: All weights, as ``announce`` returned them.
@@ -104,12 +95,7 @@ class Outgoing:
             PushError: The weights differ from the announcement.
         """
         given_up = threading.Event()
-
-        def work() -> Parcel:
-            return self.prepare_blocking(
-                whole, transport=transport, staged=staged, deadline=deadline, given_up=given_up
-            )
-
+        work = partial(self._prepare, whole, transport, staged, deadline, given_up)
         try:
             return await _in_time(work, deadline=deadline, what="reading the weights")
         except AttemptError:
@@ -126,7 +112,7 @@ class Outgoing:
             AttemptError: The parcel was not written by the deadline, or cannot be written.
             UserError: ``weight_dir`` needs a package that is not installed.
         """
-        work = partial(self.write_blocking, parcel, deadline=deadline)
+        work = partial(self._write, parcel, deadline)
         return await _in_time(work, deadline=deadline, what=f"writing the weights to {self.run_dir}")
 
     async def remove_old(self, *, deadline: float) -> None:
@@ -136,29 +122,22 @@ class Outgoing:
         """
         if self._has_old:
             with contextlib.suppress(AttemptError):
-                work = partial(self.remove_old_blocking, deadline=deadline)
-                await _in_time(work, deadline=deadline, what="removing old weights")
+                await _in_time(partial(self._remove_old, deadline), deadline=deadline, what="removing old weights")
 
     def distrust(self) -> None:
         """Record that a member could not read what is on disk: the next version is full, in a new directory."""
         self._is_distrusted = True
 
-    def prepare_blocking(
+    def _prepare(
         self,
         whole: Parcel,
-        *,
         transport: Transport,
         staged: Collection[str | None],
         deadline: float,
         given_up: threading.Event,
     ) -> Parcel:
-        """Do the work of ``prepare`` in this thread, until ``given_up`` is set: the weights are about to change.
-
-        Raises:
-            PushError: The weights differ from the announcement.
-            StoreError: The work was given up, or earlier work was not done by the deadline.
-        """
-        if not self.is_compared(transport):
+        """Do the work of ``prepare`` in this thread, until ``given_up`` is set: the weights are about to change."""
+        if not self._is_compared(transport):
             return whole
         policy_version, announced = whole.policy_version, whole.announced
         with self._own_turn(deadline=deadline):
@@ -175,7 +154,7 @@ class Outgoing:
                     _until(given_up, whole.tensors()),
                     announced,
                     policy_version=policy_version,
-                    is_compared=self._encoding != "full",
+                    is_compared=self._settings.encoding != "full",
                 )
         if transport == "disk":
             return parcel
@@ -184,23 +163,26 @@ class Outgoing:
             return self._sent.full()
         return parcel
 
-    def write_blocking(self, parcel: Parcel, *, deadline: float) -> Parcel:
-        """Do the work of ``write`` in this thread. Raises StoreError if it cannot be done by the deadline."""
+    def _is_compared(self, transport: Transport) -> bool:
+        return transport == "disk" or (self._settings.encoding == "delta" and transport in ("gloo", "nccl"))
+
+    def _write(self, parcel: Parcel, deadline: float) -> Parcel:
         if parcel.place is not None:
             return parcel
         with self._own_turn(deadline=deadline):
             writer = self._writer
             if writer is None:
                 assert self.run_dir is not None
-                writer = DiskWriter(open_store(self.run_dir), run_id=self._run_id, incarnation=self._incarnation)
+                writer = DiskWriter(
+                    WeightStore(self.run_dir), run_id=self._settings.run_id, incarnation=self._settings.incarnation
+                )
                 self._writer = writer
             if writer.wants_full(parcel):
                 parcel = self._sent.full()
             self._has_old = True
             return replace(parcel, place=writer.publish(parcel))
 
-    def remove_old_blocking(self, *, deadline: float) -> None:
-        """Do the work of ``remove_old`` in this thread. Raises StoreError if earlier work does not end."""
+    def _remove_old(self, deadline: float) -> None:
         with self._own_turn(deadline=deadline):
             self._has_old = False
             if self._writer is not None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -35,23 +35,34 @@ class DescribedWeights(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Announcement:
-    """Names, dtypes and shapes of everything that one push sends, in order."""
+class Spec(NamedTuple):
+    """Name, dtype and shape of a parameter."""
 
-    names: tuple[str, ...]
-    dtypes: tuple[torch.dtype, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
     @property
-    def dtype_names(self) -> list[str]:
-        """Dtypes as written on the wire, such as ``float32``."""
-        return [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
+    def dtype_name(self) -> str:
+        """The dtype as written on the wire, such as ``float32``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the parameter, in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Everything that one push sends, in order."""
+
+    specs: tuple[Spec, ...]
 
     @property
     def num_bytes(self) -> int:
         """Size of all parameters, in bytes."""
-        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in zip(self.dtypes, self.shapes, strict=True))
+        return sum(spec.num_bytes for spec in self.specs)
 
 
 @dataclass(frozen=True)
@@ -85,8 +96,8 @@ class Parcel:
         """Names, dtypes and shapes on the wire: of the parameters, or of their deltas as uint8 tensors."""
         if self.sizes is None:
             return self.announced
-        names = self.announced.names
-        return Announcement(names, (torch.uint8,) * len(names), tuple((size,) for size in self.sizes))
+        sized = zip(self.announced.specs, self.sizes, strict=True)
+        return Announcement(tuple(Spec(spec.name, torch.uint8, (size,)) for spec, size in sized))
 
 
 def described(weights: Weights) -> NamedTensors:
@@ -100,25 +111,26 @@ def announce(weights: NamedTensors) -> Announcement:
     Raises:
         PushError: ``weights`` is empty, or a name occurs twice.
     """
-    found = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights]
-    names = tuple(name for name, _, _ in found)
+    specs = tuple(Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights)
+    names = [spec.name for spec in specs]
     if not names:
         raise PushError("there are no weights to push")
     if len(set(names)) != len(names):
         double = next(name for name in names if names.count(name) > 1)
         raise PushError(f"the weights to push contain {double} twice")
-    return Announcement(names, tuple(dtype for _, dtype, _ in found), tuple(shape for _, _, shape in found))
+    return Announcement(specs)
 
 
 def difference(before: Announcement, now: Announcement) -> str | None:
     """Return a sentence on the first difference between two announcements, or None."""
-    lost, new = sorted(set(before.names) - set(now.names)), sorted(set(now.names) - set(before.names))
+    earlier = {spec.name: spec for spec in before.specs}
+    names = {spec.name for spec in now.specs}
+    lost, new = sorted(earlier.keys() - names), sorted(names - earlier.keys())
     if lost or new:
         return f"the pushed parameters changed: {len(lost)} are gone {lost[:3]}, {len(new)} are new {new[:3]}"
-    expected = dict(zip(before.names, zip(before.dtypes, before.shapes, strict=True), strict=True))
-    for name, *kind in zip(now.names, now.dtypes, now.shapes, strict=True):
-        if expected[name] != tuple(kind):
-            return f"parameter {name} was {expected[name]} and is {tuple(kind)} now"
+    for spec in now.specs:
+        if (was := earlier[spec.name]) != spec:
+            return f"parameter {spec.name} was {was[1:]} and is {spec[1:]} now"
     return None
 
 
@@ -147,17 +159,16 @@ def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[st
     Raises:
         PushError: They differ from it.
     """
-    index = 0
+    expected = iter(announced.specs)
     for name, tensor in weights:
-        if index == len(announced.names):
+        spec = next(expected, None)
+        if spec is None:
             raise PushError(f"{name} was never announced to the generators")
-        expected = (announced.names[index], announced.dtypes[index], announced.shapes[index])
-        if (name, tensor.dtype, tuple(tensor.shape)) != expected:
-            raise PushError(f"announced {expected} to the generators, but got {name} {tensor.dtype}")
-        index += 1
+        if (name, tensor.dtype, tuple(tensor.shape)) != spec:
+            raise PushError(f"announced {tuple(spec)} to the generators, but got {name} {tensor.dtype}")
         yield name, tensor
-    if index < len(announced.names):
-        raise PushError(f"{announced.names[index]} was announced to the generators, but is missing")
+    if (spec := next(expected, None)) is not None:
+        raise PushError(f"{spec.name} was announced to the generators, but is missing")
 
 
 class SentDigests:

@@ -14,7 +14,6 @@ class PushResult:
     """The result of one push. The sender fills it in while the push is under way.
 
     Attributes:
-        policy_version: The version that is pushed.
         fleet: The fleet of the last attempt.
         communicator_epoch: Epoch of the last attempt's communicator.
         asked: Every replica that was a member of an attempt, with its state when that attempt began.
@@ -135,7 +134,7 @@ class PushResult:
     @property
     def num_probes_failed(self) -> int:
         """Number of replicas that failed the probe."""
-        return sum(not reply.is_verified for reply in self.replies.values())
+        return sum(reply.probe_failure is not None for reply in self.replies.values())
 
     def _longest(self, duration: Callable[[CommitReply], float]) -> float:
         return max(map(duration, self.replies.values()), default=0.0)

@@ -16,6 +16,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from services.trainer.push.membership import Abilities, choose_transport, is_ready, refusal
+from services.trainer.push.push_settings import PushSettings
 from shared.control import (
     NOT_READY,
     WEIGHTS_PATH,
@@ -33,8 +34,7 @@ from shared.redis import lease
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis, patiently
 from shared.registration import decode_registration
-from shared.run_options.pushing import WantedTransport
-from shared.service.tls import PeerTls, why_away
+from shared.service.tls import why_away
 
 log = logging.getLogger(__name__)
 
@@ -150,36 +150,16 @@ class RunReplicas:
     """Finds the replicas of one run.
 
     Args:
-        redis: Client of redis_connection.py.
-        run_id: The run's id.
-        internal_key: Bearer key of the generators' weight routes.
-        peers: TLS settings for calls to generators over https.
-        transport: The run's ``weight_transport``.
         own: Versions and devices of the trainer.
-        dtype: Dtype in which the engines must hold the weights; None is not compared.
-        info_timeout_s: Longest wait for a replica's state, in seconds.
     """
 
-    def __init__(
-        self,
-        redis: Redis,
-        *,
-        run_id: str,
-        internal_key: str,
-        peers: PeerTls,
-        transport: WantedTransport,
-        own: Abilities,
-        dtype: str | None,
-        info_timeout_s: float,
-    ) -> None:
+    def __init__(self, redis: Redis, settings: PushSettings, own: Abilities) -> None:
         self._redis = redis
-        self._keys = RunKeys(run_id)
-        self._wanted_transport: WantedTransport = transport
+        self._keys = RunKeys(settings.run_id)
+        self._settings = settings
         self._own = own
-        self._dtype = dtype
-        self._info_timeout_s = info_timeout_s
-        headers = {"authorization": f"Bearer {internal_key}"} if internal_key else {}
-        self._client = httpx.AsyncClient(headers=headers, **peers.for_async_client())
+        headers = {"authorization": f"Bearer {settings.internal_key}"} if settings.internal_key else {}
+        self._client = httpx.AsyncClient(headers=headers, **settings.peers.for_async_client())
 
     async def reconcile(self, *, without: Collection[str] = ()) -> Fleet:
         """Ask every live replica for its state, except the replicas in ``without``.
@@ -191,10 +171,10 @@ class RunReplicas:
         answered = dict(zip(replicas, answers, strict=True))
         infos = {name: answer for name, answer in answered.items() if isinstance(answer, ReplicaInfo)}
         ready = {name: info for name, info in infos.items() if is_ready(info, run_id=self._keys.run_id)}
-        transport, why = choose_transport(self._wanted_transport, list(ready.values()), self._own)
+        transport, why = choose_transport(self._settings.transport, list(ready.values()), self._own)
         refused = {name: answer for name, answer in answered.items() if isinstance(answer, str)}
         for name, info in ready.items():
-            if reason := refusal(info, transport=transport, own=self._own, dtype=self._dtype):
+            if reason := refusal(info, transport=transport, own=self._own, dtype=self._settings.dtype):
                 refused[name] = reason
         members = {name: Member(replicas[name], info) for name, info in ready.items() if name not in refused}
         return Fleet(ready=members, refused=refused, transport=transport, why_transport=why)
@@ -232,7 +212,7 @@ class RunReplicas:
 
     async def _info(self, replica: Replica) -> ReplicaInfo | str:
         try:
-            return await replica.info(timeout_s=self._info_timeout_s)
+            return await replica.info(timeout_s=self._settings.info_timeout_s)
         except HeadraceError as error:
             return str(error)
 

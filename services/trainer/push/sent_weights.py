@@ -47,13 +47,9 @@ class SentWeights:
     def update(
         self, weights: NamedTensors, announced: Announcement, *, policy_version: int, is_compared: bool = True
     ) -> Parcel:
-        """Copy ``weights`` as the newest version. Return deltas, or all weights without a base.
+        """Copy ``weights``, which are all parameters, as the newest version.
 
-        Args:
-            weights: All parameters.
-            announced: Their names, dtypes and shapes.
-            policy_version: Optimizer steps contained in them.
-            is_compared: Whether to compute deltas at all.
+        Return deltas. Without a base, or if nothing is to be compared, return all weights.
 
         Raises:
             PushError: ``weights`` differ from the announcement.
@@ -74,7 +70,7 @@ class SentWeights:
             encoding="delta",
             # bytearray, because torch warns about read-only arrays.
             tensors=lambda: ((name, _tensor(np.frombuffer(bytearray(blob), np.uint8))) for name, blob in blobs.items()),
-            sizes=tuple(len(blobs[name]) for name in announced.names),
+            sizes=tuple(len(blobs[spec.name]) for spec in announced.specs),
             num_bytes=sum(map(len, blobs.values())),
             base_checksum=base,
             checksum=self.checksum,
@@ -85,14 +81,12 @@ class SentWeights:
         announced = self._announced
         if announced is None or self.policy_version is None:
             raise RuntimeError("the copy of the weights is not complete")
-        kinds = zip(announced.names, announced.dtypes, announced.shapes, strict=True)
-        described = [(name, dtype, shape) for name, dtype, shape in kinds]
         return Parcel(
             policy_version=self.policy_version,
             announced=announced,
             encoding="full",
             tensors=lambda: (
-                (name, _tensor(self._bytes[name]).view(dtype).view(shape)) for name, dtype, shape in described
+                (name, _tensor(self._bytes[name]).view(dtype).view(shape)) for name, dtype, shape in announced.specs
             ),
             sizes=None,
             num_bytes=announced.num_bytes,

@@ -40,21 +40,20 @@ import torch
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.push.blame import AttemptError
-from services.trainer.push.communicator import own_abilities
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.membership import Retries
 from services.trainer.push.outgoing import Outgoing
 from services.trainer.push.packing import Parcel, Weights
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Member, RunReplicas
+from services.trainer.push.transports import own_abilities
 from shared.control import Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.lineage import LineageVersion
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, call
-from shared.run_options.pushing import PushEncoding, WantedTransport
-from shared.service.tls import PUBLIC_TLS, PeerTls
 
 log = logging.getLogger(__name__)
 
@@ -63,63 +62,17 @@ SLOWEST_BYTES_PER_S = 500_000_000
 
 
 class WeightSender:
-    """Sends the weights of one run, for one incarnation of its trainer.
+    """Sends the weights of one run, for one incarnation of its trainer."""
 
-    Args:
-        internal_key: Bearer key of the generators' weight routes.
-        peers: TLS settings for calls to generators over https.
-        transport: The run's ``weight_transport``; auto is chosen anew at each push.
-        encoding: The run's ``push_encoding``: all weights, only changes, or auto.
-        weight_dir: For disk: the parent of the run's directory of versions.
-        bind_address: Address of this machine that the generators can reach.
-        push_timeout_s: The run's ``push_timeout_s``, in seconds. A push has at most two attempts.
-        incarnation: This trainer's value of the run's incarnation counter.
-        dtype: Dtype in which the generators' engines must hold the weights; None is not compared.
-        info_timeout_s: Longest wait for a replica's state, in seconds. A replica that does not answer is left out.
-        buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
-    """
-
-    def __init__(
-        self,
-        redis: Redis,
-        *,
-        run_id: str,
-        internal_key: str,
-        peers: PeerTls = PUBLIC_TLS,
-        transport: WantedTransport,
-        encoding: PushEncoding = "full",
-        weight_dir: str | None = None,
-        bind_address: str = "127.0.0.1",
-        push_timeout_s: float,
-        incarnation: int,
-        dtype: str | None = None,
-        info_timeout_s: float = 3.0,
-        buffer_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, redis: Redis, settings: PushSettings) -> None:
         self._redis = redis
-        self._keys = RunKeys(run_id)
-        self._incarnation = incarnation
-        self._push_timeout_s = push_timeout_s
+        self._keys = RunKeys(settings.run_id)
+        self._incarnation = settings.incarnation
+        self._push_timeout_s = settings.push_timeout_s
         own = own_abilities()
-        self._replicas = RunReplicas(
-            redis,
-            run_id=run_id,
-            internal_key=internal_key,
-            peers=peers,
-            transport=transport,
-            own=own,
-            dtype=dtype,
-            info_timeout_s=info_timeout_s,
-        )
-        self._epochs = CommunicatorEpochs(
-            run_id=run_id,
-            incarnation=incarnation,
-            own=own,
-            bind_address=bind_address,
-            buffer_bytes=buffer_bytes,
-            patience_s=push_timeout_s,
-        )
-        self._outgoing = Outgoing(run_id=run_id, incarnation=incarnation, encoding=encoding, weight_dir=weight_dir)
+        self._replicas = RunReplicas(redis, settings, own)
+        self._epochs = CommunicatorEpochs(settings, own)
+        self._outgoing = Outgoing(settings)
         self._retries = Retries()
         self._pushed_version: int | None = None
 

@@ -23,7 +23,7 @@ from services.trainer.supervision.rank_command import rank_command
 from shared.errors import PushError, UserError
 from shared.gpus import num_gpus
 from shared.run_options.run_config import RunConfig
-from shared.weights.weight_store import open_store
+from shared.weights.weight_store import WeightStore
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE")
 _PROBE = b"headrace tried whether it can write here; this may be removed"
@@ -123,7 +123,7 @@ def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
         ]
     name = f"check-{secrets.token_hex(8)}"
     try:
-        store = open_store(weight_dir)
+        store = WeightStore(weight_dir)
         store.write(f"{name}/probe", _PROBE)
         content = store.read(f"{name}/probe")
         store.remove(name)

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from services.generator.worker.staged_weights import Spec, StagedWeights, staging_bytes
+from services.generator.worker.staged_weights import StagedWeights, staging_bytes
 from services.generator.worker.staging_memory import StagingMemory
 
 if TYPE_CHECKING:
@@ -25,14 +25,13 @@ NAMED = {"embed": torch.arange(10, dtype=torch.float32).view(2, 5), "norm": torc
 class NamedWire:
     """Sends one chunk; if it is damaged, with its last byte changed."""
 
+    device = torch.device("cpu")
     is_damaged = False
 
-    def receive_chunks(
-        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
-    ) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        sent = {name: tensor.clone() for name, tensor in NAMED.items()}
-        sent["norm"].view(torch.uint8)[-1] ^= self.is_damaged
-        yield iter(sent.items())
+    def receive(self, chunk: Tensor, *, deadline: float) -> None:
+        del deadline
+        chunk.copy_(torch.cat([tensor.view(-1).view(torch.uint8) for tensor in NAMED.values()]))
+        chunk[-1] ^= self.is_damaged
 
     def leave(self) -> None:
         pass

@@ -17,6 +17,7 @@ from services.trainer.push.blame import AttemptError, until_one_is_silent
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.membership import Abilities
 from services.trainer.push.packing import Parcel, announce
+from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
@@ -113,14 +114,8 @@ async def blamed_by_begin(answers: Mapping[str, Answer], *, within_s: float = 30
     announced = announce(named)
     async with httpx.AsyncClient() as client:
         members = {name: Member(ScriptedReplica(name, client, answer), INFO) for name, answer in answers.items()}
-        epochs = CommunicatorEpochs(
-            run_id="run",
-            incarnation=1,
-            own=Abilities("2.13.0", None),
-            bind_address="127.0.0.1",
-            buffer_bytes=32,
-            patience_s=60.0,
-        )
+        settings = PushSettings(run_id="run", incarnation=1, internal_key="", transport="disk", push_timeout_s=60.0)
+        epochs = CommunicatorEpochs(settings, Abilities("2.13.0", None))
         epochs.enter(Fleet(ready=members, refused={}, transport="disk", why_transport=""))
         parcel = Parcel(1, announced, "full", lambda: named, announced.num_bytes)
         with pytest.raises(AttemptError) as raised:
