@@ -146,6 +146,7 @@ async def measure(scratch: Path, *, sessions: list[int], tools_ms: list[int], nu
 async def _sides(scratch: Path, model: Path, workload: Workload, engine_args: dict[str, Any], *, has_cuda: bool) -> Any:
     import safetensors.torch
 
+    from services.trainer.push.push_settings import PushSettings
     from services.trainer.push.weight_sender import WeightSender
 
     config = RunConfig.model_validate(
@@ -168,10 +169,14 @@ async def _sides(scratch: Path, model: Path, workload: Workload, engine_args: di
         keys = await local_generator.begin_run(redis, "run-agents", config)
         reader: Any = safetensors.torch  # partly untyped
         weights: dict[str, Any] = reader.load_file(model / "model.safetensors")
-        sender = WeightSender(
-            redis, run_id=keys.run_id, internal_key=local_generator.KEY, transport="gloo", push_timeout_s=60.0,
+        settings = PushSettings(
+            run_id=keys.run_id,
+            internal_key=local_generator.KEY,
+            transport="gloo",
+            push_timeout_s=60.0,
             incarnation=local_generator.INCARNATION,
-        )  # fmt: skip
+        )
+        sender = WeightSender(redis, settings)
         stack.push_async_callback(sender.close)
         await local_generator.until_pushed(sender, weights.items, running)
         service_url, service = stack.enter_context(sessions_service(scratch, redis_url=url))

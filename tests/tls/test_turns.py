@@ -26,7 +26,7 @@ def four(request: TurnRequest) -> SampledTurn:
 
 async def sampled(redis: Redis, keys: RunKeys, peers: PeerTls) -> SampledTurn:
     async with turn_http_client(internal_key=INTERNAL_KEY, peers=peers) as http, asyncio.timeout(120):
-        return await TurnClient(redis, keys=keys, http=http).sample(REQUEST, session_id="00000000-0")
+        return await TurnClient(redis, keys=keys, http=http).sample(REQUEST, routing_key="00000000")
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "generator"])
