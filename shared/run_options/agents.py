@@ -1,12 +1,14 @@
 """Options of agents: tools, an environment or a program of the user, and how the model's calls are read."""
 
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from shared.run_options.section import Positive, Section
 
 MAX_TOOLS = 128
+AGENTIC: Final = ("tools", "mcp_servers", "environment_factory", "agent")
+"""The options of which one has the sessions service play the rollouts."""
 _DEFAULT_PARSER = "hermes"
 
 
@@ -63,7 +65,7 @@ class AgentOptions(Section):
 
     @model_validator(mode="after")
     def _an_agent_brings_its_own_tools(self) -> Self:
-        others = [name for name in ("tools", "mcp_servers", "environment_factory") if getattr(self, name)]
+        others = [name for name in AGENTIC if name != "agent" and getattr(self, name)]
         if self.agent is not None and others:
             raise ValueError(
                 f"agent and {' and '.join(others)} are set, but an agent program brings its own tools; keep one of them"
@@ -73,7 +75,12 @@ class AgentOptions(Section):
     @property
     def is_agentic(self) -> bool:
         """Whether the sessions service plays the rollouts. Generators read the prompts of all other runs themselves."""
-        return bool(self.tools or self.mcp_servers or self.environment_factory or self.agent)
+        return self.agentic_option is not None
+
+    @property
+    def agentic_option(self) -> str | None:
+        """The first option that makes it so."""
+        return next((name for name in AGENTIC if getattr(self, name)), None)
 
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, Metric
 
-from services.trainer.run_api.run_view import Surroundings, has_tools, look_around
+from services.trainer.run_api.run_view import Surroundings, is_agentic, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
 from services.trainer.supervision.run_supervisor import RunSupervisor
@@ -210,7 +210,7 @@ class RunMetrics:
             self._starts.labels(record.run_id).set(num_starts)
             self._max_staleness.labels(record.run_id).set(config.max_staleness)
             self._show_surroundings(record, around)
-            if has_tools(record):
+            if is_agentic(record):
                 self._sessions.labels(record.run_id).set(around.num_sessions)
             if disk is not None:
                 self._disk_free.labels(record.run_id).set(disk[0])

@@ -20,6 +20,7 @@ from shared.redis.redis_connection import Redis, patiently
 from shared.redis.run_record import TERMINAL, Progress, RunRecord, WaitingKind
 from shared.refusals import Kind, Refusal, decode_refusals
 from shared.registration import decode_registration
+from shared.run_options.agents import AGENTIC
 
 _PATIENCE_S = 10.0
 _RECENT_S = 600.0
@@ -132,9 +133,9 @@ class Surroundings:
     refusals: list[RefusalView] = field(default_factory=list[RefusalView])
 
 
-def has_tools(record: RunRecord) -> bool:
+def is_agentic(record: RunRecord) -> bool:
     """Return whether the sessions service plays the run's rollouts."""
-    return bool(record.config.get("tools"))
+    return any(record.config.get(name) for name in AGENTIC)
 
 
 def summary(record: RunRecord) -> RunSummary:
@@ -171,7 +172,7 @@ def detail(
         queues=around.queues,
         generators=around.generators,
         num_rewarders=around.num_rewarders,
-        num_sessions=around.num_sessions if has_tools(record) else None,
+        num_sessions=around.num_sessions if is_agentic(record) else None,
         refusals=around.refusals,
         config=record.config,
     )

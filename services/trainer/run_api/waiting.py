@@ -4,7 +4,7 @@ It is built only here, from what is visible from outside. What only the training
 progress, with its kind. Causes that a person must remove come before causes that pass by themselves.
 """
 
-from services.trainer.run_api.run_view import Surroundings, has_tools
+from services.trainer.run_api.run_view import Surroundings, is_agentic
 from shared.redis.run_record import TERMINAL, RunRecord, Waiting
 from shared.refusals import Kind
 
@@ -88,7 +88,7 @@ def _rank_or_consumer(record: RunRecord, around: Surroundings) -> Waiting | None
     living = [generator for generator in around.generators if generator.is_alive]
     if not any(generator.serves for generator in living):
         return Waiting("generator", f"a generator: {', '.join(f'{it.replica} is {it.doing}' for it in living)}")
-    if has_tools(record) and around.num_sessions == 0 and around.queues.prompts:
+    if is_agentic(record) and around.num_sessions == 0 and around.queues.prompts:
         do = "Start services/sessions, or look at its log if it should be running"
         return Waiting(
             "sessions",

@@ -103,9 +103,10 @@ def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
             "the prompts are conversations, but the model's tokenizer has no chat template; use plain text prompts, "
             "without system_prompt and prompt_as_message, or a model that was made for chat",
         )
-    if config.is_agentic and num_conversations < sum(source.num_checked for source in summary.all_sources()):
+    agentic = config.agentic_option
+    if agentic is not None and num_conversations < sum(source.num_checked for source in summary.all_sources()):
         yield (
-            next(name for name in ("tools", "mcp_servers", "environment_factory", "agent") if getattr(config, name)),
+            agentic,
             "some prompts are plain text, but a model calls tools only in a conversation; set prompt_as_message: true",
         )
     if config.chat_template_kwargs and not num_conversations:
