@@ -84,6 +84,7 @@ UNITS = {
     "headrace_reward_model_kills_total": "processes",
     "headrace_reward_models_loaded": "processes",
     "headrace_session_groups_total": "groups",
+    "headrace_session_environments": "rollouts",
     "headrace_session_groups_in_flight": "groups",
     "headrace_session_rollouts_total": "rollouts",
     "headrace_session_turns_total": "turns",

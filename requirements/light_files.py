@@ -22,6 +22,9 @@ HEAVY = frozenset(
         "promql_parser",
         "cryptography",
         "opentelemetry",
+        "mcp",
+        "mcp_types",
+        "httpx2",
     )
 )
 SOURCES = ("services", "shared", "headrace", "tests")

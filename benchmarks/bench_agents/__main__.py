@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,9 @@ async def measure(scratch: Path, *, sessions: list[int], tools_ms: list[int], nu
 
 
 @contextlib.asynccontextmanager
-async def _sides(scratch: Path, model: Path, workload: Workload, engine_args: dict[str, Any], *, has_cuda: bool) -> Any:
+async def _sides(
+    scratch: Path, model: Path, workload: Workload, engine_args: dict[str, Any], *, has_cuda: bool
+) -> AsyncGenerator[tuple[Side, Side]]:
     import safetensors.torch
 
     from services.trainer.push.push_settings import PushSettings

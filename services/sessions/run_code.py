@@ -17,7 +17,6 @@ from services.sessions.settings import SessionsSettings
 from services.sessions.tools.environments import Environments
 from services.sessions.tools.joined_tools import JoinedTools, ToolSource, require_distinct
 from services.sessions.tools.mcp_config import read_mcp_servers
-from services.sessions.tools.mcp_tools import McpTools
 from services.sessions.tools.tool_tasks import ToolPool
 from services.sessions.tools.user_tools import UserTools
 from shared.run_options.agents import AgentOptions
@@ -85,6 +84,8 @@ class RunCodeLoader:
         async with contextlib.AsyncExitStack() as stack:
             sources: dict[str, ToolSource] = {"tools": await self._tools(options, lane=lane, timeout_s=timeout_s)}
             for name, server in servers.items():
+                from services.sessions.tools.mcp_tools import McpTools  # a second, for the runs that need it
+
                 sources[f"MCP server {name}"] = await stack.enter_async_context(
                     McpTools.connected(name, server, call_timeout_s=options.tool_timeout_s, connect_timeout_s=timeout_s)
                 )

@@ -84,7 +84,7 @@ def _whole(group: Any) -> Iterator[str]:
         yield "a branch is missing, or there twice"
     if len({rollout["rollout_id"] for rollout in rollouts}) != len(rollouts):
         yield "two rollouts have one id"
-    found = [rollout.get("environment") or {} for rollout in rollouts]
+    found: list[Any] = [rollout.get("environment") or {} for rollout in rollouts]
     if len({(environment.get("name"), environment.get("has_reward")) for environment in found}) > 1:
         yield "environments of different types"
     for rollout in rollouts:
@@ -114,8 +114,8 @@ def _rollout(rollout: Any, prompt: Any) -> Iterator[str]:
     if not 0 <= rollout.get("tool_failures", 0) <= rollout.get("tool_calls", 0):
         yield "more tool calls failed than there were"
     yield from (f"a completion has {what}" for what in _not_data(rollout["completion"], depth=0))
-    environment = rollout.get("environment") or {}
-    reward = environment.get("reward")
+    environment: Any = rollout.get("environment") or {}
+    reward: Any = environment.get("reward")
     if reward is not None and (rollout.get("lost") or not environment["has_reward"] or not math.isfinite(reward)):
         yield "a reward of an environment that gives none"
     yield from (f"an attribute has {what}" for what in _not_data(environment.get("attributes", {}), depth=0))

@@ -96,10 +96,11 @@ class FakeGenerator:
 
 async def _line(index: int, reply: Any) -> bytes | None:
     if isinstance(reply, Awaitable):
-        reply = await reply
+        answered: Any = await reply
+        return await _line(index, answered)
     if reply is None or isinstance(reply, bytes):
         return reply
-    named = {"refusal": reply} if isinstance(reply, TurnRefusal) else {"turn": reply}
+    named: dict[str, Any] = {"refusal": reply} if isinstance(reply, TurnRefusal) else {"turn": reply}
     return encode_turn_answers([TurnAnswer(index, **named)])
 
 

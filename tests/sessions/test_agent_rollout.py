@@ -42,7 +42,8 @@ class Program:
 
 
 async def ask(client: OpenSession, messages: list[ChatMessage], **more: Any) -> ChatMessage:
-    turn = await client.turn(messages, more.pop("tools", []), **{"max_tokens": 0, "seed": None, **more})
+    options: dict[str, Any] = {"max_tokens": 0, "seed": None, **more}
+    turn = await client.turn(messages, options.pop("tools", []), **options)
     return turn.message
 
 

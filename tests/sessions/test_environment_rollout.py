@@ -185,6 +185,10 @@ def group(prompt: Prompt = PROMPT, **columns: Any) -> PromptGroup:
     return msgspec.structs.replace(prompt_group(), prompt=prompt, prompt_ids=b"", columns={"start": 1} | columns)
 
 
+def _twice(x: int) -> int:
+    return 2 * x
+
+
 class Play:
     """Plays one rollout and keeps everything that took part in it."""
 
@@ -193,7 +197,7 @@ class Play:
     ) -> None:
         self.environments = environments
         self.generators = ScriptedGenerators(policy)
-        self.tools = InProcessTools(twice=lambda x: 2 * x)
+        self.tools = InProcessTools(twice=_twice)
         self.entries = list(entries)
         self.session = Session(
             "00000000-0", run_id="run-test", generators=self.generators, record=self.record, entries=entries

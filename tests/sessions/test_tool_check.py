@@ -35,6 +35,14 @@ def undocumented(a: int) -> int:
     return a
 '''
 
+BAD_BODIES: list[tuple[Any, int, str]] = [
+    ({"tools": "my_tools:add"}, 422, "tools must be a list"),
+    ({"tools": ["my_tools:add"] * 2}, 422, "my_tools:add is listed twice"),
+    ({"tool": []}, 422, "tool "),
+    ([], 422, "the body "),
+    ({"tools": [[]] * 1000}, 422, "more than 1000 arrays"),
+]
+
 
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
@@ -101,13 +109,7 @@ async def test_a_module_that_ends_its_process_ends_nothing_else(client: httpx.As
 
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
-    [
-        ({"tools": "my_tools:add"}, 422, "tools must be a list"),
-        ({"tools": ["my_tools:add"] * 2}, 422, "my_tools:add is listed twice"),
-        ({"tool": []}, 422, "tool "),
-        ([], 422, "the body "),
-        ({"tools": [[]] * 1000}, 422, "more than 1000 arrays"),
-    ],
+    BAD_BODIES,
 )
 async def test_a_body_that_is_not_options_of_agents_is_refused(
     client: httpx.AsyncClient, body: Any, status: int, sentence: str

@@ -82,7 +82,7 @@ class ModelChatFormat:
         if is_whole and ids[-1] in self._special_ids:
             ids.pop()
         # The marks of tool calls are special tokens of some models.
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: Any = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         calls, beside = list[Any](), ""
         try:
             parsed_request = _parsed_request(request)

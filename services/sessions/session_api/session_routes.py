@@ -83,8 +83,6 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         return sessions.find(session_id, key.strip() if scheme.lower() == "bearer" else "")
 
-    Found = Annotated[OpenSession, Depends(session_of)]
-
     @router.post(
         SESSIONS_PATH,
         status_code=201,
@@ -101,17 +99,19 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         )
 
     @router.get(_SESSION, responses=_OVER)
-    async def get_session(opened: Found) -> SessionView:
+    async def get_session(opened: Annotated[OpenSession, Depends(session_of)]) -> SessionView:
         """Return how far a session is."""
         return _view(opened)
 
     @router.get(f"{_SESSION}/models", responses=_OVER)
-    async def list_session_models(opened: Found) -> dict[str, Any]:
+    async def list_session_models(opened: Annotated[OpenSession, Depends(session_of)]) -> dict[str, Any]:
         """List the one model."""
         return models()
 
     @router.post(f"{_SESSION}/chat/completions", responses=_OVER | _NOT_JSON, openapi_extra=_BODY, response_model=None)
-    async def create_session_chat_completion(opened: Found, request: Request) -> Response:
+    async def create_session_chat_completion(
+        opened: Annotated[OpenSession, Depends(session_of)], request: Request
+    ) -> Response:
         """Return the next turn."""
         require_json(request.headers.get("content-type", ""))
         asked = decode_chat_request(await request.body())
@@ -126,7 +126,9 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         return Response("".join(f"data: {data}\n\n" for data in sent), media_type="text/event-stream")
 
     @router.post(f"{_SESSION}/reward", responses=_OVER | _NOT_JSON, openapi_extra=_BODY)
-    async def report_session_reward(opened: Found, request: Request) -> SessionView:
+    async def report_session_reward(
+        opened: Annotated[OpenSession, Depends(session_of)], request: Request
+    ) -> SessionView:
         """Report the session's reward. A later report replaces an earlier one."""
         require_json(request.headers.get("content-type", ""))
         reward = decode_reward(await request.body())
@@ -135,7 +137,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         return _view(opened)
 
     @router.post(f"{_SESSION}/end", responses=_OVER)
-    async def end_session(opened: Found) -> SessionView:
+    async def end_session(opened: Annotated[OpenSession, Depends(session_of)]) -> SessionView:
         """End a session. Ending it twice is the same as once."""
         opened.end()
         return _view(opened)

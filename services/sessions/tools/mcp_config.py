@@ -4,7 +4,7 @@
                                "headers": {"Authorization": "Bearer ${SEARCH_TOKEN}"}},
                     "clock": {"command": "uvx", "args": ["mcp-server-time"]}}}
 
-A run names servers of this file, so that whoever may submit a run can neither start a program nor reach another host.
+A run names servers of this file, so that submitting a run neither starts another program nor reaches another host.
 ``${NAME}`` stands for a variable of the service's environment.
 """
 
@@ -68,7 +68,7 @@ def read_mcp_servers(path: Path | None, names: list[str]) -> dict[str, McpServer
     """Return the servers with these names, as the file has them now.
 
     Raises:
-        UserError: There is no file, it cannot be read, or it does not have a server of this name.
+        UserError: The file is missing, cannot be read, or does not have a server of this name.
     """
     if not names:
         return {}

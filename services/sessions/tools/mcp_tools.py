@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
@@ -123,7 +123,7 @@ class McpTools:
 
 
 class _BrokenError(Exception):
-    """There is no connection to the server."""
+    """The server cannot be reached, or the connection to it broke."""
 
 
 class _Connection:
@@ -209,13 +209,14 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 
 def _text(result: CallToolResult) -> str:
-    """Return what the model reads: the text blocks, and of each other block that it is there."""
+    """Return what the model reads: the text blocks, and of each other block its type."""
     shown = [block.text if isinstance(block, TextContent) else f"[{block.type}, not shown]" for block in result.content]
     return for_model("\n".join(shown))
 
 
 def _cause(error: BaseException) -> BaseException:
     """Return the first error in nested groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    found: Any = error
+    while isinstance(found, BaseExceptionGroup):
+        found = cast("Any", found).exceptions[0]
+    return cast("BaseException", found)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -170,7 +170,7 @@ class RawClient:
         self._pieces: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     @contextlib.asynccontextmanager
-    async def asking(self) -> AsyncIterator[None]:
+    async def asking(self) -> AsyncGenerator[None]:
         """Ask; hang up at the end of the block."""
         scope: dict[str, Any] = {
             "type": "http", "http_version": "1.1", "method": "POST", "path": TURN_PATH, "raw_path": TURN_PATH.encode(),

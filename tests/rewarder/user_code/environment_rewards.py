@@ -6,7 +6,7 @@ from typing import Any
 
 
 def of_trl(environments, **kwargs) -> list[float]:  # type: ignore[no-untyped-def]  # pyright: ignore
-    return [env.reward for env in environments]
+    return [env.reward for env in environments]  # pyright: ignore
 
 
 async def of_trl_later(environments: list[Any], **_: Any) -> list[float]:

@@ -11,7 +11,7 @@ from tests.sessions.scripted import assistant, call, sampled, user
 
 pytestmark = pytest.mark.unit
 
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
 def body(**more: Any) -> bytes:

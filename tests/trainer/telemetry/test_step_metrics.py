@@ -34,6 +34,7 @@ def trained(
     number: int,
     said: Sequence[Said],
     *,
+    weights: Sequence[float] = (1.0, 1.0),
     lengths: Sequence[int] | None = None,
     truncated: Sequence[int] = (),
     policy_version: int = 0,
@@ -49,7 +50,7 @@ def trained(
         turn = msgspec.structs.replace(made.rows[0].turns[0], finish_reason="length" if branch in truncated else "stop")
         rollouts.append(
             msgspec.structs.replace(
-                with_row(made, turns=(turn,)), rewards=tuple(map(outcome, outcomes, outcomes.values()))
+                with_row(made, turns=(turn,)), rewards=tuple(map(outcome, outcomes, outcomes.values(), weights))
             )
         )
         numbers = [value for value in outcomes.values() if isinstance(value, float)]
@@ -63,12 +64,12 @@ def trained(
     )
 
 
-def outcome(name: str, value: float | str | None) -> RewardOutcome:
+def outcome(name: str, value: float | str | None, weight: float) -> RewardOutcome:
     if value is None:
-        return RewardOutcome(name, "not_applicable", None, 1.0)
+        return RewardOutcome(name, "not_applicable", None, weight)
     if isinstance(value, str):
-        return RewardOutcome(name, "timeout", None, 1.0, detail=value)
-    return RewardOutcome(name, "scored", value, 1.0)
+        return RewardOutcome(name, "timeout", None, weight, detail=value)
+    return RewardOutcome(name, "scored", value, weight)
 
 
 def metrics(*groups: TrainedGroup, policy_version: int = 0, **changes: Any) -> dict[str, float]:
@@ -148,7 +149,7 @@ def test_with_one_reward_for_all_nothing_has_a_std_however_it_is_scaled() -> Non
 
 def test_rewards_that_cancel_out_have_a_std_when_each_is_normalised_first() -> None:
     """The sums are equal: 0 + 1 and 1 + 0. The sums of the normalised rewards, with weights 2 and 1, are not."""
-    groups = trained(0, [{"exact": 0.0, "style": 1.0}, {"exact": 1.0, "style": 0.0}])
+    groups = trained(0, [{"exact": 0.0, "style": 1.0}, {"exact": 1.0, "style": 0.0}], weights=[2.0, 1.0])
     config: dict[str, Any] = {"reward_funcs": ["exact", "style"], "reward_weights": [2.0, 1.0]}
     assert metrics(groups, **config)["frac_reward_zero_std"] == 1.0
     found = metrics(groups, multi_objective_aggregation="normalize_then_sum", **config)
