@@ -22,7 +22,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-gpu test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-push bench-push-model bench-rewarder chaos policy-scan release
+.PHONY: help demo test test-long test-gpu test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-agents bench-push bench-push-model bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -98,6 +98,9 @@ bench-queue: $(FULL_WITH_TOOLS) ## the steps of a run with and without 500 that 
 
 bench-generator: $(FULL_WITH_TOOLS) ## tokens/s from prompts stream to completions stream beside bare vLLM; ten minutes
 	@.venv/bin/python -m benchmarks.bench_generator $(ARGS)
+
+bench-agents: $(FULL_WITH_TOOLS) ## turns of agents through the sessions service beside the same turns straight at vLLM; twenty minutes
+	@.venv/bin/python -m benchmarks.bench_agents $(ARGS)
 
 bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the same bytes, and what a delta saves; minutes
 	@.venv/bin/python -m benchmarks.bench_push $(ARGS)

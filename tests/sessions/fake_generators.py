@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -96,8 +96,7 @@ class FakeGenerator:
 
 async def _line(index: int, reply: Any) -> bytes | None:
     if isinstance(reply, Awaitable):
-        answered: Any = await reply
-        return await _line(index, answered)
+        return await _line(index, await cast("Any", reply))
     if reply is None or isinstance(reply, bytes):
         return reply
     named: dict[str, Any] = {"refusal": reply} if isinstance(reply, TurnRefusal) else {"turn": reply}

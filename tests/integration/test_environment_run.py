@@ -1,0 +1,61 @@
+"""Runs with an environment for each rollout, from `headrace up` to the last step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.stack import Stack, assert_every_group_is_accounted_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+
+FUNCTIONS = '''
+import random
+
+
+class Draws:
+    """Draws its reward, which is also in an attribute, for a reward function."""
+
+    def reset(self, prompt, **row):
+        self.drawn = random.random()
+        self.question = prompt[-1]["content"]
+        return f" Draw {self.drawn}."
+
+    def draw(self) -> str:
+        """Draw again."""
+        self.drawn = random.random()
+        return f"{self.drawn}"
+
+    def get_reward(self):
+        return self.drawn
+
+
+def minus_drawn(environments, prompts, **columns):
+    assert all(f"Draw {env.drawn}." in prompt[-1]["content"] for env, prompt in zip(environments, prompts))
+    return [-env.drawn for env in environments]
+'''
+
+
+@pytest.mark.parametrize("reward_funcs", [[], ["user_code:minus_drawn"]])
+def test_a_run_with_environments_is_trained_with_their_rewards(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, reward_funcs: list[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_SIMULATED_SPEED_UP", "20")
+    (tmp_path / "user_code.py").write_text(FUNCTIONS)
+    with Stack(tmp_path, num_simulated=2) as stack:
+        stack.wait_for_rewarder()
+        settings = run_file(
+            reward_funcs=reward_funcs, environment_factory="user_code:Draws", prompt_as_message=True, max_steps=4
+        )
+        run_id = stack.client.submit(settings).run_id
+        run = stack.wait_for_end(run_id)
+        rows = stack.client.rollouts(run_id, step=4)
+    assert run["status"] == "finished", run
+    assert_every_group_is_accounted_for(run, groups_per_step=4)
+    for row in rows:
+        drawn, question = row["environment"]["drawn"], row["environment"]["question"]
+        assert row["prompt"][-1]["content"] == f"{question} Draw {drawn}."
+        assert row["rewards"]["user_code:Draws"]["value"] == drawn
+        assert row["reward"] == (0.0 if reward_funcs else drawn)
+    assert len({row["environment"]["drawn"] for row in rows}) == len(rows)
