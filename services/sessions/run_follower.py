@@ -155,7 +155,7 @@ def _require_reward(config: RunConfig, code: RunCode) -> None:
     """Raise UserError if nothing rewards the run's rollouts."""
     if code.environments is not None and not config.reward_funcs and not code.environments.has_reward:
         raise UserError(
-            f"{code.environments.name} has no method get_reward, and the run has no reward_funcs; add one of them"
+            f"{code.environments.name} has no method get_reward, and the run has no reward_funcs: add one or the other"
         )
 
 

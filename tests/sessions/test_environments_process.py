@@ -205,7 +205,7 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
         (
             "WithoutReward",
             {"reward_funcs": []},
-            "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs; add either",
+            "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs: add one or the other",
         ),
         (
             "Game",
