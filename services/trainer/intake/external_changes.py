@@ -13,6 +13,7 @@ from services.trainer.fence import check_not_fenced
 from services.trainer.groups.group_ids import group_id, is_evaluation, training_number
 from services.trainer.groups.ledger import DEAD_LETTER, Ledger
 from services.trainer.intake.evaluation import Evaluations
+from services.trainer.intake.reward_failures import RewardFailures
 from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.run_log import RunLog
@@ -33,6 +34,7 @@ class ExternalChanges:
         ledger: Records buried training groups.
         scored: Knows which groups have arrived, even if they were buried too.
         evaluations: Records buried evaluation groups.
+        failures: Counts buried training groups.
         log: Reports buried groups to watchers.
     """
 
@@ -43,6 +45,7 @@ class ExternalChanges:
         ledger: Ledger,
         scored: ScoredGroups,
         evaluations: Evaluations,
+        failures: RewardFailures,
         log: RunLog,
     ) -> None:
         self.wishes = Wishes()
@@ -52,6 +55,7 @@ class ExternalChanges:
         self._ledger = ledger
         self._scored = scored
         self._evaluations = evaluations
+        self._failures = failures
         self._log = log
         self._last_dead_letter = "-"
         self._read_at = 0.0
@@ -108,6 +112,9 @@ class ExternalChanges:
             if is_evaluation(label):
                 self._evaluations.lose(label)
             elif number is not None and number < self._ledger.admitted and number not in here:
+                is_new = not self._ledger.is_settled(number)
                 self._ledger.record_dropped(number, DEAD_LETTER)
                 reason = fields.get(b"reason", b"").decode(errors="replace")
+                if is_new:  # otherwise, an earlier trainer has counted it
+                    self._failures.note_buried(number, reason)
                 await self._log.event("log", {"message": f"group {label} was buried: {reason}"})

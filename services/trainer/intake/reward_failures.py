@@ -1,12 +1,13 @@
 """Counts the recent failures of each reward function, and decides when there are too many to go on.
 
-    judged groups --note--> [the newest reward_failure_window] --verdict--> function, share of failures, last failure
+    judged groups --note---------+
+    dead letters  --note_buried--+--> [the newest reward_failure_window] --verdict--> function, share, last failure
     the test group --note--> has_recovered
 
 The window must be full. A function fails too often when failures are more than ``reward_failure_threshold`` of its
 outcomes. A run also should not go on if every group of the window was unscorable, at any share of failures: several
-functions may each fail for some completions, or no function may apply. A test group, which tests in a pause whether
-rewards work again, is judged by itself, by the same two rules.
+functions may each fail for some completions, no function may apply, or the groups became dead letters. A test group,
+which tests in a pause whether rewards work again, is judged by itself, by the same two rules.
 """
 
 from collections import deque
@@ -28,7 +29,7 @@ class Verdict:
         reason: A sentence without its full stop.
         reward_func: The function that failed most often; empty if no function failed.
         failed_ratio: Share of its outcomes that were failures, from 0 to 1.
-        last_failure: Outcome and detail of its last failure; empty if no function failed.
+        last_failure: Outcome and detail of its last failure, or why the last group was buried; empty if neither.
     """
 
     reason: str
@@ -57,6 +58,7 @@ class RewardFailures:
         self._config = config
         self._judged: deque[_Judged] = deque(maxlen=config.reward_failure_window)
         self._last_failures: dict[str, str] = {}
+        self._last_buried = ""
         self._left_out: set[int] = set()
         self._test_group: int | None = None
         self.has_recovered = False
@@ -84,6 +86,13 @@ class RewardFailures:
             self._test_group = None
             self.has_recovered = is_scorable and not self._is_too_often(_worst([judged])[1])
 
+    def note_buried(self, number: int, reason: str) -> None:
+        """Count a group that became a dead letter: it was not scored, whichever function is to blame, if any."""
+        if number in self._left_out:
+            return
+        self._last_buried = reason[:_MAX_DETAIL]
+        self._judged.append(_Judged({}, {}, is_scorable=False))
+
     def expect_test_group(self, number: int) -> None:
         """Use this group, when it arrives, to decide whether the reward functions work again."""
         self._test_group = number
@@ -92,12 +101,13 @@ class RewardFailures:
         """Forget all groups: the run resumes, and earlier failures are outdated."""
         self._judged.clear()
         self._last_failures.clear()
+        self._last_buried = ""
         self._test_group, self.has_recovered = None, False
 
     def last_failure(self) -> str:
-        """Return the last failure of the function that fails most often; empty if no function failed."""
+        """Return the last failure of the function that fails most often, or of a buried group; empty if neither."""
         name, _ = _worst(self._judged)
-        return self._last_failures.get(name, "")
+        return self._last_failures.get(name, "") if name else self._last_buried
 
     def verdict(self) -> Verdict | None:
         """Return why the run should not go on. None if it should, or if the window is not full."""
@@ -105,7 +115,7 @@ class RewardFailures:
         if count < self._config.reward_failure_window:
             return None
         name, failed_ratio = _worst(self._judged)
-        last_failure = self._last_failures.get(name, "")
+        last_failure = self.last_failure()
         groups = "the last group" if count == 1 else f"the last {count} groups"
         said = f"; it last said: {last_failure}" if last_failure else ""
         if self._is_too_often(failed_ratio):
@@ -114,11 +124,12 @@ class RewardFailures:
                 f"reward_failure_threshold={self._config.reward_failure_threshold:g}{said}"
             )
         elif not any(judged.is_scorable for judged in self._judged):
-            why = (
-                f"reward function {name} failed most often, for {failed_ratio:.0%} of the completions{said}"
-                if name
-                else "no reward function applies to them"
-            )
+            if name:
+                why = f"reward function {name} failed most often, for {failed_ratio:.0%} of the completions{said}"
+            elif self._last_buried:
+                why = f"they became dead letters, the last because {self._last_buried}"
+            else:
+                why = "no reward function applies to them"
             reason = f"no group of {groups} had {self._config.min_scored_completions} scored completions: {why}"
         else:
             return None

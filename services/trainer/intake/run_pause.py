@@ -80,7 +80,7 @@ class RunPause:
         said = self._failures.last_failure() or self._pause.last_failure
         last_failure = f" (last failure: {said})" if said and said not in batch_waits_for else ""
         return (
-            f"{f'reward function {name}' if name else 'a reward function'} to work again; one group every "
+            f"{f'reward function {name} to work again' if name else 'a group to be scored'}; one group every "
             f"{test_group_every_s:.0f} s tests it{last_failure}. {how_to_mend(name)} Or resume or stop the run. "
             f"Meanwhile {batch_waits_for}"
         )
@@ -120,4 +120,4 @@ def how_to_mend(reward_func: str) -> str:
             "Fix it: repair an endpoint where it runs, or register it again; for a built-in function, submit a new run "
             "with the columns and reward_kwargs that it needs."
         )
-    return "Fix the failing functions."
+    return "The dead letters and the rewarder's log say what failed."

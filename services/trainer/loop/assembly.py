@@ -224,7 +224,9 @@ async def _make_intake(
         batches=batches,
         evaluations=evaluations,
         pause=RunPause(run.store, run_log=run_log, record=run.record, failures=batches.failures),
-        changes=ExternalChanges(run, ledger=ledger, scored=scored, evaluations=evaluations, log=run_log),
+        changes=ExternalChanges(
+            run, ledger=ledger, scored=scored, evaluations=evaluations, failures=batches.failures, log=run_log
+        ),
         lost_writes=lost_writes,
     )
 

@@ -9,6 +9,7 @@ from services.trainer.groups.ledger import Ledger
 from services.trainer.intake import admission as admissions
 from services.trainer.intake.admission import Admission, send_off
 from services.trainer.intake.external_changes import ExternalChanges
+from services.trainer.intake.reward_failures import RewardFailures
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.run_log import RunLog
 from shared.arrays import unpack_ids
@@ -94,6 +95,7 @@ async def test_a_group_that_is_buried_before_admission_has_redis_answer_is_dropp
         ledger=trainer.ledger,
         scored=trainer.scored,
         evaluations=no_evaluations,
+        failures=RewardFailures(run_config),
         log=RunLog(redis, keys=run_keys, run_dir=run.files.run_dir),
     )
 

@@ -155,3 +155,28 @@ def test_a_run_that_goes_on_begins_with_an_empty_window(run_config: RunConfig) -
 def test_the_message_of_a_failure_is_shortened_and_the_first_failure_of_a_group_is_found() -> None:
     assert first_failure(said("scored", "error", detail="x" * 1000)) == f"judge: error {'x' * 300}"
     assert first_failure(said("scored", "not_applicable")) == ""
+
+
+def test_groups_that_all_became_dead_letters_pause_the_run_with_the_reason(run_config: RunConfig) -> None:
+    found = failures(run_config)
+    found.note_buried(0, "the prompt is too long")
+    assert found.verdict() is None, "the window is not full"
+    found.note_buried(1, "the prompt is too long")
+    verdict = found.verdict()
+    assert verdict is not None
+    assert verdict.reason == (
+        "no group of the last 2 groups had 2 scored completions: they became dead letters, the last because the "
+        "prompt is too long"
+    )
+    assert (verdict.reward_func, verdict.last_failure) == ("", "the prompt is too long")
+    found.note(2, said("scored", "scored"), is_scorable=True)
+    assert found.verdict() is None
+    found.begin_anew()
+    assert found.last_failure() == ""
+
+
+def test_a_dead_letter_that_an_earlier_trainer_has_counted_is_not_counted_again(run_config: RunConfig) -> None:
+    found = failures(run_config, reward_failure_window=1)
+    found.leave_out([0])
+    found.note_buried(0, "the prompt is too long")
+    assert found.verdict() is None

@@ -228,6 +228,27 @@ async def test_a_stopped_run_drops_what_is_in_flight_with_that_reason(
     assert set(ledger.dropped_by_reason()) <= {"run_stopped"}
 
 
+async def test_a_run_whose_groups_are_all_buried_is_paused_and_says_why(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """It would otherwise bury its whole data set, over and over."""
+    await create(redis, config.model_copy(update={"reward_failure_window": 4}), tmp_path)
+    played, kept = PlayedServices(redis), list[TrainingLoop]()
+    played.bury = {f"{number:08d}" for number in range(1000)}
+    run = asyncio.create_task(train(redis, played=played, sender=FakeSender(redis), meddle=kept.append), name="run")
+    async with asyncio.timeout(60):
+        while not kept or kept[0].intake.pause.by != "rewards":  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.01)
+    record = await RunStore(redis).get(RUN_ID)
+    assert record is not None
+    assert record.pause is not None
+    assert record.pause.reason.endswith("they became dead letters, the last because it kills the engine")
+    assert kept[0].ledger.admitted < 100
+    played.bury = set()
+    await RunStore(redis).ask_to(RUN_ID, "run")
+    assert (await run)[0] == "finished"
+
+
 async def test_a_buried_group_gives_its_place_to_another(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
     await create(redis, config, tmp_path)
     played = PlayedServices(redis)
