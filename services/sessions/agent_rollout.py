@@ -22,6 +22,10 @@ from services.sessions.tool_rollout import ToolRollout
 from shared.messages import PlayedEnvironment, PromptGroup
 
 
+class AgentSilentError(Exception):
+    """An agent program neither ends nor asks for a turn."""
+
+
 class AgentPlayer:
     """Plays the rollouts of one run with its agent program.
 
@@ -58,7 +62,7 @@ class AgentPlayer:
                 await _until_over(opened, prompt, program=self._program, timeout_s=self._timeout_s)
             except AgentFailedError as error:
                 rollout.lost = "" if opened.is_full else str(error)
-            except SessionFullError as error:
+            except (AgentSilentError, SessionFullError) as error:
                 rollout.lost = str(error)
         await session.close()  # a turn that is not whole when the program ends is not part of the rollout
         rollout.completion, rollout.num_calls = session.recording.completion(), session.recording.num_calls
@@ -83,7 +87,8 @@ async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: Agen
     """Wait for the end of the program, of its session, or of the patience with it.
 
     Raises:
-        AgentFailedError: The program ended with an error, or is silent.
+        AgentFailedError: The program ended with an error.
+        AgentSilentError: It is silent.
         HeadraceError: The session cannot go on.
     """
     running = asyncio.create_task(program.run(opened, prompt), name=f"agent of {opened.session.session_id}")
@@ -97,7 +102,7 @@ async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: Agen
             reward = running.result()
             opened.reward = opened.reward if reward is None else reward
         else:
-            raise AgentFailedError(f"{program.name} neither ended nor asked for a turn for {timeout_s:g} s")
+            raise AgentSilentError(f"{program.name} neither ended nor asked for a turn for {timeout_s:g} s")
     finally:
         running.cancel()
         silence.cancel()

@@ -79,7 +79,7 @@ class OpenSession:
         """Done once the session is over; its exception is the reason why it cannot go on."""
         self.reward: float | None = None
         self.is_full = False
-        """Whether a turn was refused because its conversation was too long."""
+        """Whether the last turn was refused because its conversation was too long."""
         self._max_completion_length = max_completion_length
         self._num_asking = 0
         self._quiet_since: float | None = None
@@ -96,11 +96,11 @@ class OpenSession:
         self.require_open()
         self._num_asking += 1
         try:
-            return await self.session.turn(
+            turn = await self.session.turn(
                 messages, tools, max_tokens=max_tokens, max_completion_tokens=self._max_completion_length, seed=seed
             )
         except TurnRefusedError as error:
-            self.is_full |= error.kind == "context_length"
+            self.is_full = error.kind == "context_length"
             raise
         except HeadraceError as error:
             self.end(error)
@@ -109,6 +109,9 @@ class OpenSession:
             if _is_cancelled():
                 raise
             raise SessionOverError(f"session {self.session_id} ended before the turn was whole") from None
+        else:
+            self.is_full = False
+            return turn
         finally:
             self._num_asking -= 1
             self._quiet_since = time.monotonic()
@@ -215,7 +218,7 @@ class OpenSessions:
                 f"run {run_id} is not served, or is not an agent run: sessions are for runs with tools or an agent, "
                 "from their start to their end"
             )
-        num_open = sum(len(served.sessions) for served in self._runs.values())
+        num_open = sum(one.expires_at_s is not None and not one.over.done() for one in self._open.values())
         if num_open >= self._max_sessions:
             raise TooManySessionsError(
                 f"{num_open} sessions are open, which is the limit; end one, or set HEADRACE_MAX_OPEN_SESSIONS"

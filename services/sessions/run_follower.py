@@ -36,6 +36,11 @@ from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
+_TRY_AGAIN_S = 30.0
+"""Pause before the code of a run that could not be used is loaded again: a server may be back, or a file mended."""
+_MAX_CHECKS = 4
+"""Most checks of tools at a time. Each starts processes."""
+
 
 class RunFollower:
     """Runs a session loop for every agent run that is running or paused.
@@ -65,6 +70,7 @@ class RunFollower:
         self._http = http
         self._sessions = sessions
         self._metrics = metrics
+        self._checks = asyncio.Semaphore(_MAX_CHECKS)
 
     async def run(self) -> None:
         """Serve all agent runs until cancelled. The groups in flight stay pending, with their recordings.
@@ -87,7 +93,10 @@ class RunFollower:
         Raises:
             UserError: Something of it cannot be used.
         """
-        async with self._code.loaded(options, lane="check", timeout_s=self._settings.check_timeout_s) as code:
+        async with (
+            self._checks,
+            self._code.loaded(options, lane="check", timeout_s=self._settings.check_timeout_s) as code,
+        ):
             return code.schemas
 
     async def _play_run(self, record: RunRecord) -> None:
@@ -104,7 +113,7 @@ class RunFollower:
             except UserError as error:
                 log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
                 await refuse(self._redis, "sessions", name, str(error), run_id=record.run_id)
-                await _for_ever()
+                await asyncio.sleep(_TRY_AGAIN_S)
                 return
             await take_back(self._redis, "sessions", name, run_id=record.run_id)
             await self._play_with(code, record.run_id, config)

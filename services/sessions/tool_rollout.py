@@ -26,6 +26,8 @@ from shared.arrays import ID_DTYPE
 from shared.messages import PlayedEnvironment
 from shared.turns import ChatMessage, TurnRefusedError
 
+_MAX_DEPTH = 100
+"""Of a call's arguments, which are encoded anew on their way to the tool."""
 CANNOT_BE_REBUILT = "its environment was lost with the replica that played it, and could not be rebuilt"
 
 
@@ -175,6 +177,11 @@ async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:
     return message | {"content": content}, failed
 
 
+def _is_deeper(value: Any, *, than: int) -> bool:
+    inner: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return than < 0 or any(_is_deeper(one, than=than - 1) for one in inner)
+
+
 def _arguments(call: Any) -> dict[str, Any]:
     try:
         arguments: Any = json.loads(call["function"]["arguments"])
@@ -182,4 +189,6 @@ def _arguments(call: Any) -> dict[str, Any]:
         raise ToolError(f"the arguments are not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise ToolError("the arguments are not a JSON object")
+    if _is_deeper(arguments, than=_MAX_DEPTH):
+        raise ToolError(f"the arguments are nested deeper than {_MAX_DEPTH} levels")
     return cast("dict[str, Any]", arguments)

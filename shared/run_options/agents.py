@@ -40,7 +40,7 @@ class AgentOptions(Section):
     agent: str | None = Field(
         default=None,
         min_length=1,
-        max_length=2000,
+        max_length=1024,
         description="Program that plays the rollouts: 'package.module:function', or the URL that it is asked at",
     )
     agent_timeout_s: Positive = Field(

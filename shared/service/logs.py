@@ -79,7 +79,8 @@ def configure_logging(level: str, *, log_format: LogFormat = "json") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextLines() if log_format == "text" else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for client in ("httpx", "httpx2", "mcp"):  # they log every request with its URL, which may have a key
+        logging.getLogger(client).setLevel(logging.WARNING)
     # Changes are recorded at every log level.
     logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 

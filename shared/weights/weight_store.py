@@ -7,6 +7,8 @@ Every call blocks. An object store has its own deadlines.
 """
 
 import contextlib
+import os
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +82,10 @@ class WeightStore:
         """Remove a directory under the root, if it is there."""
         where = f"{self._root}/{name}"
         with _translated(f"{where} cannot be removed"), contextlib.suppress(FileNotFoundError):
-            self._files.rm(where, recursive=True)
+            if self._is_local:
+                shutil.rmtree(where)  # fsspec fails without a word if the working directory is gone
+            else:
+                self._files.rm(where, recursive=True)
 
 
 def _write_locally(target: Path, data: Data) -> None:
@@ -88,8 +93,10 @@ def _write_locally(target: Path, data: Data) -> None:
     aside = target.with_name(f"{target.name}{_ASIDE}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(data)
-        sync(aside)
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         aside.replace(target)
         sync(target.parent)
     except OSError:

@@ -1,6 +1,7 @@
 """Rollouts of agent programs: how they end, what they leave, and what is played again after a takeover."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -194,6 +195,38 @@ async def test_an_error_after_the_conversation_became_too_long_ends_the_rollout_
     (turn,) = [entry.turn for entry in rig.entries if isinstance(entry, RecordedTurn)]
     num_prompt = len(turn.appended_ids) // 4
     assert (first.max_row_tokens, second.max_row_tokens) == (0, num_prompt + 20)
+
+
+async def test_silence_after_the_conversation_became_too_long_loses_the_rollout() -> None:
+    async def play(client: OpenSession) -> None:
+        said = await ask(client, QUESTION)
+        with contextlib.suppress(TurnRefusedError):
+            await ask(client, [*QUESTION, said, user("And?")])
+        await asyncio.Event().wait()
+
+    def policy(request: TurnRequest) -> SampledTurn:
+        if len(request.messages) == 1:
+            return answer(request, assistant("4"))
+        raise TurnRefusedError("no room", kind="context_length")
+
+    rollout, _ = await Rig(policy).played(Program(play), timeout_s=0.2)
+    assert "neither ended nor asked for a turn" in rollout.lost
+
+
+async def test_an_error_long_after_a_conversation_that_became_too_long_loses_the_rollout() -> None:
+    async def play(client: OpenSession) -> None:
+        with contextlib.suppress(TurnRefusedError):
+            await ask(client, [user("too long")])
+        await ask(client, QUESTION)
+        raise AgentFailedError("my_agent:run ended with KeyError")
+
+    def policy(request: TurnRequest) -> SampledTurn:
+        if request.messages == [user("too long")]:
+            raise TurnRefusedError("no room", kind="context_length")
+        return answer(request, assistant("4"))
+
+    rollout, _ = await Rig(policy).played(Program(play))
+    assert rollout.lost == "my_agent:run ended with KeyError"
 
 
 @pytest.mark.parametrize("failure", [GroupTakenError("another replica plays it"), SessionFullError("too large")])

@@ -101,6 +101,7 @@ async def test_calls_of_one_message_run_at_the_same_time_and_are_answered_in_the
         ("bad", "{}", "{'error': 'no such city'}"),
         ("missing", "{}", "{'error': 'Tool missing not found.'}"),
         ("bad", "[1]", "{'error': 'the arguments are not a JSON object'}"),
+        ("bad", '{"a":' + "[" * 300 + "]" * 300 + "}", "{'error': 'the arguments are nested deeper than 100 levels'}"),
         ("bad", '{"a', "{'error': 'the arguments are not JSON: Unterminated string starting at: line 1 column 2"),
     ],
 )

@@ -23,6 +23,7 @@ class AgentLoader:
         self._pool = pool
         self._http = http
         self._places = asyncio.Semaphore(settings.num_agent_workers)
+        self._url_places = asyncio.Semaphore(settings.max_open_sessions)
         self._needs_workers = asyncio.Event()
         self._has_workers = asyncio.Event()
 
@@ -51,7 +52,7 @@ class AgentLoader:
         if agent is None:
             return None
         if "://" in agent:
-            return AgentUrl(agent, self._http, allowed=self._settings.agent_origins)
+            return AgentUrl(agent, self._http, self._url_places, allowed=self._settings.agent_origins)
         self._needs_workers.set()
         await self._has_workers.wait()
         return await AgentFunction.load(agent, self._pool, self._places, lane=lane, check_timeout_s=timeout_s)

@@ -26,6 +26,8 @@ from shared.user_code.worker_frames import Refused
 _LONGEST_S = 7 * 24 * 3600.0
 """The deadline of a worker's call. Silence ends a program long before it."""
 _MAX_ANSWER_BYTES = 64 * 1024
+_MAX_SHOWN = 500
+"""Characters of an answer or an exception in messages. They travel with the rollout."""
 _CONNECT_TIMEOUT_S = 5.0
 
 
@@ -108,7 +110,7 @@ class AgentFunction:
                 raise AgentFailedError(f"{self.name}: {failure.detail}") from failure
         if answer.ended == "raised":
             last_line = answer.trace.rstrip().rpartition("\n")[2]
-            raise AgentFailedError(f"{self.name} ended with {last_line or answer.text}")
+            raise AgentFailedError(f"{self.name} ended with {printable((last_line or answer.text)[:_MAX_SHOWN])}")
         return _finite(self.name, float(answer.text)) if answer.text else None
 
 
@@ -118,13 +120,14 @@ class AgentUrl:
     Args:
         url: The URL.
         http: Client of agent_http_client.
+        places: Bound the rollouts that are played at a time: each may have a request of its own at this service.
         allowed: The origins that the operator allows.
 
     Raises:
         UserError: The URL is not allowed.
     """
 
-    def __init__(self, url: str, http: httpx.AsyncClient, *, allowed: Sequence[str]) -> None:
+    def __init__(self, url: str, http: httpx.AsyncClient, places: asyncio.Semaphore, *, allowed: Sequence[str]) -> None:
         try:
             origin = origin_of(url)
         except ValueError as error:
@@ -136,9 +139,14 @@ class AgentUrl:
             )
         self.name = url
         self._http = http
+        self._places = places
 
     async def run(self, client: Client, prompt: PromptGroup) -> float | None:
         """See AgentProgram."""
+        async with self._places:
+            return await self._asked(client, prompt)
+
+    async def _asked(self, client: Client, prompt: PromptGroup) -> float | None:
         body = {
             "session_id": client.session_id,
             "base_url": client.base_url,
@@ -191,4 +199,4 @@ def _finite(name: str, reward: float) -> float:
 
 
 def _shown(answer: bytes) -> str:
-    return printable(answer[:500].decode(errors="replace"))
+    return printable(answer[:_MAX_SHOWN].decode(errors="replace"))

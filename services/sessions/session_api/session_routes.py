@@ -16,9 +16,8 @@ import math
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.sessions.open_sessions import (
     SESSIONS_PATH,
@@ -32,12 +31,13 @@ from services.sessions.open_sessions import (
 from services.sessions.session_api.chat_bodies import chunks, completion, decode_chat_request, decode_reward, models
 from shared.access.openapi_document import PROBLEM_JSON, responses
 from shared.serving.http_guard import problem
-from shared.serving.json_body import BodyError, require_json
+from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.turns import TurnRefusedError
 
 _MAX_DEADLINE_S = 24 * 3600.0
 _SESSION = f"{SESSIONS_PATH}/{{session_id}}"
 _MAX_ERRORS = 10
+_MAX_NESTED = 100
 _OVER = responses({410: "The session is over"})
 _NOT_JSON = responses({415: "Not declared as JSON"})
 _BODY: dict[str, Any] = {
@@ -86,10 +86,19 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
     @router.post(
         SESSIONS_PATH,
         status_code=201,
-        responses=responses({404: "The run is not served, or has no turns", 429: "Too many sessions are open"}),
+        responses=responses({404: "The run is not served, or has no turns", 429: "Too many sessions are open"})
+        | _NOT_JSON,
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": SessionRequest.model_json_schema()}},
+            }
+        },
     )
-    async def open_session(body: SessionRequest) -> NewSession:
+    async def open_session(request: Request) -> NewSession:
         """Open a session for evaluation."""
+        require_json(request.headers.get("content-type", ""))
+        body = SessionRequest.model_validate(decode_json(await request.body(), max_nested=_MAX_NESTED))
         opened = sessions.open_for_evaluation(body.run_id, deadline_s=body.deadline_s)
         return NewSession(
             id=opened.session_id,
@@ -152,7 +161,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         BodyError,
     ):
         app.add_exception_handler(kind, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse_body)
+    app.add_exception_handler(ValidationError, _refuse_body)
 
 
 def _view(opened: OpenSession) -> SessionView:
@@ -194,9 +203,9 @@ def _problem(error: Exception) -> tuple[int, str, str]:
 
 
 async def _refuse_body(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, ValidationError)
     errors = [
-        {"field": ".".join(map(str, item["loc"][1:]))[:100], "message": str(item["msg"])[:200]}
+        {"field": ".".join(map(str, item["loc"]))[:100], "message": str(item["msg"])[:200]}
         for item in error.errors()[:_MAX_ERRORS]
     ]
     detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)

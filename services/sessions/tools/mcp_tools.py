@@ -10,6 +10,7 @@ once, so a tool may run twice. All rollouts share the server: what it remembers 
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, cast
@@ -23,11 +24,14 @@ from services.sessions.tools.mcp_config import HttpServer, McpServer
 from services.sessions.tools.tool_answer import for_model
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.errors import UserError
+from shared.serving.shared_answer import SharedAnswer
 from shared.user_code.error_text import describe
 
 log = logging.getLogger(__name__)
 
 _MAX_PAGES = 100
+_MAX_SHOWN = 500
+_GOODBYE_S = 5.0
 _HTTP_TIMEOUT = httpx2.Timeout(None, connect=5.0)
 """Calls have deadlines of their own."""
 
@@ -42,8 +46,9 @@ class McpTools:
         self._server = server
         self._call_timeout_s = call_timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._connecting = asyncio.Lock()
+        self._connect = SharedAnswer(self._connect_now)
         self._connection: _Connection | None = None
+        self._is_over = False
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -56,7 +61,7 @@ class McpTools:
             name: The server's name, for messages.
             server: How to reach or start it.
             call_timeout_s: Deadline of one call, in seconds.
-            connect_timeout_s: Deadline of connecting and listing, in seconds.
+            connect_timeout_s: Deadline of connecting, and of listing, in seconds.
 
         Raises:
             UserError: It cannot be reached, or does not list its tools.
@@ -64,16 +69,17 @@ class McpTools:
         tools = cls(name, server, call_timeout_s=call_timeout_s, connect_timeout_s=connect_timeout_s)
         try:
             try:
+                connection = await tools._connect()
                 async with asyncio.timeout(connect_timeout_s):
-                    tools.schemas = [_schema(tool) async for tool in _listed((await tools._connected()).client)]
-            except (_BrokenError, MCPError, TimeoutError) as error:
+                    tools.schemas = [_schema(tool) async for tool in _listed(connection.client)]
+            except Exception as error:  # the SDK raises many, also for what the server answers
                 raise UserError(
-                    f"MCP server {name} cannot be used: {describe(error)}. See that it runs, and that the file of "
+                    f"MCP server {name} cannot be used: {_in_a_line(error)}. See that it runs, and that the file of "
                     "HEADRACE_MCP_CONFIG describes it"
                 ) from error
             yield tools
         finally:
-            await tools._disconnect()
+            await tools._disconnect(is_over=True)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server; return the text of its result.
@@ -82,6 +88,7 @@ class McpTools:
             ToolError: The tool failed, or the server does not take the call.
             ToolLostError: The call has no result.
         """
+        _check_sendable(arguments)
         try:
             return await self._called(name, arguments)
         except _BrokenError as error:
@@ -92,31 +99,46 @@ class McpTools:
             raise ToolLostError(f"tool {name} of MCP server {self.name}: {error}") from error
 
     async def _called(self, name: str, arguments: Mapping[str, Any]) -> str:
-        connection = await self._connected()
+        connection: _Connection | None = None
         try:
             async with asyncio.timeout(self._call_timeout_s):
+                connection = await self._usable()
                 result = await connection.until_broken(connection.client.call_tool(name, dict(arguments)))
         except TimeoutError as error:
             raise ToolLostError(
                 f"tool {name} of MCP server {self.name} did not return within {self._call_timeout_s:g} s"
             ) from error
         except MCPError as error:
-            if error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+            if connection is not None and error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
                 connection.end()
                 raise _BrokenError(f"the connection broke: {error}") from error
             raise ToolError(for_model(str(error))) from error
+        except _BrokenError:
+            raise
+        except Exception as error:  # the SDK raises many for what a server answers
+            raise ToolLostError(
+                f"tool {name} of MCP server {self.name} returned what cannot be read: {_in_a_line(error)}"
+            ) from error
         if result.is_error:
             raise ToolError(_text(result))
         return _text(result)
 
-    async def _connected(self) -> "_Connection":
-        async with self._connecting:
-            if self._connection is None or self._connection.has_ended:
-                await self._disconnect()
-                self._connection = await _Connection.open(self._server, timeout_s=self._connect_timeout_s)
-            return self._connection
+    async def _usable(self) -> "_Connection":
+        connection = self._connection
+        return connection if connection is not None and not connection.has_ended else await self._connect()
 
-    async def _disconnect(self) -> None:
+    async def _connect_now(self) -> "_Connection":
+        """Connect. All calls that wait for a connection share one attempt, and its failure."""
+        await self._disconnect()
+        connection = await _Connection.open(self._server, timeout_s=self._connect_timeout_s)
+        if self._is_over:
+            await connection.close()
+            raise _BrokenError("the run has ended")
+        self._connection = connection
+        return connection
+
+    async def _disconnect(self, *, is_over: bool = False) -> None:
+        self._is_over = self._is_over or is_over
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -147,11 +169,14 @@ class _Connection:
 
         task = asyncio.create_task(hold(), name="MCP connection")
         either: set[asyncio.Future[Any]] = {opened, task}
-        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not opened.done():
+                await _end(task)
         if not opened.done():
-            task.cancel()
-            (ended,) = await asyncio.gather(task, return_exceptions=True)
-            why = describe(_cause(ended)) if isinstance(ended, Exception) else f"no answer within {timeout_s:g} s"
+            failure = None if task.cancelled() or not task.done() else task.exception()
+            why = f"no answer within {timeout_s:g} s" if failure is None else describe(_cause(failure))
             raise _BrokenError(f"it cannot be reached: {why}")
         return opened.result()
 
@@ -177,9 +202,23 @@ class _Connection:
             await asyncio.gather(calling, return_exceptions=True)
 
     async def close(self) -> None:
-        """Disconnect, and wait until that is done."""
+        """Disconnect. A server that does not answer its goodbye is left after some seconds."""
         self.end()
-        await asyncio.gather(self._task, return_exceptions=True)
+        if not (await asyncio.wait({self._task}, timeout=_GOODBYE_S))[0]:
+            await _end(self._task)
+
+
+async def _end(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=_GOODBYE_S)
+
+
+def _check_sendable(arguments: Mapping[str, Any]) -> None:
+    """Raise ToolError if the SDK cannot send the arguments. It would break the connection, which all rollouts share."""
+    try:
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # half a surrogate pair, for example
+        raise ToolError(f"the arguments cannot be sent: {describe(error)}") from error
 
 
 async def _client(server: McpServer, stack: contextlib.AsyncExitStack) -> Client:
@@ -212,6 +251,10 @@ def _text(result: CallToolResult) -> str:
     """Return what the model reads: the text blocks, and of each other block its type."""
     shown = [block.text if isinstance(block, TextContent) else f"[{block.type}, not shown]" for block in result.content]
     return for_model("\n".join(shown))
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(describe(error).split())[:_MAX_SHOWN]
 
 
 def _cause(error: BaseException) -> BaseException:

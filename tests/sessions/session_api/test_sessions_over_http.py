@@ -301,3 +301,18 @@ async def test_sessions_are_opened_only_for_runs_that_are_served_and_not_without
         assert (full.status_code, full.json()["type"]) == (429, "/problems/too-many-sessions")
         assert "HEADRACE_MAX_OPEN_SESSIONS" in full.json()["detail"]
         assert first["expires_at"] > 1_700_000_000
+        ended = await service.http.post(
+            f"{first['base_url']}/end", headers={"authorization": f"Bearer {first['api_key']}"}
+        )
+        assert ended.json()["state"] == "over"
+        await service.open()  # in its place
+
+
+async def test_a_body_of_many_keys_is_refused_before_it_is_looked_at() -> None:
+    async with serving() as service:
+        many: dict[str, Any] = {"run_id": "run-test"} | {f"k{index}": [] for index in range(100_000)}
+        refused = await service.http.post("/v1/sessions", json=many)
+        assert (refused.status_code, refused.json()["detail"].partition(",")[0]) == (
+            422,
+            "The body has more than 100 arrays",
+        )

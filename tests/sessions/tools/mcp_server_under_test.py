@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 
 from mcp.server.mcpserver import Image, MCPServer
@@ -49,6 +50,13 @@ def ends(file: str) -> str:
 def variable(name: str) -> str:
     """Return an environment variable."""
     return os.environ.get(name, "(not set)")
+
+
+@server.tool()
+def hangs_up_next() -> str:
+    """Stop answering anything."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "never"
 
 
 @server.tool()

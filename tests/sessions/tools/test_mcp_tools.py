@@ -17,7 +17,12 @@ from services.sessions.tools.tool_answer import MAX_RESULT_CHARS
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.errors import UserError
 
+_BROKEN = str(Path(__file__).with_name("broken_mcp_server.py"))
 _PROGRAM = str(Path(__file__).with_name("mcp_server_under_test.py"))
+
+
+def broken(*arguments: str) -> StdioServer:
+    return StdioServer(command=sys.executable, args=[_BROKEN, *arguments])
 
 
 def on_stdio() -> StdioServer:
@@ -98,6 +103,37 @@ async def test_a_call_that_takes_too_long_is_lost_and_the_next_one_is_answered()
         assert await tools.call("multiply", {"a": 6, "b": 7}) == "42"
 
 
+async def test_arguments_that_cannot_be_sent_are_answered_and_break_nothing(tools: McpTools) -> None:
+    other = asyncio.create_task(tools.call("sleeps", {"seconds": 2.0}))
+    with pytest.raises(ToolError, match="the arguments cannot be sent"):
+        await tools.call("multiply", {"a": "\ud800"})
+    assert await other == "awake"
+
+
+@pytest.mark.parametrize("mode", ["bad-result", "bad-schema"])
+async def test_a_result_that_the_client_cannot_read_loses_the_call(mode: str) -> None:
+    async with tools_of(broken(mode)) as tools:
+        with pytest.raises(ToolLostError, match="tool look of MCP server test returned what cannot be read"):
+            await tools.call("look", {})
+
+
+async def test_calls_that_wait_for_a_connection_share_one_attempt_within_their_deadline(tmp_path: Path) -> None:
+    server = broken("mute-later", str(tmp_path / "started"))
+    async with McpTools.connected("test", server, call_timeout_s=10.0, connect_timeout_s=60.0) as tools:
+        began_at = time.monotonic()
+        found = await asyncio.gather(*(tools.call("look", {}) for _ in range(20)), return_exceptions=True)
+        assert time.monotonic() - began_at < 40.0  # one after the other they would take 20 times as long
+    assert {type(one) for one in found} == {ToolLostError}
+
+
+async def test_a_server_that_does_not_answer_is_refused_and_leaves_no_process() -> None:
+    before = _children()
+    with pytest.raises(UserError, match="no answer within 5 s"):
+        async with McpTools.connected("test", broken("mute"), call_timeout_s=5, connect_timeout_s=5):
+            pass
+    assert _children() <= before
+
+
 async def test_a_call_whose_server_ended_is_made_once_more(tmp_path: Path) -> None:
     async with tools_of(on_stdio()) as tools:
         calls = [tools.call("ends", {"file": str(tmp_path / "once")}), tools.call("sleeps", {"seconds": 1.0})]
@@ -138,9 +174,14 @@ async def test_a_started_server_ends_with_its_connection(tmp_path: Path) -> None
         os.kill(pid, 0)
 
 
+def _children() -> set[str]:
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
 @pytest.mark.parametrize(
     ("server", "says"),
     [
+        (broken("bad-list"), "MCP server test cannot be used: .*name"),
         (StdioServer(command="no-such-program"), "MCP server test cannot be used: .*no-such-program"),
         (StdioServer(command=sys.executable, args=["-c", "raise SystemExit(3)"]), "MCP server test cannot be used"),
         (HttpServer(url="http://127.0.0.1:9/mcp"), "MCP server test cannot be used: .*cannot be reached"),

@@ -95,7 +95,7 @@ class Attributes(Quiet):
         self.client, self.huge, self.letters, self.surrogate = asyncio, 1 << 64, {"a"}, "\ud800"
         self.not_a_number, self.large = float("nan"), "x" * 70_000
         self.deep: list[Any] = []
-        for _ in range(40):
+        for _ in range(31):  # the deepest value that would be too deep in the attributes
             self.deep = [self.deep]
         self._private = 1
 
