@@ -178,7 +178,8 @@ async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:
 
 
 def _is_deeper(value: Any, *, than: int) -> bool:
-    inner: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    found: Any = value  # a narrowed type would be partly unknown
+    inner: Any = found.values() if isinstance(value, dict) else found if isinstance(value, list) else ()
     return than < 0 or any(_is_deeper(one, than=than - 1) for one in inner)
 
 
