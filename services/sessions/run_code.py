@@ -68,6 +68,13 @@ class RunCodeLoader:
             self._has_workers.set()
             await self._pool.watch()
 
+    async def start_workers(self, options: AgentOptions) -> None:
+        """Start the workers that a run needs, and wait until they are there. Code is loaded without them."""
+        if options.tools:
+            self._needs_workers.set()
+            await self._has_workers.wait()
+        await self._agents.start_workers(options.agent)
+
     @contextlib.asynccontextmanager
     async def loaded(self, options: AgentOptions, *, lane: str, timeout_s: float) -> AsyncGenerator[RunCode]:
         """Load a run's code from its current files, and connect to its MCP servers until the block ends.
@@ -99,9 +106,6 @@ class RunCodeLoader:
             yield code
 
     async def _tools(self, options: AgentOptions, *, lane: str, timeout_s: float) -> UserTools:
-        if options.tools:
-            self._needs_workers.set()
-            await self._has_workers.wait()
         return await UserTools.load(
             options.tools, self._pool, lane=lane, tool_timeout_s=options.tool_timeout_s, check_timeout_s=timeout_s
         )

@@ -110,6 +110,7 @@ class RunFollower:
                     self._code.loaded(config, lane=record.run_id, timeout_s=self._settings.import_timeout_s)
                 )
                 _require_reward(config, code)
+                await self._code.start_workers(config)
             except UserError as error:
                 log.error("run %s is not played: %s", record.run_id, error)  # noqa: TRY400  the message is enough
                 await refuse(self._redis, "sessions", name, str(error), run_id=record.run_id)

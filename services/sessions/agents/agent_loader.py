@@ -38,6 +38,12 @@ class AgentLoader:
             self._has_workers.set()
             await self._pool.watch()
 
+    async def start_workers(self, agent: str | None) -> None:
+        """Start the workers if the program is a function, and wait until they are there."""
+        if agent is not None and "://" not in agent:
+            self._needs_workers.set()
+            await self._has_workers.wait()
+
     async def load(self, agent: str | None, *, lane: str, timeout_s: float) -> AgentProgram | None:
         """Return the agent program of a run; None if it has none.
 
@@ -53,6 +59,4 @@ class AgentLoader:
             return None
         if "://" in agent:
             return AgentUrl(agent, self._http, self._url_places, allowed=self._settings.agent_origins)
-        self._needs_workers.set()
-        await self._has_workers.wait()
         return await AgentFunction.load(agent, self._pool, self._places, lane=lane, check_timeout_s=timeout_s)
