@@ -268,7 +268,7 @@ async def test_a_group_that_comes_back_to_a_replica_while_it_plays_it_is_played_
         ((entry_id, _),) = await entries(redis, run_keys.prompts)
         await redis.xclaim(run_keys.prompts, GENERATORS, "b", 0, [entry_id])
         (of_a,) = slow.requests
-        request = digest([of_a.messages, of_a.tools, of_a.max_tokens, of_a.max_row_tokens])
+        request = digest([of_a.messages, of_a.tools, of_a.max_tokens, of_a.max_row_tokens, 0, None])
         turn_of_b = answer(of_a, CALL, token_ids=[21, 22])
         turn = RecordedTurn(request, None, of_a.messages, digest(of_a.tools), False, 0, turn_of_b)
         await redis.hset(run_keys.sessions("00000000"), "0/0", msgspec.msgpack.encode(turn))
