@@ -122,6 +122,25 @@ async def add_prompts(redis: Redis, keys: RunKeys, prompts: Sequence[Sequence[in
     await pipeline.execute()
 
 
+async def push_weights(redis: Redis, keys: RunKeys, model: Path, running: GeneratorProcess) -> None:
+    """Push a model's weights to the generator as version 0."""
+    import safetensors.torch
+
+    from services.trainer.push.push_settings import PushSettings
+    from services.trainer.push.weight_sender import WeightSender
+
+    reader: Any = safetensors.torch  # partly untyped
+    weights: dict[str, Any] = reader.load_file(model / "model.safetensors")
+    settings = PushSettings(
+        run_id=keys.run_id, internal_key=KEY, transport="gloo", push_timeout_s=60.0, incarnation=INCARNATION
+    )
+    sender = WeightSender(redis, settings)
+    try:
+        await until_pushed(sender, weights.items, running)
+    finally:
+        await sender.close()
+
+
 async def until_pushed(sender: Any, weights: Any, running: GeneratorProcess) -> None:
     """Push version 0 repeatedly until the generator, which must load its model first, holds it."""
     deadline = time.monotonic() + START_S

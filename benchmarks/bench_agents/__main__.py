@@ -147,11 +147,6 @@ async def measure(scratch: Path, *, sessions: list[int], tools_ms: list[int], nu
 async def _sides(
     scratch: Path, model: Path, workload: Workload, engine_args: dict[str, Any], *, has_cuda: bool
 ) -> AsyncGenerator[tuple[Side, Side]]:
-    import safetensors.torch
-
-    from services.trainer.push.push_settings import PushSettings
-    from services.trainer.push.weight_sender import WeightSender
-
     config = RunConfig.model_validate(
         {
             "model": str(model),
@@ -170,18 +165,7 @@ async def _sides(
         redis, url = await stack.enter_async_context(local_generator.redis_server(scratch))
         running = stack.enter_context(local_generator.generator(scratch, redis_url=url, engine_args=engine_args))
         keys = await local_generator.begin_run(redis, "run-agents", config)
-        reader: Any = safetensors.torch  # partly untyped
-        weights: dict[str, Any] = reader.load_file(model / "model.safetensors")
-        settings = PushSettings(
-            run_id=keys.run_id,
-            internal_key=local_generator.KEY,
-            transport="gloo",
-            push_timeout_s=60.0,
-            incarnation=local_generator.INCARNATION,
-        )
-        sender = WeightSender(redis, settings)
-        stack.push_async_callback(sender.close)
-        await local_generator.until_pushed(sender, weights.items, running)
+        await local_generator.push_weights(redis, keys, model, running)
         service_url, service = stack.enter_context(sessions_service(scratch, redis_url=url))
         vllm_url, vllm = stack.enter_context(
             vllm_server(scratch, model=model, engine_args=engine_args, has_cuda=has_cuda)

@@ -160,28 +160,11 @@ async def _measure_load(
     num_pairs: int,
     has_cuda: bool,
 ) -> Load:
-    import safetensors.torch
-
     from benchmarks.bench_generator.sides import Service
-    from services.trainer.push.push_settings import PushSettings
-    from services.trainer.push.weight_sender import WeightSender
 
     config = run_config(model, workload, num_inflight=load, has_cuda=has_cuda)
     keys = await local_generator.begin_run(redis, f"run-{load}", config)
-    reader: Any = safetensors.torch  # partly untyped
-    weights: dict[str, Any] = reader.load_file(model / "model.safetensors")
-    settings = PushSettings(
-        run_id=keys.run_id,
-        internal_key=local_generator.KEY,
-        transport="gloo",
-        push_timeout_s=60.0,
-        incarnation=local_generator.INCARNATION,
-    )
-    sender = WeightSender(redis, settings)
-    try:
-        await local_generator.until_pushed(sender, weights.items, running)
-    finally:
-        await sender.close()
+    await local_generator.push_weights(redis, keys, model, running)
     service = Service(redis, keys, running, group_size=workload.num_generations)
     found = Load()
     for pair in range(num_pairs + 1):

@@ -8,7 +8,7 @@ from shared.run_options.section import Positive, Section
 
 MAX_TOOLS = 128
 AGENTIC: Final = ("tools", "mcp_servers", "environment_factory", "agent")
-"""The options of which one has the sessions service play the rollouts."""
+"""Options that make the sessions service play the rollouts."""
 _DEFAULT_PARSER = "hermes"
 
 
@@ -68,7 +68,8 @@ class AgentOptions(Section):
         others = [name for name in AGENTIC if name != "agent" and getattr(self, name)]
         if self.agent is not None and others:
             raise ValueError(
-                f"agent and {' and '.join(others)} are set, but an agent program brings its own tools; keep one of them"
+                f"agent and {' and '.join(others)} are set, but an agent program brings its own tools; keep only "
+                "agent, or leave it out"
             )
         return self
 

@@ -18,8 +18,8 @@ from tests.eventually import eventually
 from tests.groups import prompt_group
 from tests.rewarder.conftest import is_running
 from tests.sessions.fake_generators import Reply, generator
+from tests.sessions.replica import completed, service
 from tests.sessions.scripted import answer, assistant, call, user
-from tests.sessions.test_sessions_process import completed, service
 
 ENVIRONMENTS = '''
 import os, pathlib, random, signal, time

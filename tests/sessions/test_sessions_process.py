@@ -1,15 +1,13 @@
 """The sessions service as a process: real HTTP to generators, real tool workers, signals, kill -9."""
 
 import asyncio
-import contextlib
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from shared.messages import CompletedGroup, decode_completed_group, encode
+from shared.messages import encode
 from shared.redis.keys import REFUSALS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -18,10 +16,9 @@ from shared.run_options.run_config import RunConfig
 from shared.turns import TurnRequest
 from tests.eventually import eventually
 from tests.groups import prompt_group
-from tests.http.service_process import ServiceProcess
 from tests.sessions.fake_generators import Reply, generator
+from tests.sessions.replica import completed, service
 from tests.sessions.scripted import answer, assistant, call, user
-from tests.stream_view import entries
 
 TOOLS = '''
 import os, pathlib, signal, time
@@ -69,25 +66,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@contextlib.contextmanager
-def service(redis_url: str, directory: Path, **settings: str) -> Generator[ServiceProcess]:
-    """Run a replica, which is killed at the end."""
-    process = ServiceProcess(
-        "sessions",
-        redis_url,
-        directory,
-        HEADRACE_TOOL_PATH=str(directory),
-        HEADRACE_NUM_TOOL_WORKERS="2",
-        HEADRACE_POLL_EVERY_S="0.05",
-        HEADRACE_IMPORT_TIMEOUT_S="240",
-        **settings,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-
-
 async def agent_run(redis: Redis, config: RunConfig, *tools: str, **changes: object) -> RunKeys:
     """Make a run with one prompt and its first weights."""
     store, keys = RunStore(redis), RunKeys("run-test")
@@ -97,16 +75,6 @@ async def agent_run(redis: Redis, config: RunConfig, *tools: str, **changes: obj
     await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
     await redis.set(keys.required_version, "1:3")
     return keys
-
-
-async def completed(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> CompletedGroup:
-    async def is_there() -> bool:
-        assert process.is_alive(), process.log()
-        return bool(await redis.xlen(keys.completions))
-
-    await eventually(is_there)
-    ((_, fields),) = await entries(redis, keys.completions)
-    return decode_completed_group(fields["payload"])
 
 
 @pytest.mark.slow

@@ -12,12 +12,11 @@ from typing import Any, cast
 
 import msgspec
 
+from services.sessions.tools.function_tasks import FunctionTasks
 from services.sessions.tools.tool_answer import ToolAnswer, answer
 from shared.messages import Prompt
-from shared.user_code.function_loading import load_function, read_function
 from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
-from shared.user_code.places import Places
 from shared.user_code.task_kind import Function
 from shared.user_code.worker_frames import Refused
 from shared.user_code.worker_pool import WorkerPool
@@ -43,10 +42,8 @@ class DescribedAgent(msgspec.Struct, frozen=True, tag=True):
 AgentPool = WorkerPool[ToolAnswer, DescribedAgent]
 
 
-class AgentTasks(msgspec.Struct, frozen=True):
+class AgentTasks(FunctionTasks, frozen=True):
     """See TaskKind. Modules of agent programs may come from ``places``."""
-
-    places: Places
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -54,25 +51,9 @@ class AgentTasks(msgspec.Struct, frozen=True):
         return __name__, "openai"
 
     @property
-    def answer_type(self) -> type[ToolAnswer]:
-        """See TaskKind."""
-        return ToolAnswer
-
-    @property
     def description_type(self) -> type[DescribedAgent]:
         """See TaskKind."""
         return DescribedAgent
-
-    def set_up(self) -> None:
-        """See TaskKind."""
-
-    def load(self, name: str, sources: Sources | None) -> Function:
-        """See TaskKind."""
-        return load_function(name, places=self.places, sources=sources)
-
-    def read(self, name: str) -> tuple[Function, Sources | None]:
-        """See TaskKind."""
-        return read_function(name, places=self.places)
 
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
         """See TaskKind. ``call`` is an encoded AgentCall; the answer's text is the reward, empty without one."""

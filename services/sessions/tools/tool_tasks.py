@@ -5,13 +5,12 @@ from typing import Any
 
 import msgspec
 
+from services.sessions.tools.function_tasks import FunctionTasks
 from services.sessions.tools.tool_answer import ToolAnswer, answer
 from services.sessions.tools.tool_schema import IMPORTS, tool_schema
 from shared.errors import UserError
-from shared.user_code.function_loading import load_function, read_function
 from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
-from shared.user_code.places import Places
 from shared.user_code.task_kind import Function
 from shared.user_code.worker_frames import Refused
 from shared.user_code.worker_pool import WorkerPool
@@ -27,10 +26,8 @@ class DescribedTool(msgspec.Struct, frozen=True, tag=True):
 ToolPool = WorkerPool[ToolAnswer, DescribedTool]
 
 
-class ToolTasks(msgspec.Struct, frozen=True):
+class ToolTasks(FunctionTasks, frozen=True):
     """See TaskKind. Modules of tools may come from ``places``."""
-
-    places: Places
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -38,25 +35,9 @@ class ToolTasks(msgspec.Struct, frozen=True):
         return __name__, IMPORTS
 
     @property
-    def answer_type(self) -> type[ToolAnswer]:
-        """See TaskKind."""
-        return ToolAnswer
-
-    @property
     def description_type(self) -> type[DescribedTool]:
         """See TaskKind."""
         return DescribedTool
-
-    def set_up(self) -> None:
-        """See TaskKind."""
-
-    def load(self, name: str, sources: Sources | None) -> Function:
-        """See TaskKind."""
-        return load_function(name, places=self.places, sources=sources)
-
-    def read(self, name: str) -> tuple[Function, Sources | None]:
-        """See TaskKind."""
-        return read_function(name, places=self.places)
 
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
         """See TaskKind. ``call`` is text: a JSON object with the keyword arguments."""

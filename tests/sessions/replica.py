@@ -1,0 +1,44 @@
+"""A replica of the sessions service in a process of its own, and what it has completed."""
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+
+from shared.messages import CompletedGroup, decode_completed_group
+from shared.redis.keys import RunKeys
+from shared.redis.redis_connection import Redis
+from tests.eventually import eventually
+from tests.http.service_process import ServiceProcess
+from tests.stream_view import entries
+
+
+@contextlib.contextmanager
+def service(redis_url: str, directory: Path, **settings: str) -> Generator[ServiceProcess]:
+    """Run a replica with the code of a directory. It is killed at the end."""
+    process = ServiceProcess(
+        "sessions",
+        redis_url,
+        directory,
+        HEADRACE_TOOL_PATH=str(directory),
+        HEADRACE_NUM_TOOL_WORKERS="2",
+        HEADRACE_NUM_AGENT_WORKERS="2",
+        HEADRACE_POLL_EVERY_S="0.05",
+        HEADRACE_IMPORT_TIMEOUT_S="240",
+        **settings,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+async def completed(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> CompletedGroup:
+    """Wait for the run's only group."""
+
+    async def is_there() -> bool:
+        assert process.is_alive(), process.log()
+        return bool(await redis.xlen(keys.completions))
+
+    await eventually(is_there)
+    ((_, fields),) = await entries(redis, keys.completions)
+    return decode_completed_group(fields["payload"])
