@@ -94,6 +94,6 @@ def test_a_run_whose_grader_goes_away_pauses_outlives_a_kill_and_finishes_with_e
     assert run["status"] == "finished", run
     assert_every_group_is_accounted_for(run, groups_per_step=4)
     dropped = run["progress"]["groups_dropped"]
-    assert dropped["unscorable"] >= 8
+    assert dropped["unscorable"] > 4  # more than half of the window, which is reward_failure_threshold
     assert set(dropped) == {"unscorable"}
     assert run["progress"]["paused_s"] > held["progress"]["paused_s"] > paused["progress"]["paused_s"]
