@@ -45,7 +45,7 @@ test-gpu: ## the first hour on GPUs: tests and benchmarks in steps; a second cal
 
 test-api-schemas: $(FULL_WITH_TOOLS) ## schemathesis, every phase, against each service for SECONDS_EACH (300)
 	@SCHEMATHESIS_SECONDS=$${SECONDS_EACH:-300} .venv/bin/python -m pytest -s --timeout 1200 -m "not vllm" tests/rewarder/score_api/test_openapi.py \
-		tests/trainer/run_api/test_openapi.py tests/generator_contract/test_openapi.py $(ARGS)
+		tests/trainer/run_api/test_openapi.py tests/generator_contract/test_openapi.py tests/sessions/session_api/test_openapi.py $(ARGS)
 
 test-compose: $(FULL_WITH_TOOLS) ## the compose stack in a real Docker engine: build, run, kill, scale; half an hour
 	@tests/compose/run.sh .venv/bin/python $(ARGS)

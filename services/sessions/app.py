@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from services.sessions.open_sessions import OpenSessions
+from services.sessions.session_api.chat_bodies import body_schemas
 from services.sessions.session_api.session_routes import add_session_routes
 from services.sessions.tool_check import Check, tool_check_router
 from shared.access.openapi_document import PROBLEM_JSON, complete, responses
@@ -73,7 +74,9 @@ def build_app(*, why_not_ready: NotReady, check_tools: Check, sessions: OpenSess
 
 
 def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    return complete(make(), SESSIONS)
+    document = make()
+    document.setdefault("components", {}).setdefault("schemas", {}).update(body_schemas())
+    return complete(document, SESSIONS)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

@@ -57,7 +57,7 @@ class Judge:
             self.wrong.append(f"{name}: {reply.status_code} {reply.text[:300]}")
             return {}
         problem: dict[str, Any] = reply.json()
-        if not {"type", "title", "status", "detail"} <= problem.keys() or problem["status"] != reply.status_code:
+        if not _has_the_shape_of_an_error(reply, problem):
             self.wrong.append(f"{name}: not the shape of an error: {reply.text[:300]}")
         return problem
 
@@ -71,6 +71,12 @@ class Judge:
         assert httpx.get(url, trust_env=False, timeout=30).status_code == 200
         assert not self.wrong, "\n".join(self.wrong)
         assert self.num_attempts >= at_least, self.num_attempts
+
+
+def _has_the_shape_of_an_error(reply: httpx.Response, body: dict[str, Any]) -> bool:
+    if reply.request.url.path.startswith("/v1/sessions/") and "problem+json" not in reply.headers["content-type"]:
+        return body.keys() == {"error"} and {"message", "type", "code"} <= body["error"].keys()
+    return {"type", "title", "status", "detail"} <= body.keys() and body["status"] == reply.status_code
 
 
 def authorizations(key: str) -> Iterator[tuple[str, list[tuple[bytes, bytes]]]]:

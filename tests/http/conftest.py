@@ -1,4 +1,4 @@
-"""The three services with their own Redis, shared by the tests of a file."""
+"""The services with their own Redis, shared by the tests of a file."""
 
 from collections.abc import Callable, Iterator
 

@@ -16,7 +16,7 @@ from headrace.local.held_port import HeldPort
 
 ROOT = Path(__file__).parents[2]
 KEY, INTERNAL_KEY = "key-of-the-test", "internal-key-of-the-test"
-SERVICES: Final = ("trainer", "rewarder", "generator")
+SERVICES: Final = ("trainer", "rewarder", "generator", "sessions")
 _MODULES: Final = {
     "trainer": "services.trainer",
     "rewarder": "services.rewarder",

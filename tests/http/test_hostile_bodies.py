@@ -100,6 +100,17 @@ _BODIES: dict[str, tuple[str, dict[str, bytes]]] = {
             "sizes": json.dumps({"sizes": ["x"] * 900_000}).encode(),
         },
     ),
+    "sessions": (
+        "/v1/tools/check",
+        _raw(8 * _MIB - 100)
+        | {
+            "tools": json.dumps({"tools": [f"m:f{n}" for n in range(400_000)]}).encode(),
+            "a tool": json.dumps({"tools": ["t" * 8_000_000]}).encode(),
+            "an agent": json.dumps({"agent": "a" * 8_000_000}).encode(),
+            "MCP servers": json.dumps({"mcp_servers": [f"s{n}" for n in range(400_000)]}).encode(),
+            "unknown options": json.dumps({f"tool{n}": 1 for n in range(900)}).encode(),
+        },
+    ),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A thousand silent clients do not slow down others: probes of all three services are answered at once.
+"""A thousand silent clients do not slow down others: probes of all services are answered at once.
 
 The time depends on the machine. So the asserted limit is generous, and the measured time is printed at the end.
 """

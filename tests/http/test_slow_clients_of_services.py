@@ -1,4 +1,4 @@
-"""All three services have the deadlines. A broken-off upload is one line in their logs, without a stack trace."""
+"""All services have the deadlines. A broken-off upload is one line in their logs, without a stack trace."""
 
 import httpx
 import pytest
@@ -8,8 +8,13 @@ from tests.eventually import eventually
 from tests.http.raw_client import RawClient, head, parsed
 from tests.http.service_process import INTERNAL_KEY, KEY, ServiceProcess
 
-_KEYS = {"trainer": KEY, "rewarder": KEY, "generator": INTERNAL_KEY}
-ROUTES = {"trainer": "/v1/runs", "rewarder": "/v1/score", "generator": f"{WEIGHTS_PATH}/join"}
+_KEYS = {"trainer": KEY, "rewarder": KEY, "generator": INTERNAL_KEY, "sessions": KEY}
+ROUTES = {
+    "trainer": "/v1/runs",
+    "rewarder": "/v1/score",
+    "generator": f"{WEIGHTS_PATH}/join",
+    "sessions": "/v1/sessions",
+}
 
 
 @pytest.fixture(scope="module")

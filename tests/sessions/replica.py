@@ -4,11 +4,17 @@ import contextlib
 from collections.abc import Generator
 from pathlib import Path
 
-from shared.messages import CompletedGroup, decode_completed_group
+import msgspec
+
+from shared.messages import CompletedGroup, decode_completed_group, encode
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from shared.redis.run_store import RunStore
+from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
+from tests.groups import prompt_group
 from tests.http.service_process import ServiceProcess
+from tests.sessions.scripted import user
 from tests.stream_view import entries
 
 
@@ -42,3 +48,14 @@ async def completed(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> 
     await eventually(is_there)
     ((_, fields),) = await entries(redis, keys.completions)
     return decode_completed_group(fields["payload"])
+
+
+async def agent_run(redis: Redis, config: RunConfig, *tools: str, **changes: object) -> RunKeys:
+    """Make a run with these tools, one prompt and its first weights."""
+    store, keys = RunStore(redis), RunKeys("run-test")
+    await store.create("run-test", config.model_copy(update={"tools": list(tools), **changes}), run_dir="unused")
+    await store.set_status("run-test", "running")
+    group = msgspec.structs.replace(prompt_group(num_generations=2), prompt=[user("2+2?")], prompt_ids=b"")
+    await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
+    await redis.set(keys.required_version, "1:3")
+    return keys

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from shared.messages import encode
@@ -17,8 +16,8 @@ from shared.turns import TurnRequest
 from tests.eventually import eventually
 from tests.groups import prompt_group
 from tests.sessions.fake_generators import Reply, generator
-from tests.sessions.replica import completed, service
-from tests.sessions.scripted import answer, assistant, call, user
+from tests.sessions.replica import agent_run, completed, service
+from tests.sessions.scripted import answer, assistant, call
 
 TOOLS = '''
 import os, pathlib, signal, time
@@ -64,17 +63,6 @@ def count(directory: Path, name: str) -> int:
 def directory(tmp_path: Path) -> Path:
     (tmp_path / "my_tools.py").write_text(TOOLS)
     return tmp_path
-
-
-async def agent_run(redis: Redis, config: RunConfig, *tools: str, **changes: object) -> RunKeys:
-    """Make a run with one prompt and its first weights."""
-    store, keys = RunStore(redis), RunKeys("run-test")
-    await store.create("run-test", config.model_copy(update={"tools": list(tools), **changes}), run_dir="unused")
-    await store.set_status("run-test", "running")
-    group = msgspec.structs.replace(prompt_group(num_generations=2), prompt=[user("2+2?")], prompt_ids=b"")
-    await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
-    await redis.set(keys.required_version, "1:3")
-    return keys
 
 
 @pytest.mark.slow

@@ -22,15 +22,20 @@ from shared.turns import SampledTurn
 
 MODEL = "policy"
 """The name under which the policy answers. Any other name in a request means the policy, too."""
+SCHEMA_REF = "#/components/schemas/{name}"
 _Positive = Annotated[int, Meta(ge=1)]
 _BodyT = TypeVar("_BodyT")
 
 
-class _StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct):
+    """What a streamed answer contains."""
+
     include_usage: bool | None = None
 
 
-class _ResponseFormat(msgspec.Struct):
+class ResponseFormat(msgspec.Struct):
+    """The form of the answer. Only text is supported."""
+
     type: str = "text"
 
 
@@ -44,10 +49,10 @@ class ChatRequest(msgspec.Struct):
     max_completion_tokens: _Positive | None = None
     seed: int | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     n: int | None = None
     logprobs: bool | None = None
-    response_format: _ResponseFormat | None = None
+    response_format: ResponseFormat | None = None
     functions: Any = None
     function_call: Any = None
 
@@ -71,6 +76,11 @@ class RewardReport(msgspec.Struct):
     """The reward that a program reports for its session."""
 
     reward: Finite
+
+
+def body_schemas() -> dict[str, Any]:
+    """Return the JSON schemas of the bodies by name, for an OpenAPI document."""
+    return msgspec.json.schema_components([ChatRequest, RewardReport], ref_template=SCHEMA_REF)[1]
 
 
 def decode_chat_request(body: bytes) -> ChatRequest:

@@ -28,7 +28,16 @@ from services.sessions.open_sessions import (
     TooManySessionsError,
     UnknownSessionError,
 )
-from services.sessions.session_api.chat_bodies import chunks, completion, decode_chat_request, decode_reward, models
+from services.sessions.session_api.chat_bodies import (
+    SCHEMA_REF,
+    ChatRequest,
+    RewardReport,
+    chunks,
+    completion,
+    decode_chat_request,
+    decode_reward,
+    models,
+)
 from shared.access.openapi_document import PROBLEM_JSON, responses
 from shared.serving.http_guard import problem
 from shared.serving.json_body import BodyError, decode_json, require_json
@@ -40,9 +49,15 @@ _MAX_ERRORS = 10
 _MAX_NESTED = 100
 _OVER = responses({410: "The session is over"})
 _NOT_JSON = responses({415: "Not declared as JSON"})
-_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
-}
+
+
+def _reference(kind: type) -> dict[str, Any]:
+    return {"$ref": SCHEMA_REF.format(name=kind.__name__)}
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what OpenAPI says of a body that the route decodes itself."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 class SessionRequest(BaseModel):
@@ -88,12 +103,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         status_code=201,
         responses=responses({404: "The run is not served, or has no turns", 429: "Too many sessions are open"})
         | _NOT_JSON,
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": SessionRequest.model_json_schema()}},
-            }
-        },
+        openapi_extra=_body(SessionRequest.model_json_schema()),
     )
     async def open_session(request: Request) -> NewSession:
         """Open a session for evaluation."""
@@ -117,7 +127,12 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         """List the one model."""
         return models()
 
-    @router.post(f"{_SESSION}/chat/completions", responses=_OVER | _NOT_JSON, openapi_extra=_BODY, response_model=None)
+    @router.post(
+        f"{_SESSION}/chat/completions",
+        responses=_OVER | _NOT_JSON,
+        openapi_extra=_body(_reference(ChatRequest)),
+        response_model=None,
+    )
     async def create_session_chat_completion(
         opened: Annotated[OpenSession, Depends(session_of)], request: Request
     ) -> Response:
@@ -134,7 +149,11 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         sent = [*(json.dumps(event) for event in events), "[DONE]"]
         return Response("".join(f"data: {data}\n\n" for data in sent), media_type="text/event-stream")
 
-    @router.post(f"{_SESSION}/reward", responses=_OVER | _NOT_JSON, openapi_extra=_BODY)
+    @router.post(
+        f"{_SESSION}/reward",
+        responses=_OVER | _NOT_JSON,
+        openapi_extra=_body(_reference(RewardReport)),
+    )
     async def report_session_reward(
         opened: Annotated[OpenSession, Depends(session_of)], request: Request
     ) -> SessionView:
