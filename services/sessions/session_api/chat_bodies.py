@@ -28,7 +28,7 @@ _BodyT = TypeVar("_BodyT")
 
 
 class StreamOptions(msgspec.Struct):
-    """What a streamed answer contains."""
+    """Parts of a streamed answer that a client may ask for."""
 
     include_usage: bool | None = None
 

@@ -56,7 +56,7 @@ def _reference(kind: type) -> dict[str, Any]:
 
 
 def _body(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what OpenAPI says of a body that the route decodes itself."""
+    """Return the OpenAPI description of a body that the route decodes itself."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
