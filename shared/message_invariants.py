@@ -234,13 +234,15 @@ def _check_columns(group: "PromptGroup") -> None:
             )
 
 
-def is_data(value: Any, *, depth: int = 1) -> bool:
+def is_data(value: Any, *, depth: int = 1, max_depth: int = _MAX_DEPTH) -> bool:
     """Whether a value consists of what columns may contain; ``depth`` is its own, from 1."""
     kind: type[Any] = value.__class__
     if kind in _PLAIN:
         return True
-    if depth > _MAX_DEPTH or kind not in (list, dict) or (kind is dict and not set(map(type, value)) <= {str}):
+    if depth > max_depth or kind not in (list, dict) or (kind is dict and not set(map(type, value)) <= {str}):
         return False
     inside: list[Any] = list(value.values()) if kind is dict else value
     # Long lists nearly always contain only plain values, and this checks them in C.
-    return set(map(type, inside)) <= _PLAIN or all(is_data(each, depth=depth + 1) for each in inside)
+    return set(map(type, inside)) <= _PLAIN or all(
+        is_data(each, depth=depth + 1, max_depth=max_depth) for each in inside
+    )

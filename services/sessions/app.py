@@ -16,8 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from services.sessions.open_sessions import OpenSessions
-from services.sessions.session_api.chat_bodies import body_schemas
-from services.sessions.session_api.session_routes import add_session_routes
+from services.sessions.session_api.session_routes import add_session_routes, body_schemas
 from services.sessions.tool_check import Check, tool_check_router
 from shared.access.openapi_document import PROBLEM_JSON, complete, responses
 from shared.access.route_table import SESSIONS

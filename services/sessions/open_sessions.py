@@ -52,7 +52,7 @@ class OpenSession:
         session_id: The id in its URL.
         session: Samples and records its turns.
         run_id: The run whose policy is sampled.
-        base_url: The URL for clients of OpenAI's protocol.
+        base_url: The URL for clients of OpenAI's and Anthropic's protocols.
         api_key: The key for this URL.
         max_completion_length: Most tokens of a row after its prompt.
         expires_at_s: When it ends at the latest, in Unix seconds; None for a rollout's.

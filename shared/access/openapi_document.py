@@ -9,7 +9,7 @@ are replaced, because no service answers with them.
 from http import HTTPStatus
 from typing import Any, Final
 
-from shared.access.route_table import INTERNAL, MEANINGS, SESSION, Route, RouteTable
+from shared.access.route_table import INTERNAL, MEANINGS, ErrorForm, Route, RouteTable
 
 PROBLEM_JSON: Final = "application/problem+json"
 _SCHEME: Final = "key"
@@ -63,6 +63,30 @@ _OPENAI_ERROR: Final[dict[str, Any]] = {
     },
 }
 
+_ANTHROPIC_ERROR: Final[dict[str, Any]] = {
+    "title": "AnthropicError",
+    "description": "An error of a session's route, in Anthropic's form.",
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "code"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string", "description": "What happened and what to do"},
+                "code": {"type": "string", "description": "The kind of error; it never changes"},
+            },
+        },
+    },
+}
+_ERRORS: Final[dict[ErrorForm, tuple[str, dict[str, Any]]]] = {
+    "problem": (PROBLEM_JSON, _PROBLEM),
+    "openai": ("application/json", _OPENAI_ERROR),
+    "anthropic": ("application/json", _ANTHROPIC_ERROR),
+}
+
 
 def responses(descriptions: dict[int, str]) -> dict[int | str, dict[str, Any]]:
     """Return a route's own problems for OpenAPI. ``complete`` adds their schema and the problems of every route."""
@@ -81,9 +105,9 @@ def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     for name in _OF_THE_FRAMEWORK:
         schemas.pop(name, None)
-    schemas["Problem"] = _PROBLEM
-    if any(route.needs == SESSION for route in routes.routes):
-        schemas["OpenAiError"] = _OPENAI_ERROR
+    for form in {route.errors for route in routes.routes}:
+        schema = _ERRORS[form][1]
+        schemas[schema["title"]] = schema
     for path in [*document["paths"]]:
         for method in [*document["paths"][path]]:
             route = routes.find(method.upper(), path).route
@@ -124,10 +148,8 @@ def _complete(operation: dict[str, Any], route: Route) -> None:
             if _is_of_the_framework(content.get("application/json", {})):
                 del content["application/json"]
                 answer["description"] = HTTPStatus(int(status)).phrase
-            if route.needs == SESSION:
-                content["application/json"] = {"schema": {"$ref": "#/components/schemas/OpenAiError"}}
-            else:
-                content[PROBLEM_JSON] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+            media_type, schema = _ERRORS[route.errors]
+            content[media_type] = {"schema": {"$ref": f"#/components/schemas/{schema['title']}"}}
     operation["responses"] = {status: answers[status] for status in sorted(answers)}
 
 

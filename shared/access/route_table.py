@@ -24,6 +24,8 @@ Scope = Literal["read", "infer", "score", "submit", "operate"]
 INTERNAL: Final = "internal"
 SESSION: Final = "session"
 Need = Scope | Literal["internal", "session"]
+ErrorForm = Literal["problem", "openai", "anthropic"]
+"""The form of a route's errors: RFC 9457, or that of the protocol that its clients speak."""
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 MEANINGS: Final[dict[Scope, str]] = {
     "read": "read runs, metrics, rollouts, events, reward functions, releases, API documents",
@@ -44,7 +46,9 @@ class Route:
         path: The path as the application writes it, with ``{name}`` for a variable part.
         needs: Scope of the key; None if no key is required.
         action: Name in the audit log; empty if the route changes nothing.
-        query: Names of the query parameters; None if the application checks them itself, as vLLM does.
+        query: Names of the query parameters; None if the application checks them itself, as vLLM does, or ignores them:
+            Anthropic's client adds ``beta``.
+        errors: Form of the errors.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Route:
     needs: Need | None
     action: str = ""
     query: tuple[str, ...] | None = ()
+    errors: ErrorForm = "problem"
 
 
 @dataclass(frozen=True)
@@ -153,11 +158,14 @@ SESSIONS: Final = RouteTable(
     _ABOUT,
     _INTERNAL_ABOUT,
     Route("open_session", "POST", "/v1/sessions", "infer", "session.open"),
-    Route("get_session", "GET", _SESSION, SESSION),
-    Route("list_session_models", "GET", f"{_SESSION}/models", SESSION),
-    Route("create_session_chat_completion", "POST", f"{_SESSION}/chat/completions", SESSION),
-    Route("report_session_reward", "POST", f"{_SESSION}/reward", SESSION),
-    Route("end_session", "POST", f"{_SESSION}/end", SESSION),
+    Route("get_session", "GET", _SESSION, SESSION, errors="openai"),
+    Route("list_session_models", "GET", f"{_SESSION}/models", SESSION, errors="openai"),
+    Route("create_session_chat_completion", "POST", f"{_SESSION}/chat/completions", SESSION, errors="openai"),
+    Route("create_session_response", "POST", f"{_SESSION}/responses", SESSION, errors="openai"),
+    Route("create_session_message", "POST", f"{_SESSION}/messages", SESSION, query=None, errors="anthropic"),
+    Route("create_session_v1_message", "POST", f"{_SESSION}/v1/messages", SESSION, query=None, errors="anthropic"),
+    Route("report_session_reward", "POST", f"{_SESSION}/reward", SESSION, errors="openai"),
+    Route("end_session", "POST", f"{_SESSION}/end", SESSION, errors="openai"),
     Route("check_tools", "POST", "/v1/tools/check", "score"),
 )
 GENERATOR: Final = RouteTable(

@@ -101,8 +101,8 @@ def inside(app: Any) -> FastAPI:
 
 
 def _error_type(route: Route) -> str:
-    """Return the content type of errors: sessions answer their clients in OpenAI's form."""
-    return "application/json" if route.needs == "session" else "application/problem+json"
+    """Return the content type of errors: sessions answer their clients in the form of their protocol."""
+    return "application/problem+json" if route.errors == "problem" else "application/json"
 
 
 async def ask(app: App, method: str, path: str, key: str = "") -> httpx.Response:
@@ -285,7 +285,8 @@ async def test_the_openapi_document_has_all_public_routes_with_their_names_scope
         assert ({"401", "403"} <= operation["responses"].keys()) == (needs is not None), which
         for status, answer in operation["responses"].items():
             if status >= "400" and needs == "session":
-                error = {"schema": {"$ref": "#/components/schemas/OpenAiError"}}
+                named = {"openai": "OpenAiError", "anthropic": "AnthropicError"}[public[which].errors]
+                error = {"schema": {"$ref": f"#/components/schemas/{named}"}}
                 assert answer["content"] == {"application/json": error}, (which, status)
             elif status >= "400":
                 problem = answer["content"]["application/problem+json"]
@@ -310,8 +311,9 @@ OPERATIONS = {
         register_reward score_completions test_reward""",
     "generator": """create_chat_completion create_completion generate_completions get_about get_health get_liveness
         get_readiness list_models""",
-    "sessions": """check_tools create_session_chat_completion end_session get_about get_liveness get_readiness
-        get_session list_session_models open_session report_session_reward""",
+    "sessions": """check_tools create_session_chat_completion create_session_message create_session_response
+        create_session_v1_message end_session get_about get_liveness get_readiness get_session list_session_models
+        open_session report_session_reward""",
 }
 
 

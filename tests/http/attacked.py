@@ -75,7 +75,8 @@ class Judge:
 
 def _has_the_shape_of_an_error(reply: httpx.Response, body: dict[str, Any]) -> bool:
     if reply.request.url.path.startswith("/v1/sessions/") and "problem+json" not in reply.headers["content-type"]:
-        return body.keys() == {"error"} and {"message", "type", "code"} <= body["error"].keys()
+        in_a_protocols_form = {"error"} <= body.keys() <= {"error", "type"}
+        return in_a_protocols_form and {"message", "type", "code"} <= body["error"].keys()
     return {"type", "title", "status", "detail"} <= body.keys() and body["status"] == reply.status_code
 
 

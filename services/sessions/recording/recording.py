@@ -120,13 +120,13 @@ class Recording:
         num_bytes = len(ids_through(self._turns, turn)) - len(self._turns[turn].turn.token_ids)
         return num_bytes // ID_DTYPE.itemsize
 
+    def conversation(self, turn: int | None) -> list[ChatMessage]:
+        """Return the messages of a turn's conversation, with the sampled message."""
+        return [message for recorded in self._path(turn) for message in (*recorded.messages, recorded.turn.message)]
+
     def completion(self) -> list[ChatMessage]:
-        """Return the last turn's conversation from its first assistant message on, with the sampled message."""
-        messages = [
-            message
-            for recorded in self._path(len(self._turns) - 1 if self._turns else None)
-            for message in (*recorded.messages, recorded.turn.message)
-        ]
+        """Return the last turn's conversation from its first assistant message on."""
+        messages = self.conversation(len(self._turns) - 1 if self._turns else None)
         return [*itertools.dropwhile(lambda message: message["role"] != "assistant", messages)]
 
     def repeated(self, request: bytes) -> SampledTurn | None:

@@ -1,30 +1,24 @@
-"""OpenAI's chat completion as sessions take it and answer it. Pure.
+"""OpenAI's chat completions as sessions take them and answer them. Pure.
 
-    honoured   messages, tools, max_completion_tokens or max_tokens, stream, stream_options.include_usage;
-               tool_choice "none": the tools are not shown; seed: tells requests apart
-    refused    n > 1, logprobs, response_format other than text, the old functions and function_call
-    ignored    everything else: what is sampled follows the run's options (temperature, top_p, stop, ...)
-
-Programs always send some options, so options that only steer the sampling are ignored. An option that promises the
-program an answer of another form is refused, because the program would rely on it.
+Messages and tools are in this protocol's form everywhere in headrace, so they pass unchanged.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from shared.arrays import ID_DTYPE
-from shared.message_invariants import Finite
-from shared.serving.json_body import BodyError, decode_json
-from shared.turns import SampledTurn
-
-MODEL = "policy"
-"""The name under which the policy answers. Any other name in a request means the policy, too."""
-SCHEMA_REF = "#/components/schemas/{name}"
-_Positive = Annotated[int, Meta(ge=1)]
-_BodyT = TypeVar("_BodyT")
+from services.sessions.session_api.turn_protocol import (
+    MODEL,
+    AnsweredTurn,
+    AskedTurn,
+    ConversationOf,
+    Positive,
+    TurnProtocol,
+    refuse_options,
+    server_sent_event,
+)
 
 
 class StreamOptions(msgspec.Struct):
@@ -45,8 +39,8 @@ class ChatRequest(msgspec.Struct):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    max_tokens: _Positive | None = None
-    max_completion_tokens: _Positive | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -56,84 +50,50 @@ class ChatRequest(msgspec.Struct):
     functions: Any = None
     function_call: Any = None
 
-    @property
-    def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools that the policy is shown."""
-        return [] if self.tool_choice == "none" else self.tools or []
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a streamed answer ends with its usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def most_tokens(self) -> int:
-        """Most tokens of the turn; 0 for as many as the run allows."""
-        return self.max_completion_tokens or self.max_tokens or 0
-
-
-class RewardReport(msgspec.Struct):
-    """The reward that a program reports for its session."""
-
-    reward: Finite
-
-
-def body_schemas() -> dict[str, Any]:
-    """Return the JSON schemas of the bodies by name, for an OpenAPI document."""
-    return msgspec.json.schema_components([ChatRequest, RewardReport], ref_template=SCHEMA_REF)[1]
-
-
-def decode_chat_request(body: bytes) -> ChatRequest:
-    """Return a request.
+def asked(request: ChatRequest, _: ConversationOf) -> AskedTurn:
+    """Return what a request asks for.
 
     Raises:
-        BodyError: The body is not a request, or needs an answer of another form.
+        BodyError: It needs an answer of another form.
     """
-    request = _converted(body, ChatRequest)
-    refused = {
-        "n": request.n not in (None, 1),
-        "logprobs": bool(request.logprobs),
-        "response_format": request.response_format is not None and request.response_format.type != "text",
-        "functions": bool(request.functions),
-        "function_call": request.function_call not in (None, "none"),
-    }
-    if names := [name for name, is_refused in refused.items() if is_refused]:
-        raise BodyError(
-            400,
-            "Unsupported option",
-            f"A session does not support {', '.join(names)}: each turn is one message of text and tool calls, sampled "
-            "with the run's options. Leave it out.",
-        )
-    return request
+    refuse_options(
+        {
+            "n": request.n not in (None, 1),
+            "logprobs": bool(request.logprobs),
+            "response_format": request.response_format is not None and request.response_format.type != "text",
+            "functions": bool(request.functions),
+            "function_call": request.function_call not in (None, "none"),
+        }
+    )
+    return AskedTurn(
+        messages=request.messages,
+        tools=[] if request.tool_choice == "none" else request.tools or [],
+        max_tokens=request.max_completion_tokens or request.max_tokens or 0,
+        seed=request.seed,
+        is_streamed=bool(request.stream),
+    )
 
 
-def decode_reward(body: bytes) -> float:
-    """Return the reported reward. Raises BodyError."""
-    return _converted(body, RewardReport).reward
-
-
-def completion(answer_id: str, turn: SampledTurn, *, num_prompt_tokens: int) -> dict[str, Any]:
+def answer(_: ChatRequest, answered: AnsweredTurn) -> dict[str, Any]:
     """Return the body of an answer."""
-    choice = {"index": 0, "message": _message(turn), "finish_reason": _finish_reason(turn), "logprobs": None}
-    return _head(answer_id, turn, "chat.completion") | {
-        "choices": [choice],
-        "usage": _usage(turn, num_prompt_tokens=num_prompt_tokens),
-    }
+    choice = {"index": 0, "message": _message(answered), "finish_reason": _finish_reason(answered), "logprobs": None}
+    return _head(answered, "chat.completion") | {"choices": [choice], "usage": _usage(answered)}
 
 
-def chunks(
-    answer_id: str, turn: SampledTurn, *, num_prompt_tokens: int, include_usage: bool
-) -> Iterator[dict[str, Any]]:
+def events(request: ChatRequest, answered: AnsweredTurn) -> Iterator[str]:
     """Yield the events of a streamed answer: the whole message, why it ended, and its usage if that was asked for."""
-    head = _head(answer_id, turn, "chat.completion.chunk") | ({"usage": None} if include_usage else {})
-    message = _message(turn)
+    wants_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+    head = _head(answered, "chat.completion.chunk") | ({"usage": None} if wants_usage else {})
+    message = _message(answered)
     if "tool_calls" in message:
         message["tool_calls"] = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
-    for delta, reason in ((message, None), ({}, _finish_reason(turn))):
+    for delta, reason in ((message, None), ({}, _finish_reason(answered))):
         choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-        yield head | {"choices": [choice]}
-    if include_usage:
-        yield head | {"choices": [], "usage": _usage(turn, num_prompt_tokens=num_prompt_tokens)}
+        yield server_sent_event(head | {"choices": [choice]})
+    if wants_usage:
+        yield server_sent_event(head | {"choices": [], "usage": _usage(answered)})
+    yield "data: [DONE]\n\n"
 
 
 def models() -> dict[str, Any]:
@@ -141,32 +101,28 @@ def models() -> dict[str, Any]:
     return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "headrace"}]}
 
 
-def _head(answer_id: str, turn: SampledTurn, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{answer_id}", "object": kind, "created": int(turn.ended_at_s), "model": MODEL}
+CHAT_COMPLETIONS = TurnProtocol(ChatRequest, asked, answer, events)
 
 
-def _message(turn: SampledTurn) -> dict[str, Any]:
-    message = {"role": "assistant", "refusal": None, **turn.message}
-    if message.get("tool_calls") and not message.get("content"):
+def _head(answered: AnsweredTurn, kind: str) -> dict[str, Any]:
+    created = int(answered.turn.ended_at_s)
+    return {"id": f"chatcmpl-{answered.answer_id}", "object": kind, "created": created, "model": MODEL}
+
+
+def _message(answered: AnsweredTurn) -> dict[str, Any]:
+    message = {"role": "assistant", "refusal": None, **answered.turn.message}
+    if answered.calls and not answered.text:
         message["content"] = None
     return message
 
 
-def _finish_reason(turn: SampledTurn) -> str:
-    return "tool_calls" if turn.message.get("tool_calls") and turn.finish_reason == "stop" else turn.finish_reason
+def _finish_reason(answered: AnsweredTurn) -> str:
+    return "tool_calls" if answered.calls and not answered.is_cut else answered.turn.finish_reason
 
 
-def _usage(turn: SampledTurn, *, num_prompt_tokens: int) -> dict[str, int]:
-    num_sampled = len(turn.token_ids) // ID_DTYPE.itemsize
+def _usage(answered: AnsweredTurn) -> dict[str, int]:
     return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_sampled,
-        "total_tokens": num_prompt_tokens + num_sampled,
+        "prompt_tokens": answered.num_prompt_tokens,
+        "completion_tokens": answered.num_sampled_tokens,
+        "total_tokens": answered.num_prompt_tokens + answered.num_sampled_tokens,
     }
-
-
-def _converted(body: bytes, kind: type[_BodyT]) -> _BodyT:
-    try:
-        return msgspec.convert(decode_json(body), kind)
-    except msgspec.ValidationError as error:
-        raise BodyError(400, "Invalid request", f"The body is not a request of this route: {error}.") from error

@@ -3,18 +3,22 @@
     POST /v1/sessions                       opens a session for evaluation: its base URL and key
     GET  /v1/sessions/ID                    how far it is
     POST /v1/sessions/ID/chat/completions   the next turn
+    POST /v1/sessions/ID/responses          the next turn, in OpenAI's newer protocol
+    POST /v1/sessions/ID/messages           the next turn, in Anthropic's; also ID/v1/messages, as its client has it
     GET  /v1/sessions/ID/models             the one model
     POST /v1/sessions/ID/reward             reports the session's reward
     POST /v1/sessions/ID/end                ends it
 
 All but the first need the session's own key. A turn that was asked for is sampled and recorded even if its client goes
-away, and the same request, sent again, is answered with the same turn.
+away, and the same request, sent again, is answered with the same turn, also in another protocol.
 """
 
-import json
 import math
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,31 +32,48 @@ from services.sessions.open_sessions import (
     TooManySessionsError,
     UnknownSessionError,
 )
-from services.sessions.session_api.chat_bodies import (
-    SCHEMA_REF,
-    ChatRequest,
-    RewardReport,
-    chunks,
-    completion,
-    decode_chat_request,
-    decode_reward,
-    models,
-)
+from services.sessions.session_api.chat_bodies import CHAT_COMPLETIONS, models
+from services.sessions.session_api.messages_bodies import MESSAGES
+from services.sessions.session_api.responses_bodies import RESPONSES
+from services.sessions.session_api.turn_protocol import AnsweredTurn, TurnProtocol, decode
 from shared.access.openapi_document import PROBLEM_JSON, responses
+from shared.message_invariants import Finite
 from shared.serving.http_guard import problem
 from shared.serving.json_body import BodyError, decode_json, require_json
-from shared.turns import TurnRefusedError
+from shared.turns import ChatMessage, TurnRefusedError
 
+_TURN_ROUTES: dict[str, TurnProtocol[Any]] = {
+    "chat/completions": CHAT_COMPLETIONS,
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "v1/messages": MESSAGES,
+}
+_SCHEMA_REF = "#/components/schemas/{name}"
 _MAX_DEADLINE_S = 24 * 3600.0
 _SESSION = f"{SESSIONS_PATH}/{{session_id}}"
 _MAX_ERRORS = 10
 _MAX_NESTED = 100
 _OVER = responses({410: "The session is over"})
 _NOT_JSON = responses({415: "Not declared as JSON"})
+_TURN: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The turn; as events if it is streamed", "content": {"text/event-stream": {}}}
+}
+
+
+class RewardReport(msgspec.Struct):
+    """The reward that a program reports for its session."""
+
+    reward: Finite
+
+
+def body_schemas() -> dict[str, Any]:
+    """Return the JSON schemas of the bodies by name, for an OpenAPI document."""
+    kinds = [RewardReport, *dict.fromkeys(protocol.request for protocol in _TURN_ROUTES.values())]
+    return msgspec.json.schema_components(kinds, ref_template=_SCHEMA_REF)[1]
 
 
 def _reference(kind: type) -> dict[str, Any]:
-    return {"$ref": SCHEMA_REF.format(name=kind.__name__)}
+    return {"$ref": _SCHEMA_REF.format(name=kind.__name__)}
 
 
 def _body(schema: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +91,7 @@ class SessionRequest(BaseModel):
 
 
 class NewSession(BaseModel):
-    """An open session. ``base_url`` and ``api_key`` are for clients of OpenAI's protocol."""
+    """An open session. ``base_url`` and ``api_key`` are for OpenAI's and Anthropic's clients."""
 
     id: str
     base_url: str
@@ -95,8 +116,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
     router = APIRouter(tags=["sessions"])
 
     async def session_of(session_id: str, request: Request) -> OpenSession:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        return sessions.find(session_id, key.strip() if scheme.lower() == "bearer" else "")
+        return sessions.find(session_id, _key_in(request))
 
     @router.post(
         SESSIONS_PATH,
@@ -128,28 +148,6 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         return models()
 
     @router.post(
-        f"{_SESSION}/chat/completions",
-        responses=_OVER | _NOT_JSON,
-        openapi_extra=_body(_reference(ChatRequest)),
-        response_model=None,
-    )
-    async def create_session_chat_completion(
-        opened: Annotated[OpenSession, Depends(session_of)], request: Request
-    ) -> Response:
-        """Return the next turn."""
-        require_json(request.headers.get("content-type", ""))
-        asked = decode_chat_request(await request.body())
-        turn = await opened.turn(asked.messages, asked.shown_tools, max_tokens=asked.most_tokens, seed=asked.seed)
-        number = opened.session.recording.number_of(turn)
-        answer_id = f"{opened.session_id}-{number}"  # of a turn that is answered again, too
-        num_prompt_tokens = opened.session.recording.num_tokens_before(number)
-        if not asked.stream:
-            return JSONResponse(completion(answer_id, turn, num_prompt_tokens=num_prompt_tokens))
-        events = chunks(answer_id, turn, num_prompt_tokens=num_prompt_tokens, include_usage=asked.wants_usage)
-        sent = [*(json.dumps(event) for event in events), "[DONE]"]
-        return Response("".join(f"data: {data}\n\n" for data in sent), media_type="text/event-stream")
-
-    @router.post(
         f"{_SESSION}/reward",
         responses=_OVER | _NOT_JSON,
         openapi_extra=_body(_reference(RewardReport)),
@@ -159,9 +157,9 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
     ) -> SessionView:
         """Report the session's reward. A later report replaces an earlier one."""
         require_json(request.headers.get("content-type", ""))
-        reward = decode_reward(await request.body())
+        report = decode(await request.body(), RewardReport)
         opened.require_open()
-        opened.reward = reward
+        opened.reward = report.reward
         return _view(opened)
 
     @router.post(f"{_SESSION}/end", responses=_OVER)
@@ -170,6 +168,8 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         opened.end()
         return _view(opened)
 
+    for path, protocol in _TURN_ROUTES.items():
+        _add_turn_route(router, path, protocol, session_of)
     app.include_router(router)
     for kind in (
         UnknownSessionError,
@@ -181,6 +181,55 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
     ):
         app.add_exception_handler(kind, _refuse)
     app.add_exception_handler(ValidationError, _refuse_body)
+
+
+def _add_turn_route(
+    router: APIRouter,
+    path: str,
+    protocol: TurnProtocol[Any],
+    session_of: Callable[[str, Request], Awaitable[OpenSession]],
+) -> None:
+    """Add the route of a protocol's turns."""
+
+    @router.post(
+        f"{_SESSION}/{path}",
+        responses=_TURN | _OVER | _NOT_JSON,
+        openapi_extra=_body(_reference(protocol.request)),
+        response_model=None,
+    )
+    async def create_turn(opened: Annotated[OpenSession, Depends(session_of)], request: Request) -> Response:
+        """Return the next turn."""
+        require_json(request.headers.get("content-type", ""))
+        body = decode(await request.body(), protocol.request)
+        asked = protocol.asked(body, partial(_conversation, opened))
+        turn = await opened.turn(asked.messages, asked.tools, max_tokens=asked.max_tokens, seed=asked.seed)
+        recording = opened.session.recording
+        number = recording.number_of(turn)
+        answered = AnsweredTurn(_answer_id(opened, number), turn, recording.num_tokens_before(number))
+        if asked.is_streamed:
+            return Response("".join(protocol.events(body, answered)), media_type="text/event-stream")
+        return JSONResponse(protocol.answer(body, answered))
+
+
+def _answer_id(opened: OpenSession, turn: int) -> str:
+    return f"{opened.session_id}-{turn}"
+
+
+def _conversation(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
+    """Return the conversation that ended with an answer. Raises BodyError."""
+    recording = opened.session.recording
+    for turn in range(recording.num_turns):
+        if _answer_id(opened, turn) == answer_id:
+            return recording.conversation(turn)
+    raise BodyError(
+        400, "Previous response not found", "This session has no response with the previous_response_id of the request."
+    )
+
+
+def _key_in(request: Request) -> str:
+    """Return the key of a request, which Anthropic's protocol has in a header of its own."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 def _view(opened: OpenSession) -> SessionView:

@@ -28,6 +28,9 @@ SESSION_ROUTES = (
     "get_session",
     "list_session_models",
     "create_session_chat_completion",
+    "create_session_response",
+    "create_session_message",
+    "create_session_v1_message",
     "report_session_reward",
     "end_session",
 )

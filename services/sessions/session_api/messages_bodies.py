@@ -1,0 +1,247 @@
+"""Anthropic's messages as sessions take them and answer them. Pure.
+
+    system; a user's text blocks       -->     chat messages
+    a user's tool_result blocks        -->     a tool message each, in their places
+    text and tool_use blocks           <-->    one assistant message with calls
+
+Of a block only what the policy reads counts: clients move their cache marks from block to block.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from services.sessions.session_api.turn_protocol import (
+    MODEL,
+    AnsweredTurn,
+    AskedTurn,
+    ConversationOf,
+    Positive,
+    TextPart,
+    TurnProtocol,
+    content_of,
+    function_call,
+    function_tool,
+    one_of,
+    refuse_options,
+    server_sent_event,
+    text_content,
+)
+from shared.message_invariants import is_data
+from shared.turns import ChatMessage
+
+_BILLING = "x-anthropic-billing-header"
+"""Begins a system block of Claude Code that differs in each request. Each would be another conversation."""
+
+
+class Message(msgspec.Struct):
+    """A message with text, or with blocks."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class OutputConfig(msgspec.Struct):
+    """The form of the answer. Only text is supported."""
+
+    format: Any = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Which tools may be called."""
+
+    type: str
+
+
+class MessagesRequest(msgspec.Struct):
+    """The fields that are read."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Positive | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    output_config: OutputConfig | None = None
+    output_format: Any = None
+    container: Any = None
+    mcp_servers: list[Any] | None = None
+
+
+class _ToolUse(msgspec.Struct):
+    id: str
+    name: str
+    input: dict[str, Any] | str
+
+
+class _ToolResult(msgspec.Struct):
+    tool_use_id: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class _Tool(msgspec.Struct):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+_Block = TextPart | _ToolUse | _ToolResult
+_BLOCKS: dict[str, dict[str, type[_Block]]] = {
+    "system": {"text": TextPart},
+    "user": {"text": TextPart, "tool_result": _ToolResult},
+    "assistant": {"text": TextPart, "tool_use": _ToolUse},
+}
+
+
+def asked(request: MessagesRequest, _: ConversationOf) -> AskedTurn:
+    """Return what a request asks for.
+
+    Raises:
+        BodyError: It needs an answer of another form, or has other content than text, calls and their results.
+    """
+    refuse_options(
+        {
+            "output_config.format": request.output_config is not None and request.output_config.format is not None,
+            "output_format": request.output_format is not None,
+            "container": request.container is not None,
+            "mcp_servers": bool(request.mcp_servers),
+            "a last message of the assistant": request.messages[-1].role == "assistant",
+        }
+    )
+    tools = [
+        one_of(tool, {"custom": _Tool}, place=f"tools[{index}]", default="custom")
+        for index, tool in enumerate(request.tools or ())
+    ]
+    shows_tools = request.tool_choice is None or request.tool_choice.type != "none"
+    return AskedTurn(
+        messages=[
+            *_system(request.system),
+            *(made for index, message in enumerate(request.messages) for made in _chat_messages(index, message)),
+        ],
+        tools=[function_tool(tool.name, tool.description, tool.input_schema) for tool in tools if shows_tools],
+        max_tokens=request.max_tokens or 0,
+        seed=request.seed,
+        is_streamed=bool(request.stream),
+    )
+
+
+def answer(_: MessagesRequest, answered: AnsweredTurn) -> dict[str, Any]:
+    """Return the body of an answer."""
+    stop_reason = "max_tokens" if answered.is_cut else "tool_use" if answered.calls else "end_turn"
+    return {
+        "id": f"msg_{answered.answer_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": MODEL,
+        "content": _blocks(answered),
+        "stop_reason": stop_reason,
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": answered.num_prompt_tokens,
+            "output_tokens": answered.num_sampled_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        },
+    }
+
+
+def events(request: MessagesRequest, answered: AnsweredTurn) -> Iterator[str]:
+    """Yield the events of a streamed answer: each block is begun, has one delta, and is ended."""
+    whole = answer(request, answered)
+    begun = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
+    why = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    for data in (
+        {"type": "message_start", "message": begun},
+        *(step for index, block in enumerate(whole["content"]) for step in _steps(index, block)),
+        {"type": "message_delta", "delta": why, "usage": whole["usage"]},
+        {"type": "message_stop"},
+    ):
+        yield server_sent_event(data, name=data["type"])
+
+
+MESSAGES = TurnProtocol(MessagesRequest, asked, answer, events)
+
+
+def _system(given: str | list[dict[str, Any]] | None) -> list[ChatMessage]:
+    if isinstance(given, list):
+        given = [block for block in given if not str(block.get("text")).startswith(_BILLING)]
+    content = text_content(given or "", types=("text",), place="system")
+    return [{"role": "system", "content": content}] if content else []
+
+
+def _chat_messages(index: int, message: Message) -> list[ChatMessage]:
+    """Return a message as chat messages: results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    place = f"messages[{index}].content"
+    blocks = [
+        one_of(block, _BLOCKS[message.role], place=f"{place}[{number}]") for number, block in enumerate(message.content)
+    ]
+    if message.role == "assistant":
+        made: ChatMessage = {"role": "assistant", "content": _text_of(blocks)}
+        if calls := [_call(block) for block in blocks if isinstance(block, _ToolUse)]:
+            made["tool_calls"] = calls
+        return [made]
+    messages: list[ChatMessage] = []
+    for is_result, group in itertools.groupby(blocks, key=lambda block: isinstance(block, _ToolResult)):
+        same = [*group]
+        if is_result:
+            messages += [_result(block, place) for block in same if isinstance(block, _ToolResult)]
+        else:
+            messages.append({"role": message.role, "content": _text_of(same)})
+    return messages or [{"role": message.role, "content": ""}]
+
+
+def _text_of(blocks: list[_Block]) -> str | list[dict[str, Any]]:
+    return content_of([block.text for block in blocks if isinstance(block, TextPart)])
+
+
+def _result(block: _ToolResult, place: str) -> ChatMessage:
+    content = text_content(block.content or "", types=("text",), place=f"the tool_result's content in {place}")
+    return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+
+
+def _call(block: _ToolUse) -> dict[str, Any]:
+    arguments = block.input if isinstance(block.input, str) else msgspec.json.encode(block.input).decode()
+    return function_call(block.id, block.name, arguments)
+
+
+def _blocks(answered: AnsweredTurn) -> list[dict[str, Any]]:
+    """Return the message and its calls as blocks."""
+    text = [{"type": "text", "text": answered.text}] if answered.shows_text else []
+    calls = [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": _input(call["function"]["arguments"]),
+        }
+        for call in answered.calls
+    ]
+    return [*text, *calls]
+
+
+def _input(arguments: str) -> dict[str, Any] | str:
+    """Return the arguments of a call as an object; otherwise as text, which comes back unchanged."""
+    try:
+        value = msgspec.json.decode(arguments.strip() or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) and is_data(value) else arguments
+
+
+def _steps(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a block."""
+    if block["type"] == "text":
+        empty: dict[str, Any] = {"text": ""}
+        delta = {"type": "text_delta", "text": block["text"]}
+    else:
+        empty = {"input": {}}
+        delta = {"type": "input_json_delta", "partial_json": msgspec.json.encode(block["input"]).decode()}
+    yield {"type": "content_block_start", "index": index, "content_block": block | empty}
+    yield {"type": "content_block_delta", "index": index, "delta": delta}
+    yield {"type": "content_block_stop", "index": index}
