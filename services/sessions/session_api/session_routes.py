@@ -37,7 +37,6 @@ from services.sessions.session_api.messages_bodies import MESSAGES
 from services.sessions.session_api.responses_bodies import RESPONSES
 from services.sessions.session_api.turn_protocol import AnsweredTurn, TurnProtocol, decode
 from shared.access.openapi_document import PROBLEM_JSON, responses
-from shared.message_invariants import Finite
 from shared.serving.http_guard import problem
 from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.turns import ChatMessage, TurnRefusedError
@@ -61,9 +60,9 @@ _TURN: dict[int | str, dict[str, Any]] = {
 
 
 class RewardReport(msgspec.Struct):
-    """The reward that a program reports for its session."""
+    """The reward that a program reports for its session. JSON has no infinite numbers."""
 
-    reward: Finite
+    reward: float
 
 
 def body_schemas() -> dict[str, Any]:
