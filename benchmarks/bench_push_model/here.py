@@ -153,7 +153,7 @@ def _push(communicator: GlooCommunicator, weights: LiveWeights, announced: Annou
     digests = SentDigests()
     for chunk in pack(digests.watching(weights()), announced, buffer_bytes=BUFFER_BYTES):
         communicator.broadcast(chunk, timeout_s=TIMEOUT_S)
-    communicator.finish(timeout_s=TIMEOUT_S)
+    communicator.finish()
     checksum = digests.checksum()
     communicator.confirm(timeout_s=TIMEOUT_S)
     return checksum

@@ -193,7 +193,7 @@ class CommunicatorEpochs:
             sent = weights if parcel.checksum is not None else digests.watching(weights)
             for chunk in pack(sent, parcel.travelling, buffer_bytes=self._buffer_bytes):
                 communicator.broadcast(chunk, timeout_s=min(self._settings.push_timeout_s, _left(deadline)))
-            communicator.finish(timeout_s=min(self._settings.push_timeout_s, _left(deadline)))
+            communicator.finish()
             return digests.checksum() if parcel.checksum is None else parcel.checksum
 
         async def ask() -> dict[str, str]:
