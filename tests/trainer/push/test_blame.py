@@ -95,9 +95,10 @@ async def test_only_the_replicas_that_caused_a_failure_are_blamed(
 async def test_a_slow_replica_is_not_blamed_along_with_a_silent_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     are_waited_for_longer = asyncio.Event()
 
-    async def wait_longer(tasks: dict[str, asyncio.Task[Any]], *, settle_s: float, patient_until: float) -> None:
+    async def wait_longer(tasks: dict[str, asyncio.Task[Any]], *, patient_until: float) -> None:
         are_waited_for_longer.set()
-        await until_one_is_silent(tasks, settle_s=600.0, patient_until=patient_until)
+        monkeypatch.setattr(blame, "SETTLE_S", 600.0)
+        await until_one_is_silent(tasks, patient_until=patient_until)
 
     async def slow() -> ReplicaInfo:
         await are_waited_for_longer.wait()
