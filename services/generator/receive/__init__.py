@@ -2,8 +2,8 @@
 
     process of the generator
         weight_routes.py                    HTTP: join, begin, commit, abort, sleep (shared/control.py)
-        weight_receiver.py                  state: decides which request is allowed now
-        weight_swap.py                      the steps of an update: pause, load, resume, compare the probe
+        weight_receiver.py                  which run is served; its requests, one after the other
+        weight_swap.py                      the moves: what is allowed now; pause, load, resume, compare the probe
         guarded_engine.py                   the engine's calls, each with a deadline
         engine/receiving_engine.py          the same calls, made to vLLM
              |  vLLM's collective_rpc                                     ^  worker/worker_reports.py: progress

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from services.generator.engine.engine_failure import root_cause
+from services.generator.engine.output_gate import compare
 from services.generator.engine.receiving_engine import ReceivingEngine, Sleeper
 from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
-from shared.control import BeginRequest, JoinRequest, ReplicaInfo
+from shared.control import BeginRequest, CommitRequest, JoinRequest, Probe, ReplicaInfo
 from shared.errors import PushError, UnavailableError
 from shared.lineage import NO_WEIGHTS, LineageVersion
 
@@ -58,6 +59,11 @@ class GuardedEngine:
     def is_asleep(self) -> bool:
         """Whether the engine has released some of its memory."""
         return isinstance(self._engine, Sleeper) and self._engine.is_asleep
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters arrive, instead of whole models."""
+        return self._engine.adapter is not None
 
     def describe(self, *, replica_id: str, run_id: str, model: str, dtype: str) -> ReplicaInfo:
         """Describe a replica with this engine, before the first push. Each call returns another ``engine_id``."""
@@ -113,6 +119,15 @@ class GuardedEngine:
             raise PushError("the workers of this replica did not receive the same weights")
         return next(iter(checksums), None)
 
+    async def check_received(self, checksum: str | None, body: CommitRequest) -> None:
+        """Discard what was received, and raise PushError, if its checksum is not the trainer's."""
+        if body.checksum is not None and checksum is not None and checksum != body.checksum:
+            await self.forget()
+            raise PushError(
+                f"policy version {body.policy_version} as received is not what the trainer sent: the checksum is "
+                f"{checksum}, but should be {body.checksum}"
+            )
+
     async def forget(self) -> None:
         """Have every worker discard what it has received."""
         await self._workers("discarding the received weights", "forget")
@@ -154,15 +169,22 @@ class GuardedEngine:
         """Queue a probe; see ReceivingEngine. Cancelling the returned future gives the probe up."""
         return asyncio.ensure_future(await self._call("submitting the probe", self._engine.submit_probe(token_ids)))
 
-    async def probed(self, answer: Awaitable[list[list[float]]], *, timeout_s: float) -> list[list[float]]:
-        """Return the answer to a probe."""
+    async def compare_probe(
+        self, probe: Probe | None, answer: Awaitable[list[list[float]]] | None
+    ) -> tuple[float | None, str | None]:
+        """Wait for the answer to a probe, and compare it with the trainer's.
+
+        Returns the largest difference in nats, and a sentence if the weights must not be served.
+        """
+        if probe is None or answer is None:
+            return None, None
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError as error:
-            raise PushError(f"the engine did not score the probe within {timeout_s:.0f} s") from error
-        except Exception as error:  # as in _call
-            raise PushError(f"scoring the probe failed: {_why(error)}") from error
+            async with asyncio.timeout(probe.timeout_s):
+                return compare(probe, await answer)
+        except TimeoutError:
+            return None, f"the engine did not score the probe within {probe.timeout_s:.0f} s"
+        except Exception as error:  # noqa: BLE001  as in _call
+            return None, f"scoring the probe failed: {_why(error)}"
 
     async def abort_and_pause(self) -> None:
         """Abort every request, and pause decoding."""
