@@ -14,6 +14,7 @@ import torch
 
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.staged_weights import StagedWeights
+from services.trainer.push import disk_writer
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import Announcement, Parcel, announce
 from services.trainer.push.sent_weights import SentWeights
@@ -32,12 +33,10 @@ _NUMBERS = itertools.count()
 class Trainer:
     """The trainer's end: weights that change a little from version to version."""
 
-    def __init__(self, root: str, *, incarnation: int = 1, max_chain: int = 16, file_bytes: int = 6_000) -> None:
+    def __init__(self, root: str, *, incarnation: int = 1) -> None:
         self.sent = SentWeights()
         self.store = WeightStore(root)
-        self.writer = DiskWriter(
-            self.store, run_id="run", incarnation=incarnation, max_chain=max_chain, file_bytes=file_bytes
-        )
+        self.writer = DiskWriter(self.store, run_id="run", incarnation=incarnation)
         torch.manual_seed(0)
         self.weights: Named = [(f"layer.{index}", torch.randn(SHAPE).to(torch.bfloat16)) for index in range(3)]
         self.announced: Announcement = announce(self.weights)
@@ -53,6 +52,11 @@ class Trainer:
 
     def holds(self, staged: StagedWeights) -> bool:
         return all(torch.equal(staged.tensors[name], tensor) for name, tensor in self.weights)
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 6_000)
 
 
 @pytest.fixture(params=["local", "memory", "file"])
@@ -92,8 +96,9 @@ def test_an_existing_version_is_not_written_again(root: str) -> None:
     assert trainer.writer.place_of(0) is None
 
 
-def test_a_chain_ends_with_a_full_version_before_it_is_too_long(root: str) -> None:
-    trainer = Trainer(root, max_chain=2)
+def test_a_chain_ends_with_a_full_version_before_it_is_too_long(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_writer, "MAX_CHAIN", 2)
+    trainer = Trainer(root)
     encodings: list[str] = []
     for version in range(7):
         parcel = trainer.parcel(version)
@@ -110,8 +115,9 @@ def test_a_chain_ends_when_its_deltas_are_as_large_as_the_weights(tmp_path: Path
     assert trainer.parcel(1).encoding == "full"
 
 
-def test_files_that_the_two_newest_versions_do_not_need_are_removed(root: str) -> None:
-    trainer = Trainer(root, max_chain=1)
+def test_files_that_the_two_newest_versions_do_not_need_are_removed(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_writer, "MAX_CHAIN", 1)
+    trainer = Trainer(root)
     places = [trainer.writer.publish(trainer.parcel(version)) for version in range(5)]
     trainer.writer.remove_old()
     # full 0, delta 1, full 2, delta 3, full 4: version 3 needs 2
@@ -249,7 +255,8 @@ def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: 
 
 
 def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(root, file_bytes=1 << 20)
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 1 << 20)
+    trainer = Trainer(root)
     place = trainer.writer.publish(trainer.parcel(0))
     monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
     staged = trainer.staging()
@@ -272,7 +279,8 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
 
 
 def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(str(tmp_path), file_bytes=1 << 20)
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 1 << 20)
+    trainer = Trainer(str(tmp_path))
     place = trainer.writer.publish(trainer.parcel(0))
     reader, staged = DiskWire(str(tmp_path)), trainer.staging()
     put: list[str] = []
@@ -291,7 +299,8 @@ def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: 
 def test_a_file_that_is_not_as_long_as_it_should_be_is_refused_however_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_more: int
 ) -> None:
-    trainer = Trainer(str(tmp_path), file_bytes=1 << 20)
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 1 << 20)
+    trainer = Trainer(str(tmp_path))
     place = trainer.writer.publish(trainer.parcel(0))
     path = first_file(tmp_path / place.name)
     data = path.read_bytes()

@@ -203,16 +203,4 @@ def digest(tensor: torch.Tensor) -> bytes:
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if data.device.type == "cpu":
         return weight_checksum.digest(data.numpy())
-    return digest_on_device(data)
-
-
-def digest_on_device(data: torch.Tensor) -> bytes:
-    """Return the digest of one-dimensional bytes, summed on their device."""
-    whole = data.numel() - data.numel() % (8 * weight_checksum.WORDS_A_ROW)
-    words = data[:whole]
-    if words.storage_offset() % 8:  # torch requires 64-bit views to be aligned
-        words = words.clone()
-    rows = words.view(torch.int64).view(-1, weight_checksum.WORDS_A_ROW)
-    # Signed sums wrap as unsigned ones do.
-    row_sums, column_sums = (rows.sum(dim).cpu().numpy().astype("<i8").tobytes() for dim in (1, 0))
-    return weight_checksum.digest_of_sums(data.numel(), row_sums, column_sums, data[whole:].cpu().numpy().tobytes())
+    return weight_checksum.digest_on_device(data, int64=torch.int64)
