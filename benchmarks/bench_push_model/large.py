@@ -124,7 +124,7 @@ def large_push(sent: Sent, given: Bandwidths, *, trainer_gpus: int, tensor_paral
     chunks_before = charged(digest_rate=giga * min(given.digest, given.main_memory / tensor_parallel))
     load_s = size / host_rate
     locked = staging_bytes(specs)
-    locked_before = sum(_power_of_two(math.prod(shape) * dtype.itemsize) for _, dtype, shape in specs)
+    locked_before = sum(_power_of_two(spec.num_bytes) for spec in specs)
     disk = giga * given.disk
     return LargePush(
         num_bytes=size,

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.bench_push_model.course import Chunk
-from services.generator.worker.staged_weights import Spec, StagedWeights, staging_bytes
+from services.generator.worker.staged_weights import StagedWeights, staging_bytes
 from services.generator.worker.weight_wires import receive_version
 from services.trainer.push.packing import Announcement, Weights, announce, described, pack
+from shared.weights.parameter_spec import Spec
 
 _MOVES = frozenset({"_to_copy", "cat", "clone", "copy_"})
 

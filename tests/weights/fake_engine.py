@@ -12,6 +12,7 @@ from services.generator.worker.staged_weights import StagedWeights
 from services.generator.worker.weight_wires import Wire, open_wire, receive_version
 from services.generator.worker.worker_reports import Progress
 from shared.control import Transport
+from shared.weights.parameter_spec import Spec
 
 PROBE_LOGPROBS = [-1.0, -2.0, -3.0]
 """Its logprobs for every prompt of four tokens."""
@@ -175,8 +176,8 @@ class FakeEngine:
 
     async def _receive(self, what: dict[str, Any]) -> None:
         held, self.announced, self._checksum = self._checksum, what, None
-        dtypes = [getattr(torch, name) for name in what["dtype_names"]]
-        specs = list(zip(what["names"], dtypes, what["shapes"], strict=True))
+        named = zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
+        specs = [Spec(name, getattr(torch, dtype_name), tuple(shape)) for name, dtype_name, shape in named]
         staged = self._staged
         if staged is None or not staged.is_for(specs):
             staged = self._staged = StagedWeights(specs)

@@ -28,6 +28,7 @@ from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
 from shared.control import IpcBuffer
 from shared.errors import PushError
+from shared.weights.parameter_spec import Spec
 
 pytestmark = pytest.mark.unit
 
@@ -135,7 +136,7 @@ def test_a_size_that_was_not_announced_is_refused(communicator: IpcCommunicator)
     def receive() -> None:
         group = enter(communicator)
         try:
-            for chunk in receive_chunks(group, [("small", torch.uint8, [10])], buffer_bytes=400, timeout_s=20):
+            for chunk in receive_chunks(group, [Spec("small", torch.uint8, (10,))], buffer_bytes=400, timeout_s=20):
                 list(chunk)
         finally:
             group.leave()

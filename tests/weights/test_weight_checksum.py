@@ -14,6 +14,7 @@ from services.generator.worker.staged_weights import StagedWeights, digest_threa
 from services.generator.worker.staged_weights import digest as digest_of_receiver
 from services.trainer.push.packing import SentDigests
 from services.trainer.push.packing import digest as digest_of_sender
+from shared.weights.parameter_spec import Spec
 from shared.weights.weight_checksum import WORDS_A_ROW, checksum, digest, digest_on_device
 
 pytestmark = pytest.mark.unit
@@ -70,7 +71,7 @@ def test_sender_and_receiver_say_the_same_of_the_same_weights(dtype: torch.dtype
         "nothing": torch.zeros(0, dtype=dtype),
     }
     sent = SentDigests()
-    staged = StagedWeights([(name, tensor.dtype, tensor.shape) for name, tensor in weights.items()])
+    staged = StagedWeights([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()])
     for name, tensor in sent.watching(weights.items()):
         staged.put(name, tensor)
         assert digest_of_sender(tensor) == digest_of_receiver(staged.tensors[name])
@@ -87,7 +88,7 @@ def test_digests_of_several_parameters_are_computed_at_the_same_time(monkeypatch
         both_run.wait(timeout=60)
         return digest_of_receiver(place)
 
-    specs = [("a", torch.float32, (3,)), ("b", torch.float32, (4,))]
+    specs = [Spec("a", torch.float32, (3,)), Spec("b", torch.float32, (4,))]
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     one_thread = StagedWeights(specs)
     monkeypatch.setattr("os.cpu_count", lambda: 16)
@@ -106,9 +107,9 @@ def test_a_small_machine_has_one_digest_thread_and_a_large_one_four(num_cores: i
 
 
 def test_only_what_was_announced_is_staged() -> None:
-    staged = StagedWeights([("a", torch.float32, (2, 3))])
-    assert staged.is_for([("a", torch.float32, [2, 3])])
-    assert not staged.is_for([("a", torch.float32, [3, 2])])
+    staged = StagedWeights([Spec("a", torch.float32, (2, 3))])
+    assert staged.is_for([Spec("a", torch.float32, (2, 3))])
+    assert not staged.is_for([Spec("a", torch.float32, (3, 2))])
     with pytest.raises(ValueError, match="not announced"):
         staged.put("b", torch.zeros(2, 3))
     with pytest.raises(ValueError, match="not announced"):

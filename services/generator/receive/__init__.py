@@ -12,8 +12,7 @@
         worker/worker_transfer.py           a thread that receives while the engine decodes, then loads
         worker/model_check.py               before the transfer: are these all the model's parameters?
         worker/weight_wires.py              opens a wire to the trainer: gloo_wire, nccl_wire, ipc_wire or disk_wire
-        worker/staging_memory.py            memory for the new weights, allocated before the first push
-        worker/staged_weights.py            the new weights in it; applies deltas, computes the checksum
+        worker/staged_weights.py            memory for the new weights; applies deltas, computes the checksum
         worker/model_load.py                loads the staged weights into vLLM's model
 
 ``shared/weights`` has what both ends of the push agree on: checksums, deltas, and the files of a version. Adapters take

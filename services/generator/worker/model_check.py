@@ -30,7 +30,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize, utils
 
-from services.generator.worker.staged_weights import Spec
+from shared.weights.parameter_spec import Spec
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class FullSet:
         Raises:
             ValueError: They are not; the message says which ones are wrong.
         """
-        announced = tuple((name, dtype, tuple(shape)) for name, dtype, shape in specs)
+        announced = tuple(specs)
         if announced == self._known or self._model_config.quantization is not None:
             return
         wanted: torch.dtype = self._model_config.dtype
@@ -153,7 +153,7 @@ def checkpoint_specs(vllm_config: Any) -> list[Spec]:
             continue
         with weight_files.safe_open(file, framework="pt") as header:
             for name in header.keys():  # noqa: SIM118  it is not a dictionary
-                specs[name] = name, model_config.dtype, header.get_slice(name).get_shape()
+                specs[name] = Spec(name, model_config.dtype, tuple(header.get_slice(name).get_shape()))
     if is_tied(model_config):
         specs.pop("lm_head.weight", None)
     return list(specs.values())

@@ -11,22 +11,24 @@ All of a delta (shared/weights/weight_delta.py) is checked before the first elem
 nothing.
 """
 
-import math
 import os
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shared.weights import weight_checksum
+from shared.weights.parameter_spec import Spec
 from shared.weights.weight_delta import Values, parse_delta
-
-Spec = tuple[str, torch.dtype, Sequence[int]]
-"""Name, dtype and shape of a parameter."""
 
 _ALIGNMENT = 64
 """Every parameter begins at a multiple of this many bytes, as torch's own allocations on a CPU do."""
+_LEFT_FREE_BYTES = 1 << 30
+"""GPU memory that is left free beside the largest parameter: for chunks, activations, and loading weights. A chunk is
+received on the GPU, and ends with the parameter that takes it past its size of 256 MiB."""
 _TORCH_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,23 +44,21 @@ class StagedWeights:
     """
 
     def __init__(self, specs: Iterable[Spec], *, block: Tensor | None = None) -> None:
-        self.specs: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...] = tuple(
-            (name, dtype, tuple(shape)) for name, dtype, shape in specs
-        )
+        self.specs = tuple(specs)
         if block is None:
             block = torch.empty(staging_bytes(self.specs), dtype=torch.uint8)
         self.tensors: dict[str, Tensor] = {}
         start = 0
-        for name, dtype, shape in self.specs:
-            end = start + math.prod(shape) * dtype.itemsize
-            self.tensors[name] = block[start:end].view(dtype).view(shape)
+        for spec in self.specs:
+            end = start + spec.num_bytes
+            self.tensors[spec.name] = block[start:end].view(spec.dtype).view(spec.shape)
             start = _aligned(end)
         self._digests: dict[str, Future[bytes]] = {}
         self._threads = ThreadPoolExecutor(digest_threads(os.cpu_count() or 1), thread_name_prefix="digest weights")
 
     def is_for(self, specs: Iterable[Spec]) -> bool:
         """Return whether these are its names, dtypes and shapes, in the same order."""
-        return self.specs == tuple((name, dtype, tuple(shape)) for name, dtype, shape in specs)
+        return self.specs == tuple(specs)
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Copy one parameter.
@@ -110,7 +110,7 @@ def digest(tensor: Tensor) -> bytes:
 
 def staging_bytes(specs: Iterable[Spec]) -> int:
     """Return the size of the memory for these parameters, in bytes: theirs, and up to 63 bytes between two of them."""
-    return sum(_aligned(math.prod(shape) * dtype.itemsize) for _, dtype, shape in specs)
+    return sum(_aligned(spec.num_bytes) for spec in specs)
 
 
 def digest_threads(num_cores: int) -> int:
@@ -148,3 +148,45 @@ def apply_delta(target: Tensor, data: bytes) -> None:
     positions = torch.from_numpy(delta.read_positions()).to(target.device)
     values = delta.read_raw() if delta.values_as is Values.RAW else delta.read_steps(elements[positions].cpu().numpy())
     elements[positions] = torch.from_numpy(values).to(target.device)
+
+
+class StagingMemory:
+    """One block for all weights that a worker stages: on its GPU if there is room, else in main memory.
+
+    For an engine on a GPU, main memory is page-locked as long as this object exists, because it is copied to the GPU
+    while decoding is paused. torch's ``pin_memory`` is not used: its allocator rounds every block up to a power of two,
+    so that 14.2 GiB take 16 as one block and 27 as one block a parameter. CUDA locks the exact bytes of an ordinary
+    block.
+
+    Args:
+        num_bytes: Size of the block.
+        largest: Size of the largest parameter, in bytes.
+        device: Device on which the engine computes.
+
+    Attributes:
+        block: The block, a one-dimensional uint8 tensor.
+    """
+
+    def __init__(self, num_bytes: int, *, largest: int, device: torch.device) -> None:
+        where = staging_device(num_bytes + largest, device)
+        self.block = torch.empty(num_bytes, dtype=torch.uint8, device=where)
+        if device.type == "cuda" and self.block.device.type == "cpu":
+            from vllm.v1.kv_offload.cpu import host_register
+
+            registration: Any = host_register
+            address = self.block.data_ptr()
+            # If it cannot be locked, vLLM logs that copies are slower.
+            if registration.host_register(address, num_bytes):
+                weakref.finalize(self, registration.host_unregister, address).atexit = False
+
+    def suits(self, num_bytes: int) -> bool:
+        """Return whether weights of this size fit and use nearly all of it."""
+        return num_bytes <= self.block.numel() <= 1.05 * num_bytes
+
+
+def staging_device(num_bytes: int, device: torch.device) -> torch.device:
+    """Return the engine's GPU if it has room for this memory and some to spare, otherwise the CPU."""
+    if device.type != "cuda":
+        return torch.device("cpu")
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return device if num_bytes + _LEFT_FREE_BYTES <= free_bytes else torch.device("cpu")

@@ -28,11 +28,11 @@ from vllm.model_executor.model_loader.reload import layerwise
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.model_check import FullSet, check_adapters, checkpoint_specs
 from services.generator.worker.model_load import CheckedReload, write_adapters
-from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_bytes
-from services.generator.worker.staging_memory import StagingMemory
+from services.generator.worker.staged_weights import StagedWeights, StagingMemory, digest, staging_bytes
 from services.generator.worker.weight_wires import Wire, open_wire, receive_chunks, receive_version
 from services.generator.worker.worker_reports import CHECKING, ENTERING, IDLE, RECEIVING, Progress, ReportTo
 from shared.weights import weight_checksum
+from shared.weights.parameter_spec import Spec
 
 cuda: Any = torch.cuda  # partly untyped
 _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load", "reserve"})
@@ -134,8 +134,8 @@ class WorkerTransfer:
 
         ``adapter`` holds the directory and the PEFT config of adapters; None if whole models arrive.
         """
-        specs: list[Spec] = [
-            (name, getattr(torch, dtype_name), shape)
+        specs = [
+            Spec(name, getattr(torch, dtype_name), tuple(shape))
             for name, dtype_name, shape in zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
         ]
 

@@ -2,23 +2,23 @@
 
     (name, tensor), (name, tensor), ...  --digest of each-->  uint8 chunk, uint8 chunk, ...
 
-A chunk ends with the parameter that makes it larger than ``buffer_bytes``: vLLM's rule. The receivers cut the same
-stream from the announced names, dtypes and shapes, so the weights are checked against the announcement while they are
-sent. A single difference would cause a hang.
+Both ends cut chunks from the announced names, dtypes and shapes, so the weights are checked against the announcement
+while they are sent. A single difference would cause a hang.
 """
 
-import math
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from shared.control import DiskPlace, Encoding
 from shared.errors import PushError
 from shared.weights import weight_checksum
+from shared.weights.parameter_spec import Spec, cut
 
 _PENDING_BYTES = 512 * 1024 * 1024
 
@@ -33,24 +33,6 @@ class DescribedWeights(Protocol):
     def described(self) -> NamedTensors:
         """Return names with tensors of the same dtypes and shapes; their contents are not used."""
         ...
-
-
-class Spec(NamedTuple):
-    """Name, dtype and shape of a parameter."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def dtype_name(self) -> str:
-        """The dtype as written on the wire, such as ``float32``."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the parameter, in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -140,17 +122,10 @@ def pack(weights: NamedTensors, announced: Announcement, *, buffer_bytes: int) -
     Raises:
         PushError: ``weights`` differ from the announcement.
     """
-    parts: list[torch.Tensor] = []
-    size = 0
-    for _, tensor in checked(weights, announced):
-        part = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        parts.append(part)
-        size += part.numel()
-        if size > buffer_bytes:
-            yield torch.cat(parts)
-            parts, size = [], 0
-    if parts:
-        yield torch.cat(parts)
+    tensors = checked(weights, announced)
+    for chunk_of in cut(announced.specs, buffer_bytes):
+        yield torch.cat([_bytes_of(tensor) for _, tensor in itertools.islice(tensors, len(chunk_of))])
+    next(tensors, None)  # fails if there are more weights than announced
 
 
 def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[str, torch.Tensor]]:
@@ -200,7 +175,11 @@ class SentDigests:
 
 def digest(tensor: torch.Tensor) -> bytes:
     """Return the digest of a tensor's bytes, summed on its device."""
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    data = _bytes_of(tensor)
     if data.device.type == "cpu":
         return weight_checksum.digest(data.numpy())
     return weight_checksum.digest_on_device(data, int64=torch.int64)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from services.generator.worker.staged_weights import StagedWeights, staging_bytes
-from services.generator.worker.staging_memory import StagingMemory
+from services.generator.worker.staged_weights import StagedWeights, StagingMemory, staging_bytes
+from shared.weights.parameter_spec import Spec
 
 if TYPE_CHECKING:
     from services.generator.worker.worker_transfer import WorkerTransfer
@@ -160,7 +160,7 @@ def receive(worker: "WorkerTransfer", *, staging: bool = False) -> str | None:
 
 
 def test_bytes_received_directly_into_the_model_have_the_right_checksum(wire: NamedWire) -> None:
-    staged = StagedWeights([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])
+    staged = StagedWeights([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in NAMED.items()])
     for name, tensor in NAMED.items():
         staged.put(name, tensor)
     worker = a_worker()
@@ -197,7 +197,7 @@ def test_staging_memory_is_allocated_once_and_before_the_first_push(
     cast("Any", safetensors.torch).save_file({"tok_embeddings": torch.zeros(9)}, snapshot / "consolidated.safetensors")
     worker = a_worker(checkpoint="org/model", download_dir=tmp_path)
     worker.reserve()
-    wanted = [staging_bytes([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])]
+    wanted = [staging_bytes([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in NAMED.items()])]
     assert allocated == wanted
     for is_damaged in (False, True, False):
         wire.is_damaged = is_damaged
@@ -223,8 +223,8 @@ def test_weights_of_another_size_than_the_checkpoint_get_memory_of_their_size(
     cast("Any", safetensors.torch).save_file({"embed": torch.zeros(500)}, tmp_path / "model.safetensors")
     worker.reserve()
     assert receive(worker, staging=True) is not None
-    wanted = staging_bytes([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])
-    assert allocated == [staging_bytes([("embed", torch.float32, (500,))]), wanted]
+    wanted = staging_bytes([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in NAMED.items()])
+    assert allocated == [staging_bytes([Spec("embed", torch.float32, (500,))]), wanted]
 
 
 def test_a_run_that_stages_nothing_frees_the_memory_of_an_earlier_run(wire: NamedWire, allocated: list[int]) -> None:
