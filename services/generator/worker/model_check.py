@@ -43,12 +43,7 @@ weight_files: Any = safetensors
 
 
 class FullSet:
-    """The full set of parameters of one model.
-
-    Args:
-        model: The worker's shard of the model.
-        model_config: vLLM's ModelConfig.
-    """
+    """The full set of parameters of a model, of which a worker has a shard. vLLM's ModelConfig describes it."""
 
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model = model

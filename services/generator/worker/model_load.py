@@ -26,12 +26,7 @@ from services.generator.worker.model_check import is_tied, lacks, missing_parame
 
 
 class CheckedReload:
-    """One reload of one model.
-
-    Args:
-        model: The worker's shard of the model.
-        model_config: vLLM's ModelConfig.
-    """
+    """One reload of a worker's shard of a model, which vLLM's ModelConfig describes."""
 
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model = model

@@ -159,12 +159,9 @@ class StagingMemory:
     block.
 
     Args:
-        num_bytes: Size of the block.
+        num_bytes: Size of the block, a one-dimensional uint8 tensor.
         largest: Size of the largest parameter, in bytes.
         device: Device on which the engine computes.
-
-    Attributes:
-        block: The block, a one-dimensional uint8 tensor.
     """
 
     def __init__(self, num_bytes: int, *, largest: int, device: torch.device) -> None:

@@ -53,14 +53,17 @@ class WorkerExtension:
     vLLM adds this class to the bases of its own worker, without calling any constructor.
     """
 
+    _headrace_transfer: "WorkerTransfer | None" = None
+
     def headrace_push(self, move: str, arguments: dict[str, Any], report_to: Sequence[Any] | None = None) -> Any:
         """Make one move of WorkerTransfer. If ``report_to`` is given, report the progress of the move there."""
         if move not in _MOVES:
             raise ValueError(f"a push has no move {move}")
-        transfer = _transfer_of(self)
+        if self._headrace_transfer is None:
+            self._headrace_transfer = _transfer_of(self)
         if report_to is not None:
-            transfer.report_to = ReportTo(*report_to)
-        return getattr(transfer, move)(**arguments)
+            self._headrace_transfer.report_to = ReportTo(*report_to)
+        return getattr(self._headrace_transfer, move)(**arguments)
 
     def headrace_make_ready(self) -> None:
         """Make the buffers that vLLM 0.32 makes only in a warm-up; without a GPU it warms up only a few kinds of
@@ -76,13 +79,8 @@ class WorkerExtension:
 
 
 class WorkerTransfer:
-    """One worker's part in the pushes of its engine's life. Every method except ``reserve`` and ``load`` returns at
-    once.
-
-    Args:
-        model: The worker's shard of the model.
-        device: Device on which the worker computes.
-        rank: This worker's rank within its replica.
+    """One worker's part in the pushes of its engine's life, for its shard of the model. ``rank`` is that within its
+    replica. Every method except ``reserve`` and ``load`` returns at once.
 
     Attributes:
         report_to: Address to which progress of the next job is reported; None if it is not reported.
@@ -283,14 +281,6 @@ class WorkerTransfer:
 
 
 def _transfer_of(worker: Any) -> WorkerTransfer:
-    transfer: WorkerTransfer | None = getattr(worker, "_headrace_transfer", None)
-    if transfer is None:
-        parallel = worker.parallel_config
-        transfer = WorkerTransfer(
-            model=worker.get_model(),
-            vllm_config=worker.vllm_config,
-            device=worker.device,
-            rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
-        )
-        worker._headrace_transfer = transfer  # noqa: SLF001  vLLM's object, our attribute
-    return transfer
+    parallel = worker.parallel_config
+    rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
+    return WorkerTransfer(model=worker.get_model(), vllm_config=worker.vllm_config, device=worker.device, rank=rank)

@@ -140,7 +140,7 @@ class Outgoing:
         self._is_distrusted = False
         place = None if self._writer is None or transport != "disk" else self._writer.place_of(policy_version)
         if place is not None:
-            return Parcel(policy_version, announced, "full", _nothing, 0, checksum=self._sent.checksum, place=place)
+            return Parcel(policy_version, announced, "full", lambda: (), 0, checksum=self._sent.checksum, place=place)
         if self._sent.policy_version == policy_version:  # already read, for an attempt that failed
             parcel = self._sent.full()
         else:
@@ -204,7 +204,3 @@ def _until(given_up: threading.Event, weights: NamedTensors) -> Iterator[tuple[s
         if given_up.is_set():
             raise StoreError("this reading of the weights was given up")
         yield named
-
-
-def _nothing() -> NamedTensors:
-    return ()
