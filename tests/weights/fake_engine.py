@@ -177,9 +177,9 @@ class FakeEngine:
     async def _receive(self, what: dict[str, Any]) -> None:
         held, self.announced, self._checksum = self._checksum, what, None
         named = zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
-        specs = [Spec(name, getattr(torch, dtype_name), tuple(shape)) for name, dtype_name, shape in named]
+        specs = tuple(Spec(name, getattr(torch, dtype_name), tuple(shape)) for name, dtype_name, shape in named)
         staged = self._staged
-        if staged is None or not staged.is_for(specs):
+        if staged is None or staged.specs != specs:
             staged = self._staged = StagedWeights(specs)
             held = None
         assert self._wire is not None

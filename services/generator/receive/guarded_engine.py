@@ -20,7 +20,7 @@ from services.generator.engine.receiving_engine import ReceivingEngine, Sleeper
 from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
 from shared.control import BeginRequest, CommitRequest, JoinRequest, Probe, ReplicaInfo
 from shared.errors import PushError, UnavailableError
-from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.lineage import LineageVersion
 
 _CALL_TIMEOUT_S = 60.0
 """Deadline of calls that move no weights, in seconds."""
@@ -65,26 +65,23 @@ class GuardedEngine:
         """Whether adapters arrive, instead of whole models."""
         return self._engine.adapter is not None
 
-    def describe(self, *, replica_id: str, run_id: str, model: str, dtype: str) -> ReplicaInfo:
-        """Describe a replica with this engine, before the first push. Each call returns another ``engine_id``."""
+    def describe(self, replica: ReplicaInfo, *, run_id: str, model: str, dtype: str) -> ReplicaInfo:
+        """Return ``replica`` with this engine, before the first push. Each call returns another ``engine_id``."""
         transports = list(self._engine.transports)
         # A simulated engine can do without torch, which takes seconds to import.
         torch_version, nccl_version = ("", None) if transports == ["simulated"] else _releases()
-        return ReplicaInfo(
-            replica_id=replica_id,
-            run_id=run_id,
-            model=model,
-            dtype=dtype,
-            transports=transports,
-            torch_version=torch_version,
-            nccl_version=nccl_version,
-            num_workers=self._engine.num_workers,
-            device_uuid=self._engine.device_uuid,
-            engine_id=uuid4().hex,
-            epoch=0,
-            policy_version=NO_WEIGHTS.policy_version,
-            is_held=False,
-        )
+        engine = {
+            "run_id": run_id,
+            "model": model,
+            "dtype": dtype,
+            "transports": transports,
+            "torch_version": torch_version,
+            "nccl_version": nccl_version,
+            "num_workers": self._engine.num_workers,
+            "device_uuid": self._engine.device_uuid,
+            "engine_id": uuid4().hex,
+        }
+        return replica.model_copy(update=engine)
 
     def close(self) -> None:
         """Stop using the engine, and report no more fatal failures."""

@@ -58,7 +58,6 @@ class WeightReceiver:
         self.fatal = asyncio.Event()
         self.fatal_reason = ""
         self.outputs = OutputGate()
-        self._replica_id = replica_id
         self._without_engine = ReplicaInfo(
             replica_id=replica_id,
             run_id=None,
@@ -107,7 +106,7 @@ class WeightReceiver:
             self._swap.end()
         guarded = GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die)
         self._swap = WeightSwap(
-            guarded.describe(replica_id=self._replica_id, run_id=run_id, model=model, dtype=dtype),
+            guarded.describe(self._without_engine, run_id=run_id, model=model, dtype=dtype),
             engine=guarded,
             outputs=self.outputs,
             # Adapters are small, and vLLM loads them from files, so they are always staged.

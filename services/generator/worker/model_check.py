@@ -50,13 +50,12 @@ class FullSet:
         self._model_config = model_config
         self._known: tuple[Any, ...] | None = None
 
-    def check(self, specs: Iterable[Spec]) -> None:
+    def check(self, announced: tuple[Spec, ...]) -> None:
         """Return if these are all parameters, complete and in the model's dtype.
 
         Raises:
             ValueError: They are not; the message says which ones are wrong.
         """
-        announced = tuple(specs)
         if announced == self._known or self._model_config.quantization is not None:
             return
         wanted: torch.dtype = self._model_config.dtype

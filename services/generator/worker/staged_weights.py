@@ -40,6 +40,7 @@ class StagedWeights:
         block: A uint8 tensor of at least ``staging_bytes(specs)``, which the parameters share; new memory if left out.
 
     Attributes:
+        specs: As given, as a tuple.
         tensors: The parameters by name. Code that writes to a tensor itself must call ``changed``.
     """
 
@@ -55,10 +56,6 @@ class StagedWeights:
             start = _aligned(end)
         self._digests: dict[str, Future[bytes]] = {}
         self._threads = ThreadPoolExecutor(digest_threads(os.cpu_count() or 1), thread_name_prefix="digest weights")
-
-    def is_for(self, specs: Iterable[Spec]) -> bool:
-        """Return whether these are its names, dtypes and shapes, in the same order."""
-        return self.specs == tuple(specs)
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Copy one parameter.

@@ -132,10 +132,8 @@ class WorkerTransfer:
 
         ``adapter`` holds the directory and the PEFT config of adapters; None if whole models arrive.
         """
-        specs = [
-            Spec(name, getattr(torch, dtype_name), tuple(shape))
-            for name, dtype_name, shape in zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
-        ]
+        named = zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
+        specs = tuple(Spec(name, getattr(torch, dtype_name), tuple(shape)) for name, dtype_name, shape in named)
 
         def job() -> None:
             with set_current_vllm_config(self._vllm_config):
@@ -197,8 +195,8 @@ class WorkerTransfer:
             self._memory = StagingMemory(num_bytes, largest=largest, device=self._device)
         return self._memory.block
 
-    def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, staged_checksum: str | None) -> None:
-        if self._staged is None or not self._staged.is_for(specs):
+    def _receive_aside(self, specs: tuple[Spec, ...], what: dict[str, Any], *, staged_checksum: str | None) -> None:
+        if self._staged is None or self._staged.specs != specs:
             self._staged = staged_checksum = None
             self._staged = StagedWeights(specs, block=self._reserve(specs))
         staged = self._staged
@@ -208,7 +206,7 @@ class WorkerTransfer:
         )
         self._checksum = staged.checksum()
 
-    def _receive_directly(self, specs: list[Spec], *, timeout_s: float) -> None:
+    def _receive_directly(self, specs: tuple[Spec, ...], *, timeout_s: float) -> None:
         wire = self._entered()
         if isinstance(wire, DiskWire):
             raise RuntimeError("weights on disk are read into staging memory, but this run has none")  # noqa: TRY004
@@ -224,7 +222,7 @@ class WorkerTransfer:
         reload.check_complete()
         self._direct, self._checksum = reload, weight_checksum.checksum(digests)
 
-    def _receive_adapters(self, specs: list[Spec], what: dict[str, Any]) -> None:
+    def _receive_adapters(self, specs: tuple[Spec, ...], what: dict[str, Any]) -> None:
         config: dict[str, Any] = what["adapter"]["config"]
         check_adapters(self._model, specs, rank=config["r"])
         self._enter_phase(RECEIVING)

@@ -3,10 +3,9 @@
     publish(parcel): files --> manifest, last --> place, for the begin body
                      full ... delta, delta, delta, full ...     a chain is bounded, and smaller than a full version
 
-The manifest publishes a version. A trainer that dies before writing it leaves a directory that no replica reads, and
-the next trainer removes it. A published version is not written again, so a replica that joins late costs the trainer
-nothing. Names contain the trainer's incarnation: a superseded trainer writes to directories of its own, and no
-replica is asked to read them.
+A trainer that dies before it writes the manifest leaves a directory that no replica reads, and the next trainer removes
+it. A published version is not written again, so a replica that joins late costs the trainer nothing. Names contain the
+trainer's incarnation: a superseded trainer writes to directories of its own, and no replica is asked to read them.
 
 Blocks; call it off the event loop, from one thread at a time.
 """
