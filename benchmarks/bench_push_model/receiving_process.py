@@ -66,7 +66,7 @@ def main() -> None:
 
     def push() -> str:
         what = {"timeout_s": TIMEOUT_S}
-        receive_version(staged, wire, specs, what, staged_checksum=None, buffer_bytes=buffer_bytes)
+        receive_version(staged, wire, what, buffer_bytes=buffer_bytes)
         checksum = staged.checksum()
         copy(loaded, staged.tensors)
         meet()

@@ -72,17 +72,17 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_a_replica_that_follows_reads_deltas_and_a_late_one_all_of_the_chain(root: str) -> None:
     trainer = Trainer(root)
-    follower, held = trainer.staging(), None
+    follower = trainer.staging()
     encodings: list[str] = []
     for version in range(4):
         parcel = trainer.parcel(version)
         encodings.append(parcel.encoding)
         place = trainer.writer.publish(parcel)
-        held = DiskWire(root).receive_into(follower, place, staged_checksum=held, timeout_s=30)
+        DiskWire(root).receive_into(follower, place, timeout_s=30)
         assert trainer.holds(follower)
-        assert held == follower.checksum() == parcel.checksum
+        assert follower.complete == follower.checksum() == parcel.checksum
         late = trainer.staging()
-        DiskWire(root).receive_into(late, place, staged_checksum=None, timeout_s=30)
+        DiskWire(root).receive_into(late, place, timeout_s=30)
         assert trainer.holds(late)
     assert encodings == ["full", "delta", "delta", "delta"]
 
@@ -123,7 +123,7 @@ def test_files_that_the_two_newest_versions_do_not_need_are_removed(root: str, m
     # full 0, delta 1, full 2, delta 3, full 4: version 3 needs 2
     assert trainer.store.names() == [place.name for place in places[2:]]
     staged = trainer.staging()
-    DiskWire(root).receive_into(staged, places[4], staged_checksum=None, timeout_s=30)
+    DiskWire(root).receive_into(staged, places[4], timeout_s=30)
     assert trainer.holds(staged)
 
 
@@ -165,7 +165,7 @@ def test_a_trainer_that_dies_while_it_writes_leaves_nothing_that_is_read(
     # The published versions are still there, so the same delta can be tried again.
     place = trainer.writer.publish(parcel)
     staged = trainer.staging()
-    DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=None, timeout_s=30)
+    DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
     assert trainer.holds(staged)
 
 
@@ -214,33 +214,30 @@ def test_damaged_or_missing_files_are_refused_and_a_full_version_heals(
 ) -> None:
     trainer = Trainer(str(tmp_path))
     staged = trainer.staging()
-    held = DiskWire(str(tmp_path)).receive_into(
-        staged, trainer.writer.publish(trainer.parcel(0)), staged_checksum=None, timeout_s=30
-    )
+    DiskWire(str(tmp_path)).receive_into(staged, trainer.writer.publish(trainer.parcel(0)), timeout_s=30)
     place = trainer.writer.publish(trainer.parcel(1))
     damage(tmp_path / place.name)
     with pytest.raises(PushError, match=complaint):
-        DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=held, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
+    assert staged.complete is None
     trainer.writer.distrust()
     assert trainer.writer.place_of(1) is None
     parcel = trainer.parcel(2)
     assert parcel.encoding == "full"
     place = trainer.writer.publish(parcel)
-    DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=None, timeout_s=30)
+    DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
     assert trainer.holds(staged)
 
 
 def test_a_delta_to_weights_that_are_not_staged_after_all_is_found_by_the_checksum(tmp_path: Path) -> None:
     trainer = Trainer(str(tmp_path))
     staged = trainer.staging()
-    held = DiskWire(str(tmp_path)).receive_into(
-        staged, trainer.writer.publish(trainer.parcel(0)), staged_checksum=None, timeout_s=30
-    )
+    DiskWire(str(tmp_path)).receive_into(staged, trainer.writer.publish(trainer.parcel(0)), timeout_s=30)
     staged.tensors["layer.0"].view(torch.int16)[0, 0] += 1
     staged.changed("layer.0")
     place = trainer.writer.publish(trainer.parcel(1))
     with pytest.raises(PushError, match="differ from the trainer's"):
-        DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=held, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
 
 
 def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: Path) -> None:
@@ -248,10 +245,10 @@ def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: 
     place = trainer.writer.publish(trainer.parcel(0))
     reader = DiskWire(str(tmp_path))
     with pytest.raises(PushError, match="took longer than 0 s"):
-        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=0)
+        reader.receive_into(trainer.staging(), place, timeout_s=0)
     reader.leave()
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
+        reader.receive_into(trainer.staging(), place, timeout_s=30)
 
 
 def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +257,7 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
     place = trainer.writer.publish(trainer.parcel(0))
     monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
     staged = trainer.staging()
-    DiskWire(root).receive_into(staged, place, staged_checksum=None, timeout_s=30)
+    DiskWire(root).receive_into(staged, place, timeout_s=30)
     assert trainer.holds(staged)
     reader = DiskWire(root)
     read, num_read = WeightStore.read, 0
@@ -274,7 +271,7 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
 
     monkeypatch.setattr(WeightStore, "read", give_up_at_the_third)
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
+        reader.receive_into(trainer.staging(), place, timeout_s=30)
     assert num_read == 3
 
 
@@ -291,7 +288,7 @@ def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(staged, "put", give_up)
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(staged, place, staged_checksum=None, timeout_s=30)
+        reader.receive_into(staged, place, timeout_s=30)
     assert len(put) == 1
 
 
@@ -307,7 +304,7 @@ def test_a_file_that_is_not_as_long_as_it_should_be_is_refused_however_it_is_rea
     monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
     path.write_bytes(data[:num_more] if num_more < 0 else data + bytes(num_more))
     with pytest.raises(PushError, match=rf"should have {len(data)}"):
-        DiskWire(str(tmp_path)).receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(trainer.staging(), place, timeout_s=30)
 
 
 def test_a_store_whose_package_is_missing_says_which_setting_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,12 @@ class StagedWeights:
     Attributes:
         specs: As given, as a tuple.
         tensors: The parameters by name. Code that writes to a tensor itself must call ``changed``.
+        complete: Checksum of the version in this memory, which a delta can change; None if it is not complete.
     """
 
     def __init__(self, specs: Iterable[Spec], *, block: Tensor | None = None) -> None:
         self.specs = tuple(specs)
+        self.complete: str | None = None
         if block is None:
             block = torch.empty(staging_bytes(self.specs), dtype=torch.uint8)
         self.tensors: dict[str, Tensor] = {}

@@ -85,23 +85,14 @@ def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire
         raise
 
 
-def receive_version(
-    staged: StagedWeights,
-    wire: Wire,
-    specs: Sequence[Spec],
-    what: dict[str, Any],
-    *,
-    staged_checksum: str | None,
-    buffer_bytes: int,
-) -> None:
+def receive_version(staged: StagedWeights, wire: Wire, what: dict[str, Any], *, buffer_bytes: int) -> None:
     """Bring staging memory to the version that a begin body announces.
 
     Args:
-        staged: Staging memory for ``specs``. After an error its content is unusable, because some of it may be new.
+        staged: Staging memory for the announced parameters, in their order. After an error it is not complete, because
+            some of it may be new.
         wire: The wire to receive from.
-        specs: The parameters, in the order of the begin body.
         what: Fields of the begin body: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` if it has them.
-        staged_checksum: Checksum of the staged parameters; None if they are not complete.
         buffer_bytes: Size in bytes after which a chunk ends.
 
     Raises:
@@ -111,22 +102,24 @@ def receive_version(
     """
     timeout_s = float(what["timeout_s"])
     if isinstance(wire, DiskWire):
-        wire.receive_into(
-            staged, DiskPlace.model_validate(what["place"]), staged_checksum=staged_checksum, timeout_s=timeout_s
-        )
+        wire.receive_into(staged, DiskPlace.model_validate(what["place"]), timeout_s=timeout_s)
         return
+    base, staged.complete = staged.complete, None
     sizes: Sequence[int] | None = what.get("sizes")
-    if sizes is not None and (staged_checksum is None or what.get("base_checksum") != staged_checksum):
+    if sizes is not None and (base is None or what.get("base_checksum") != base):
         raise RuntimeError("the trainer's delta starts from other weights than this worker has staged")
-    travelling = specs
+    travelling = staged.specs
     if sizes is not None:
-        travelling = [Spec(spec.name, torch.uint8, (size,)) for spec, size in zip(specs, sizes, strict=True)]
+        travelling = tuple(
+            Spec(spec.name, torch.uint8, (size,)) for spec, size in zip(staged.specs, sizes, strict=True)
+        )
     for chunk in receive_chunks(wire, travelling, buffer_bytes=buffer_bytes, timeout_s=timeout_s):
         for name, tensor in chunk:
             if sizes is None:
                 staged.put(name, tensor)
             else:
                 staged.put_delta(name, tensor.cpu().numpy().tobytes())
+    staged.complete = staged.checksum()
 
 
 def receive_chunks(

@@ -142,12 +142,12 @@ class WorkerTransfer:
                     return
                 self._full_set.check(specs)
                 if what["staging"]:
-                    self._receive_aside(specs, what, staged_checksum=staged_checksum)
+                    self._receive_aside(specs, what)
                 else:
                     self._enter_phase(RECEIVING)
                     self._receive_directly(specs, timeout_s=what["timeout_s"])
 
-        staged_checksum, self._checksum = self._checksum, None
+        self._checksum = None
         self._start(CHECKING, job)
 
     def progress(self) -> Progress:
@@ -162,6 +162,8 @@ class WorkerTransfer:
     def forget(self) -> None:
         """Discard the received weights, which differ from what the trainer sent. Their memory is kept."""
         self._checksum = self._direct = None
+        if self._staged is not None:
+            self._staged.complete = None
 
     def load(self) -> None:
         """Load all received weights into the model. Decoding must be paused.
@@ -195,16 +197,13 @@ class WorkerTransfer:
             self._memory = StagingMemory(num_bytes, largest=largest, device=self._device)
         return self._memory.block
 
-    def _receive_aside(self, specs: tuple[Spec, ...], what: dict[str, Any], *, staged_checksum: str | None) -> None:
+    def _receive_aside(self, specs: tuple[Spec, ...], what: dict[str, Any]) -> None:
         if self._staged is None or self._staged.specs != specs:
-            self._staged = staged_checksum = None
+            self._staged = None
             self._staged = StagedWeights(specs, block=self._reserve(specs))
-        staged = self._staged
         self._enter_phase(RECEIVING)
-        receive_version(
-            staged, self._entered(), specs, what, staged_checksum=staged_checksum, buffer_bytes=self._buffer_bytes
-        )
-        self._checksum = staged.checksum()
+        receive_version(self._staged, self._entered(), what, buffer_bytes=self._buffer_bytes)
+        self._checksum = self._staged.complete
 
     def _receive_directly(self, specs: tuple[Spec, ...], *, timeout_s: float) -> None:
         wire = self._entered()
@@ -227,9 +226,9 @@ class WorkerTransfer:
         check_adapters(self._model, specs, rank=config["r"])
         self._enter_phase(RECEIVING)
         staged = StagedWeights(specs)
-        receive_version(staged, self._entered(), specs, what, staged_checksum=None, buffer_bytes=self._buffer_bytes)
+        receive_version(staged, self._entered(), what, buffer_bytes=self._buffer_bytes)
         write_adapters(staged.tensors, directory=Path(what["adapter"]["directory"]), config=config)
-        self._checksum = staged.checksum()
+        self._checksum = staged.complete
 
     def _entered(self) -> Wire:
         if self._wire is None:

@@ -186,11 +186,6 @@ class IpcCommunicator(GlooCommunicator):
             self.confirm(timeout_s=deadline - time.monotonic())
 
 
-def own_device_uuid() -> str | None:
-    """Return the UUID of this thread's current GPU; None without a GPU."""
-    return device_uuid(torch.device("cuda", cuda.current_device())) if torch.cuda.is_available() else None
-
-
 def device_uuid(device: torch.device) -> str:
     """Return a GPU's UUID, which is the same in every process; device numbers are not."""
     return str(cuda.get_device_properties(device).uuid).removeprefix("GPU-")

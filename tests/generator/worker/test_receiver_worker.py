@@ -142,7 +142,7 @@ def until_idle(worker: "WorkerTransfer") -> None:
     assert worker.progress().failure is None
 
 
-def receive(worker: "WorkerTransfer", *, staging: bool = False) -> str | None:
+def receive(worker: "WorkerTransfer", *, staging: bool = False, **more: object) -> str | None:
     worker.enter({"buffer_bytes": 1000})
     until_idle(worker)
     worker.receive(
@@ -154,9 +154,24 @@ def receive(worker: "WorkerTransfer", *, staging: bool = False) -> str | None:
             "staging": staging,
             "timeout_s": 5.0,
         }
+        | more
     )
     until_idle(worker)
     return worker.progress().checksum
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_only_a_complete_version_that_was_not_forgotten_is_the_base_of_a_delta(
+    wire: NamedWire, is_forgotten: bool
+) -> None:
+    del wire
+    worker = a_worker()
+    base = receive(worker, staging=True)
+    if is_forgotten:
+        worker.forget()
+    for is_base in (not is_forgotten, False):  # this wire sends no delta, so the first one fails and leaves no base
+        with pytest.raises(AssertionError, match="The size of tensor" if is_base else "starts from other weights"):
+            receive(worker, staging=True, sizes=[1, 1], base_checksum=base)
 
 
 def test_bytes_received_directly_into_the_model_have_the_right_checksum(wire: NamedWire) -> None:
