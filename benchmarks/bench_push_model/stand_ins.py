@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.bench_push_model.course import Chunk
 from services.generator.worker.staged_weights import StagedWeights, staging_bytes
 from services.generator.worker.weight_wires import receive_version
-from services.trainer.push.packing import Announcement, Weights, announce, described, pack
+from services.trainer.push.packing import Weights, announce, described, pack
 from shared.weights.parameter_spec import Spec
 
 _MOVES = frozenset({"_to_copy", "cat", "clone", "copy_"})
@@ -89,7 +89,7 @@ class Sent:
 
     def __init__(self, weights: Weights, *, buffer_bytes: int) -> None:
         self.buffer_bytes = buffer_bytes
-        self.announced: Announcement = announce(described(weights))
+        self.announced: tuple[Spec, ...] = announce(described(weights))
         self.chunk_bytes: list[int] = []
         self.moved_bytes: list[int] = []
         moved = MovedBytes()
@@ -103,7 +103,7 @@ class Sent:
     @property
     def specs(self) -> list[Spec]:
         """The parameters as a begin body announces them."""
-        return list(self.announced.specs)
+        return list(self.announced)
 
 
 def staged_bytes_of_chunks(specs: Sequence[Spec], *, buffer_bytes: int) -> list[int]:

@@ -23,6 +23,11 @@ class Spec(NamedTuple):
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
+def total_bytes(specs: Iterable[Spec]) -> int:
+    """Return the size of all parameters, in bytes."""
+    return sum(spec.num_bytes for spec in specs)
+
+
 def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
     """Yield the parameters of each chunk, by the rule of vLLM's packed NCCL broadcast.
 

@@ -16,10 +16,11 @@ from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.staged_weights import StagedWeights
 from services.trainer.push import disk_writer
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.packing import Announcement, Parcel, announce
+from services.trainer.push.packing import Parcel, announce
 from services.trainer.push.sent_weights import SentWeights
 from shared.errors import PushError, UserError
 from shared.weights import weight_manifest
+from shared.weights.parameter_spec import Spec
 from shared.weights.weight_manifest import MANIFEST
 from shared.weights.weight_store import WeightStore
 
@@ -39,7 +40,7 @@ class Trainer:
         self.writer = DiskWriter(self.store, run_id="run", incarnation=incarnation)
         torch.manual_seed(0)
         self.weights: Named = [(f"layer.{index}", torch.randn(SHAPE).to(torch.bfloat16)) for index in range(3)]
-        self.announced: Announcement = announce(self.weights)
+        self.announced: tuple[Spec, ...] = announce(self.weights)
 
     def parcel(self, version: int) -> Parcel:
         self.weights = [(name, tensor.clone()) for name, tensor in self.weights]
@@ -48,7 +49,7 @@ class Trainer:
         return self.sent.full() if self.writer.wants_full(parcel) else parcel
 
     def staging(self) -> StagedWeights:
-        return StagedWeights(self.announced.specs)
+        return StagedWeights(self.announced)
 
     def holds(self, staged: StagedWeights) -> bool:
         return all(torch.equal(staged.tensors[name], tensor) for name, tensor in self.weights)

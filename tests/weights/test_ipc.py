@@ -101,7 +101,7 @@ def test_bytes_come_out_of_the_buffer_unchanged_in_pieces_of_any_size(communicat
 
     def receive() -> dict[str, torch.Tensor]:
         group = enter(communicator)
-        chunks = receive_chunks(group, announced.specs, buffer_bytes=400, timeout_s=20)
+        chunks = receive_chunks(group, announced, buffer_bytes=400, timeout_s=20)
         received = {name: tensor for chunk in chunks for name, tensor in chunk}
         group.leave()
         return received

@@ -21,6 +21,7 @@ import torch
 from services.trainer.push.packing import NamedTensors, Parcel
 from shared.control import DiskPlace
 from shared.errors import PushError
+from shared.weights.parameter_spec import total_bytes
 from shared.weights.weight_manifest import (
     Manifest,
     WeightFile,
@@ -83,7 +84,7 @@ class DiskWriter:
             newest is None
             or newest.manifest.checksum != parcel.base_checksum
             or len(newest.chain) > MAX_CHAIN
-            or newest.num_delta_bytes + parcel.num_bytes >= parcel.announced.num_bytes
+            or newest.num_delta_bytes + parcel.num_bytes >= total_bytes(parcel.announced)
         )
 
     def publish(self, parcel: Parcel) -> DiskPlace:
@@ -142,7 +143,7 @@ class DiskWriter:
             log.warning("old weights stay on disk: %s", error)
 
     def _write_files(self, name: str, parcel: Parcel) -> list[WeightFile]:
-        sizes = [spec.num_bytes for spec in parcel.travelling.specs]
+        sizes = [spec.num_bytes for spec in parcel.travelling]
         cuts = list(_cut(sizes))
         written: list[WeightFile] = []
         tensors = iter(parcel.tensors())

@@ -27,11 +27,12 @@ import torch
 from services.trainer.deadline_thread import in_thread
 from services.trainer.push.blame import SETTLE_S, AttemptError
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.packing import Announcement, NamedTensors, Parcel, Weights, announce, described, difference
+from services.trainer.push.packing import NamedTensors, Parcel, Weights, announce, described, difference
 from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.errors import PushError, UnavailableError
+from shared.weights.parameter_spec import Spec, total_bytes
 from shared.weights.weight_store import StoreError, WeightStore
 
 _ResultT = TypeVar("_ResultT")
@@ -54,7 +55,7 @@ class Outgoing:
         self._is_distrusted = False
         self._has_old = False
         """Whether a version was written, or begun, since old ones were last removed."""
-        self._announced: Announcement | None = None
+        self._announced: tuple[Spec, ...] | None = None
 
     async def announce(self, weights: Weights, *, policy_version: int, timeout_s: float) -> Parcel:
         """Return all ``weights`` with their names, dtypes and shapes. They are not read yet.
@@ -72,7 +73,7 @@ class Outgoing:
         if self._announced is not None and (reason := difference(self._announced, announced)):
             raise PushError(reason)
         self._announced = announced
-        return Parcel(policy_version, announced, "full", weights, announced.num_bytes)
+        return Parcel(policy_version, announced, "full", weights, total_bytes(announced))
 
     async def prepare(
         self, whole: Parcel, *, transport: Transport, staged: Collection[str | None], deadline: float
@@ -153,7 +154,7 @@ class Outgoing:
         if transport == "disk":
             return parcel
         has_base = all(checksum == parcel.base_checksum for checksum in staged)
-        if parcel.encoding == "delta" and not (has_base and parcel.num_bytes < announced.num_bytes):
+        if parcel.encoding == "delta" and not (has_base and parcel.num_bytes < total_bytes(announced)):
             return self._sent.full()
         return parcel
 

@@ -36,18 +36,6 @@ class DescribedWeights(Protocol):
 
 
 @dataclass(frozen=True)
-class Announcement:
-    """Everything that one push sends, in order."""
-
-    specs: tuple[Spec, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all parameters, in bytes."""
-        return sum(spec.num_bytes for spec in self.specs)
-
-
-@dataclass(frozen=True)
 class Parcel:
     """One version of the weights, ready to be sent, with the fields of the push's HTTP bodies.
 
@@ -64,7 +52,7 @@ class Parcel:
     """
 
     policy_version: int
-    announced: Announcement
+    announced: tuple[Spec, ...]
     encoding: Encoding
     tensors: Weights
     num_bytes: int
@@ -74,12 +62,12 @@ class Parcel:
     place: DiskPlace | None = None
 
     @property
-    def travelling(self) -> Announcement:
+    def travelling(self) -> tuple[Spec, ...]:
         """Names, dtypes and shapes on the wire: of the parameters, or of their deltas as uint8 tensors."""
         if self.sizes is None:
             return self.announced
-        sized = zip(self.announced.specs, self.sizes, strict=True)
-        return Announcement(tuple(Spec(spec.name, torch.uint8, (size,)) for spec, size in sized))
+        sized = zip(self.announced, self.sizes, strict=True)
+        return tuple(Spec(spec.name, torch.uint8, (size,)) for spec, size in sized)
 
 
 def described(weights: Weights) -> NamedTensors:
@@ -87,7 +75,7 @@ def described(weights: Weights) -> NamedTensors:
     return weights.described() if isinstance(weights, DescribedWeights) else weights()
 
 
-def announce(weights: NamedTensors) -> Announcement:
+def announce(weights: NamedTensors) -> tuple[Spec, ...]:
     """Describe ``weights`` without keeping them. Iterating may convert every tensor, so this is slow.
 
     Raises:
@@ -100,41 +88,41 @@ def announce(weights: NamedTensors) -> Announcement:
     if len(set(names)) != len(names):
         double = next(name for name in names if names.count(name) > 1)
         raise PushError(f"the weights to push contain {double} twice")
-    return Announcement(specs)
+    return specs
 
 
-def difference(before: Announcement, now: Announcement) -> str | None:
+def difference(before: tuple[Spec, ...], now: tuple[Spec, ...]) -> str | None:
     """Return a sentence on the first difference between two announcements, or None."""
-    earlier = {spec.name: spec for spec in before.specs}
-    names = {spec.name for spec in now.specs}
+    earlier = {spec.name: spec for spec in before}
+    names = {spec.name for spec in now}
     lost, new = sorted(earlier.keys() - names), sorted(names - earlier.keys())
     if lost or new:
         return f"the pushed parameters changed: {len(lost)} are gone {lost[:3]}, {len(new)} are new {new[:3]}"
-    for spec in now.specs:
+    for spec in now:
         if (was := earlier[spec.name]) != spec:
             return f"parameter {spec.name} was {was[1:]} and is {spec[1:]} now"
     return None
 
 
-def pack(weights: NamedTensors, announced: Announcement, *, buffer_bytes: int) -> Iterator[torch.Tensor]:
+def pack(weights: NamedTensors, announced: tuple[Spec, ...], *, buffer_bytes: int) -> Iterator[torch.Tensor]:
     """Yield the chunks of ``weights``, each a new one-dimensional uint8 tensor.
 
     Raises:
         PushError: ``weights`` differ from the announcement.
     """
     tensors = checked(weights, announced)
-    for chunk_of in cut(announced.specs, buffer_bytes):
+    for chunk_of in cut(announced, buffer_bytes):
         yield torch.cat([_bytes_of(tensor) for _, tensor in itertools.islice(tensors, len(chunk_of))])
     next(tensors, None)  # fails if there are more weights than announced
 
 
-def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[str, torch.Tensor]]:
+def checked(weights: NamedTensors, announced: tuple[Spec, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield ``weights`` while they agree with the announcement.
 
     Raises:
         PushError: They differ from it.
     """
-    expected = iter(announced.specs)
+    expected = iter(announced)
     for name, tensor in weights:
         spec = next(expected, None)
         if spec is None:

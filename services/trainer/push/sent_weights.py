@@ -15,7 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from services.trainer.push.packing import Announcement, NamedTensors, Parcel, checked
+from services.trainer.push.packing import NamedTensors, Parcel, checked
+from shared.weights.parameter_spec import Spec, total_bytes
 from shared.weights.weight_checksum import checksum, digest
 from shared.weights.weight_delta import Bytes, encode_delta
 
@@ -35,12 +36,12 @@ class SentWeights:
     def __init__(self) -> None:
         self.checksum: str | None = None
         self.policy_version: int | None = None
-        self._announced: Announcement | None = None
+        self._announced: tuple[Spec, ...] | None = None
         self._bytes: dict[str, Bytes] = {}
         self._digests: dict[str, bytes] = {}
 
     def update(
-        self, weights: NamedTensors, announced: Announcement, *, policy_version: int, is_compared: bool = True
+        self, weights: NamedTensors, announced: tuple[Spec, ...], *, policy_version: int, is_compared: bool = True
     ) -> Parcel:
         """Copy ``weights``, which are all parameters, as the newest version.
 
@@ -65,7 +66,7 @@ class SentWeights:
             encoding="delta",
             # bytearray, because torch warns about read-only arrays.
             tensors=lambda: ((name, _tensor(np.frombuffer(bytearray(blob), np.uint8))) for name, blob in blobs.items()),
-            sizes=tuple(len(blobs[spec.name]) for spec in announced.specs),
+            sizes=tuple(len(blobs[spec.name]) for spec in announced),
             num_bytes=sum(map(len, blobs.values())),
             base_checksum=base,
             checksum=self.checksum,
@@ -81,14 +82,14 @@ class SentWeights:
             announced=announced,
             encoding="full",
             tensors=lambda: (
-                (name, _tensor(self._bytes[name]).view(dtype).view(shape)) for name, dtype, shape in announced.specs
+                (name, _tensor(self._bytes[name]).view(dtype).view(shape)) for name, dtype, shape in announced
             ),
-            num_bytes=announced.num_bytes,
+            num_bytes=total_bytes(announced),
             checksum=self.checksum,
         )
 
     def _take(
-        self, weights: NamedTensors, announced: Announcement, *, with_deltas: bool
+        self, weights: NamedTensors, announced: tuple[Spec, ...], *, with_deltas: bool
     ) -> Iterator[tuple[str, bytes]]:
         """Copy each parameter and yield its delta, a few in parallel: numpy releases the interpreter lock."""
         num_threads = min(_MAX_THREADS, os.cpu_count() or 1)

@@ -21,6 +21,7 @@ from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
+from shared.weights.parameter_spec import total_bytes
 
 pytestmark = pytest.mark.unit
 
@@ -118,7 +119,7 @@ async def blamed_by_begin(answers: Mapping[str, Answer], *, within_s: float = 30
         settings = PushSettings(run_id="run", incarnation=1, internal_key="", transport="disk", push_timeout_s=60.0)
         epochs = CommunicatorEpochs(settings, Abilities("2.13.0", None))
         epochs.enter(Fleet(ready=members, refused={}, transport="disk", why_transport=""))
-        parcel = Parcel(1, announced, "full", lambda: named, announced.num_bytes)
+        parcel = Parcel(1, announced, "full", lambda: named, total_bytes(announced))
         with pytest.raises(AttemptError) as raised:
             await epochs.begin(members, parcel, deadline=time.monotonic() + within_s)
     return set(raised.value.blamed)
