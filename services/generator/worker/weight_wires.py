@@ -20,7 +20,7 @@ from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.ipc_wire import IpcWire, map_buffer
 from services.generator.worker.staged_weights import StagedWeights
 from shared.control import DiskPlace, IpcBuffer
-from shared.weights.parameter_spec import Spec, cut
+from shared.weights.parameter_spec import Spec, cut, total_bytes
 
 
 class ChunkWire(Protocol):
@@ -132,7 +132,7 @@ def receive_chunks(
     """
     deadline = time.monotonic() + timeout_s
     for chunk_of in cut(specs, buffer_bytes):
-        chunk = torch.empty(sum(spec.num_bytes for spec in chunk_of), dtype=torch.uint8, device=wire.device)
+        chunk = torch.empty(total_bytes(chunk_of), dtype=torch.uint8, device=wire.device)
         wire.receive(chunk, deadline=deadline)
         yield unpack(chunk, chunk_of)
 
