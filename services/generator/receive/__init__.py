@@ -15,7 +15,7 @@
         worker/staged_weights.py            memory for the new weights; applies deltas, computes the checksum
         worker/model_load.py                loads the staged weights into vLLM's model
 
-``shared/weights`` has what both ends of the push agree on: checksums, deltas, and the files of a version. Adapters take
-the same path; vLLM loads them from files (engine/adapter.py). engine/output_gate.py holds back what new weights sample
-until the probe has confirmed them; engine/probe_scheduler.py has vLLM compute the probe first.
+``shared/weights`` has what both ends of the push agree on: chunks, checksums, deltas, and the files of a version.
+Adapters take the same path; vLLM loads them from files (engine/adapter.py). engine/output_gate.py holds back what new
+weights sample until the probe has confirmed them; engine/probe_scheduler.py has vLLM compute the probe first.
 """
