@@ -91,7 +91,8 @@ class GuardedEngine:
     async def enter(self, body: JoinRequest) -> None:
         """Have every worker enter the trainer's communicator. Decoding continues."""
         what = "entering the communicator"
-        await self._workers(what, "enter", where=body.model_dump(exclude={"run_id", "epoch"}))
+        where = body.model_dump(exclude={"run_id", "epoch"})
+        await self._call(what, self._engine.call_workers("enter", where=where))
         await self._until({IDLE}, what, timeout_s=body.timeout_s)
 
     async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
@@ -105,7 +106,7 @@ class GuardedEngine:
         what["adapter"] = None
         if directory is not None and self._engine.adapter is not None:
             what["adapter"] = {"directory": str(directory), "config": self._engine.adapter.peft_config()}
-        await self._workers("beginning to receive", "receive", what=what)
+        await self._call("beginning to receive", self._engine.call_workers("receive", what=what))
         await self._until({IDLE, RECEIVING}, "receiving weights", timeout_s=body.timeout_s)
 
     async def received(self, body: BeginRequest) -> str | None:
@@ -127,7 +128,7 @@ class GuardedEngine:
 
     async def forget(self) -> None:
         """Have every worker discard what it has received."""
-        await self._workers("discarding the received weights", "forget")
+        await self._call("discarding the received weights", self._engine.call_workers("forget"))
 
     async def pause(self) -> None:
         """Pause decoding; requests stay in flight."""
@@ -190,7 +191,7 @@ class GuardedEngine:
     async def leave(self) -> None:
         """Have every worker leave the communicator and give up what it is receiving."""
         what = "leaving the communicator"
-        await self._workers(what, "leave", is_fatal=True)
+        await self._call(what, self._engine.call_workers("leave"), is_fatal=True)
         await self._until({IDLE}, what, timeout_s=0.0, is_failure_expected=True)
 
     async def _until(
@@ -212,9 +213,6 @@ class GuardedEngine:
                 deadline += stood_still_s
             if time.monotonic() > deadline:
                 raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s")
-
-    async def _workers(self, what: str, move: str, /, *, is_fatal: bool = False, **arguments: Any) -> list[Any]:
-        return await self._call(what, self._engine.call_workers(move, **arguments), is_fatal=is_fatal)
 
     async def _call(
         self,

@@ -179,7 +179,6 @@ class WorkerTransfer:
                 reload, self._direct = self._direct, None
             elif self._staged is not None and self._checksum is not None:
                 reload = CheckedReload(self._model, self._vllm_config.model_config)
-                reload.start()
                 tensors = self._staged.tensors.items()
                 reload.load((name, tensor.to(self._device, non_blocking=True)) for name, tensor in tensors)
                 reload.check_complete()
@@ -211,7 +210,6 @@ class WorkerTransfer:
             raise RuntimeError("weights on disk are read into staging memory, but this run has none")  # noqa: TRY004
         self._staged = self._memory = None
         reload = CheckedReload(self._model, self._vllm_config.model_config)
-        reload.start()
         # vLLM keeps these tensors until a layer is complete, and a chunk may end within a layer. So each is copied.
         digests: list[tuple[str, bytes]] = []
         for chunk in receive_chunks(wire, specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):

@@ -43,9 +43,6 @@ class Reload:
     def __init__(self, *_: Any) -> None:
         self.loaded: dict[str, Tensor] = {}
 
-    def start(self) -> None:
-        pass
-
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         self.loaded |= dict(named)
 
