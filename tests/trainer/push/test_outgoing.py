@@ -21,6 +21,7 @@ from services.trainer.push.packing import Parcel, announce
 from services.trainer.push.push_settings import PushSettings
 from shared.control import Transport
 from shared.run_options.pushing import PushEncoding
+from shared.weights.weight_delta import Bytes, encode_delta
 from shared.weights.weight_store import StoreError
 
 pytestmark = pytest.mark.unit
@@ -65,11 +66,10 @@ def test_nothing_is_compared_for_what_is_written_in_full(
     encoding: PushEncoding, num_compared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[int] = []
-    encode = sent_weights.encode_delta
 
-    def counted(before: sent_weights.Bytes, after: sent_weights.Bytes, *, item_bytes: int) -> bytes:
+    def counted(before: Bytes, after: Bytes, *, item_bytes: int) -> bytes:
         compared.append(item_bytes)
-        return encode(before, after, item_bytes=item_bytes)
+        return encode_delta(before, after, item_bytes=item_bytes)
 
     monkeypatch.setattr(sent_weights, "encode_delta", counted)
     outgoing = outgoing_to(tmp_path, encoding)
