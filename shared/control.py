@@ -63,6 +63,13 @@ class ControlBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class PushBody(ControlBody):
+    """A request of a push: names the run and the communicator epoch."""
+
+    run_id: str
+    epoch: Epoch
+
+
 class ReplicaInfo(ControlBody):
     """The state of a generator replica."""
 
@@ -120,11 +127,9 @@ class IpcBuffer(ControlBody):
     event_sync_required: bool
 
 
-class JoinRequest(ControlBody):
+class JoinRequest(PushBody):
     """Enter communicator ``epoch``. Answered when the rendezvous is complete or has failed."""
 
-    run_id: str
-    epoch: Epoch
     transport: Transport
     master_address: str
     master_port: int = Field(ge=1, le=65535)
@@ -147,11 +152,9 @@ class JoinRequest(ControlBody):
         return self
 
 
-class BeginRequest(ControlBody):
+class BeginRequest(PushBody):
     """Start to receive ``policy_version``. Answered once the parameters are known to be exactly the model's."""
 
-    run_id: str
-    epoch: Epoch
     policy_version: PolicyVersion
     names: list[str] = Field(min_length=1, fail_fast=True)
     dtype_names: list[str] = Field(fail_fast=True)
@@ -196,11 +199,9 @@ class Probe(ControlBody):
         return self
 
 
-class CommitRequest(ControlBody):
+class CommitRequest(PushBody):
     """Load the received weights, read the version back, resume decoding, and score the probe."""
 
-    run_id: str
-    epoch: Epoch
     policy_version: PolicyVersion
     timeout_s: Timeout = Field(description="Deadline of the last bytes and of loading; the probe has its own")
     checksum: str | None = Field(default=None, description="Checksum of the sent bytes; None is not compared")
@@ -224,16 +225,11 @@ class CommitReply(ControlBody):
     )
 
 
-class AbortRequest(ControlBody):
+class AbortRequest(PushBody):
     """Give up the update: leave the communicator, and wait for the next epoch. The old weights are served as before."""
 
-    run_id: str
-    epoch: Epoch
     reason: str
 
 
-class SleepRequest(ControlBody):
+class SleepRequest(PushBody):
     """Hold decoding, and release the engine's GPU memory until the next begin."""
-
-    run_id: str
-    epoch: Epoch

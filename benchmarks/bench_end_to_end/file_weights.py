@@ -16,7 +16,6 @@ class FileWeights:
         runner: Any = getattr(self, "model_runner")  # noqa: B009  an attribute of vLLM's worker
         reader: Any = importlib.import_module("safetensors.torch")  # partly untyped
         reload = CheckedReload(runner.model, runner.vllm_config.model_config)
-        reload.start()
         reload.load(reader.load_file(path).items())
         reload.check_complete()
         reload.finish()

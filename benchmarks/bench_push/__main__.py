@@ -42,6 +42,7 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
+from shared.weights.parameter_spec import total_bytes
 
 _AHEAD = 16
 """Number of prompt groups kept waiting in the stream."""
@@ -157,8 +158,8 @@ async def _pairs(
     tolerance = tolerance_of("auto", dtype=config.dtype, is_quantised=False)
     assert tolerance is not None
     prober = Prober(policy.probe, token_ids=range(2, 34), tolerance=tolerance)
-    found = Pairs(announced.num_bytes)
-    say(f"{size}: {announced.num_bytes / 1e6:.1f} MB in {len(announced.specs)} parameters, {len(chunks)} chunks")
+    found = Pairs(total_bytes(announced))
+    say(f"{size}: {total_bytes(announced) / 1e6:.1f} MB in {len(announced)} parameters, {len(chunks)} chunks")
     with BareBroadcast(chunks) as bare:
         for pair in range(num_pairs + 1):
             bare_s = await asyncio.to_thread(bare.seconds)

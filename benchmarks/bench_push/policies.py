@@ -17,6 +17,7 @@ from services.trainer.policy.policy_core import PolicyCore
 from services.trainer.push.packing import announce
 from services.trainer.push.sent_weights import SentWeights
 from shared.run_options.run_config import RunConfig
+from shared.weights.parameter_spec import total_bytes
 
 SIZES = {
     "2M": Workload(128, 512, 4, 2, 1, 8_192, 2, 4, 48, 256),
@@ -63,7 +64,7 @@ def delta_shares(config: RunConfig, workload: Workload, *, num_steps: int) -> li
         policy.accumulate(rows)
         policy.step()
         parcel = sent.update(policy.named_weights(), announced, policy_version=policy.policy_version)
-        shares.append(parcel.num_bytes / announced.num_bytes)
+        shares.append(parcel.num_bytes / total_bytes(announced))
     return shares
 
 

@@ -26,8 +26,9 @@ from benchmarks.bench_push_model.receiving_process import TIMEOUT_S, Timer
 from benchmarks.bench_push_model.stand_ins import Sent, chunks_of
 from services.trainer.policy.trained_weights import AllWeights, LiveWeights
 from services.trainer.push.gloo_communicator import GlooCommunicator
-from services.trainer.push.packing import Announcement, SentDigests, announce, digest, pack
+from services.trainer.push.packing import SentDigests, announce, digest, pack
 from services.trainer.push.transports import BUFFER_BYTES
+from shared.weights.parameter_spec import Spec, total_bytes
 
 Phases = dict[str, tuple[float, float]]
 
@@ -68,7 +69,7 @@ def modelled_s(sent: Sent, phases_s: dict[str, float]) -> float:
 
     The threads of both processes share the cores, so it is at least their work divided by the number of cores.
     """
-    size = sent.announced.num_bytes
+    size = total_bytes(sent.announced)
     chunks = chunks_of(
         sent,
         gather_rate=math.inf,
@@ -90,9 +91,9 @@ def measure(*, num_rounds: int) -> Here:
     announced = announce(weights.described())
     body = {
         "buffer_bytes": BUFFER_BYTES,
-        "names": [spec.name for spec in announced.specs],
-        "dtypes": [spec.dtype_name for spec in announced.specs],
-        "shapes": [spec.shape for spec in announced.specs],
+        "names": [spec.name for spec in announced],
+        "dtypes": [spec.dtype_name for spec in announced],
+        "shapes": [spec.shape for spec in announced],
     }
     communicator = GlooCommunicator(address="127.0.0.1")
     command = [sys.executable, "-m", "benchmarks.bench_push_model.receiving_process"]
@@ -124,7 +125,7 @@ def measure(*, num_rounds: int) -> Here:
         finally:
             communicator.close()
             child.kill()
-    return Here(announced.num_bytes, rounds[1:])
+    return Here(total_bytes(announced), rounds[1:])
 
 
 def _round(own: Phases, of_child: Phases) -> Round:
@@ -134,7 +135,7 @@ def _round(own: Phases, of_child: Phases) -> Round:
     return Round({name: clock for name, (clock, _) in (of_child | own).items()}, cpu_s)
 
 
-def _time_phases(timer: Timer, weights: LiveWeights, announced: Announcement) -> None:
+def _time_phases(timer: Timer, weights: LiveWeights, announced: tuple[Spec, ...]) -> None:
     """Time the phases that this process has by itself."""
     held = list(weights())
     timer.time("convert", lambda: deque(weights(), maxlen=0))
@@ -148,12 +149,12 @@ def _broadcast(communicator: GlooCommunicator, chunks: list[torch.Tensor]) -> No
     communicator.confirm(timeout_s=TIMEOUT_S)
 
 
-def _push(communicator: GlooCommunicator, weights: LiveWeights, announced: Announcement) -> str:
+def _push(communicator: GlooCommunicator, weights: LiveWeights, announced: tuple[Spec, ...]) -> str:
     """Push once as communicator_epochs.py does, and return the checksum of what was sent."""
     digests = SentDigests()
     for chunk in pack(digests.watching(weights()), announced, buffer_bytes=BUFFER_BYTES):
         communicator.broadcast(chunk, timeout_s=TIMEOUT_S)
-    communicator.finish(timeout_s=TIMEOUT_S)
+    communicator.finish()
     checksum = digests.checksum()
     communicator.confirm(timeout_s=TIMEOUT_S)
     return checksum

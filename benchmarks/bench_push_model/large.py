@@ -21,6 +21,7 @@ from services.trainer.push.transports import chunk_bytes
 from services.trainer.push.weight_sender import SLOWEST_BYTES_PER_S
 from services.trainer.ranks.lead_core import GatheredWeights
 from services.trainer.ranks.weight_buckets import WeightBuckets
+from shared.weights.parameter_spec import total_bytes
 
 PUSH_TIMEOUT_S = 60.0
 """The default of ``push_timeout_s``."""
@@ -106,7 +107,7 @@ def sent_by_ranks(model: str) -> Sent:
 
 def large_push(sent: Sent, given: Bandwidths, *, trainer_gpus: int, tensor_parallel: int) -> LargePush:
     """Return the push of ``sent`` to replicas on one machine each."""
-    size, specs = sent.announced.num_bytes, sent.specs
+    size, specs = total_bytes(sent.announced), sent.specs
     giga = 1e9
     # The rank itself holds one part of the weights.
     gather_rate = giga * given.nvlink * trainer_gpus / max(trainer_gpus - 1, 1) if trainer_gpus > 1 else math.inf
@@ -124,7 +125,7 @@ def large_push(sent: Sent, given: Bandwidths, *, trainer_gpus: int, tensor_paral
     chunks_before = charged(digest_rate=giga * min(given.digest, given.main_memory / tensor_parallel))
     load_s = size / host_rate
     locked = staging_bytes(specs)
-    locked_before = sum(_power_of_two(math.prod(shape) * dtype.itemsize) for _, dtype, shape in specs)
+    locked_before = sum(_power_of_two(spec.num_bytes) for spec in specs)
     disk = giga * given.disk
     return LargePush(
         num_bytes=size,

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from services.generator.worker.gloo_wire import GlooWire
-from services.generator.worker.staged_weights import Spec, StagedWeights, digest
-from services.generator.worker.weight_wires import cut, num_bytes, receive_version
+from services.generator.worker.staged_weights import StagedWeights, digest
+from services.generator.worker.weight_wires import receive_version
+from shared.weights.parameter_spec import Spec, cut
 
 TIMEOUT_S = 300.0
 _ResultT = TypeVar("_ResultT")
@@ -42,14 +43,14 @@ def main() -> None:
     torch.set_num_threads(1)
     announced: dict[str, Any] = json.load(sys.stdin)
     buffer_bytes = int(announced["buffer_bytes"])
-    specs: list[Spec] = [
-        (name, getattr(torch, dtype), shape)
+    specs = [
+        Spec(name, getattr(torch, dtype), tuple(shape))
         for name, dtype, shape in zip(announced["names"], announced["dtypes"], announced["shapes"], strict=True)
     ]
     wire = GlooWire(master_address="127.0.0.1", master_port=int(sys.argv[1]), rank=1, world_size=2, timeout_s=TIMEOUT_S)
     staged = StagedWeights(specs)
     loaded = {name: torch.zeros_like(tensor) for name, tensor in staged.tensors.items()}
-    sizes = [sum(map(num_bytes, chunk)) for chunk in cut(specs, buffer_bytes)]
+    sizes = [sum(spec.num_bytes for spec in chunk) for chunk in cut(specs, buffer_bytes)]
 
     def copy(targets: dict[str, Tensor], sources: dict[str, Tensor]) -> None:
         for name, tensor in sources.items():
@@ -65,7 +66,7 @@ def main() -> None:
 
     def push() -> str:
         what = {"timeout_s": TIMEOUT_S}
-        receive_version(staged, wire, specs, what, staged_checksum=None, buffer_bytes=buffer_bytes)
+        receive_version(staged, wire, what, buffer_bytes=buffer_bytes)
         checksum = staged.checksum()
         copy(loaded, staged.tensors)
         meet()

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.bench_push_model.course import Chunk
-from services.generator.worker.staged_weights import Spec, StagedWeights, staging_bytes
+from services.generator.worker.staged_weights import StagedWeights, staging_bytes
 from services.generator.worker.weight_wires import receive_version
-from services.trainer.push.packing import Announcement, Weights, announce, described, pack
+from services.trainer.push.packing import Weights, announce, described, pack
+from shared.weights.parameter_spec import Spec
 
 _MOVES = frozenset({"_to_copy", "cat", "clone", "copy_"})
 
@@ -73,6 +74,10 @@ class UndigestedWeights(StagedWeights):
     def changed(self, name: str) -> None:
         """Do nothing."""
 
+    def checksum(self) -> str:
+        """Return nothing."""
+        return ""
+
 
 class Sent:
     """The trainer's half: bytes that each chunk takes, and bytes that are moved to make it ready.
@@ -84,7 +89,7 @@ class Sent:
 
     def __init__(self, weights: Weights, *, buffer_bytes: int) -> None:
         self.buffer_bytes = buffer_bytes
-        self.announced: Announcement = announce(described(weights))
+        self.announced: tuple[Spec, ...] = announce(described(weights))
         self.chunk_bytes: list[int] = []
         self.moved_bytes: list[int] = []
         moved = MovedBytes()
@@ -98,7 +103,7 @@ class Sent:
     @property
     def specs(self) -> list[Spec]:
         """The parameters as a begin body announces them."""
-        return list(self.announced.specs)
+        return list(self.announced)
 
 
 def staged_bytes_of_chunks(specs: Sequence[Spec], *, buffer_bytes: int) -> list[int]:
@@ -107,7 +112,7 @@ def staged_bytes_of_chunks(specs: Sequence[Spec], *, buffer_bytes: int) -> list[
     wire = StandInWire(moved)
     staged = UndigestedWeights(specs, block=torch.empty(staging_bytes(specs), dtype=torch.uint8, device="meta"))
     with moved:
-        receive_version(staged, wire, specs, {"timeout_s": 1.0}, staged_checksum=None, buffer_bytes=buffer_bytes)
+        receive_version(staged, wire, {"timeout_s": 1.0}, buffer_bytes=buffer_bytes)
     return [end - begin for begin, end in pairwise([*wire.moved_before, moved.num_bytes])]
 
 

@@ -16,7 +16,7 @@ _NF4_BITS = 4.127
 _UTILIZATION = 0.92
 """vLLM 0.32's default of gpu_memory_utilization."""
 _LEFT_FREE_BYTES = 1 << 30
-"""staging_memory.py leaves this free, beside the largest parameter."""
+"""staged_weights.py leaves this free, beside the largest parameter."""
 _FULL_SHARE, _AIM = 0.9, 0.8
 """inflight_window.py: HIGH and AIM."""
 _NO_SHAPE = "give --model: its config.json has the numbers of layers and heads"

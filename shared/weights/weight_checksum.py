@@ -9,7 +9,7 @@ over all bytes would be slower than the transfers that it checks.
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,18 +36,25 @@ def digest(data: Bytes) -> bytes:
         np.sum(block, axis=1, out=row_sums[start : start + _BLOCK_ROWS])
         column_sums += block.sum(axis=0)
     rest = data[num_rows * _ROW_BYTES :]
-    return digest_of_sums(data.size, row_sums.tobytes(), column_sums.tobytes(), rest.tobytes())
+    return _digest_of_sums(data.size, row_sums.tobytes(), column_sums.tobytes(), rest.tobytes())
 
 
-def digest_of_sums(num_bytes: int, row_sums: bytes, column_sums: bytes, rest: bytes) -> bytes:
-    """Return the digest of bytes whose sums were computed elsewhere, such as on a GPU.
+def digest_on_device(data: Any, *, int64: Any) -> bytes:
+    """Return the digest of a one-dimensional uint8 tensor of torch, summed on its device.
 
-    Args:
-        num_bytes: The number of bytes.
-        row_sums: The sum of each row of 512 little-endian 64-bit words, in order.
-        column_sums: The sums of the 512 columns.
-        rest: The bytes after the last row.
+    ``int64`` is torch.int64: this module does not import torch.
     """
+    whole = data.numel() - data.numel() % _ROW_BYTES
+    words = data[:whole]
+    if words.storage_offset() % 8:  # torch requires 64-bit views to be aligned
+        words = words.clone()
+    rows = words.view(int64).view(-1, WORDS_A_ROW)
+    # Signed sums wrap around as unsigned ones do.
+    row_sums, column_sums = (rows.sum(dim).cpu().numpy().astype("<i8").tobytes() for dim in (1, 0))
+    return _digest_of_sums(data.numel(), row_sums, column_sums, data[whole:].cpu().numpy().tobytes())
+
+
+def _digest_of_sums(num_bytes: int, row_sums: bytes, column_sums: bytes, rest: bytes) -> bytes:
     found = hashlib.blake2b(num_bytes.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
     if row_sums:
         found.update(row_sums)

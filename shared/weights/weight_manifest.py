@@ -25,7 +25,6 @@ from shared.weights.weight_store import WeightStore
 MANIFEST: Final = "manifest.json"
 RANGE_BYTES: Final = 16 << 20
 """Bytes of a file to read at a time. They take a fraction of a second over any network that weights are sent over."""
-_NAME: Final = re.compile(VERSION_NAME)
 
 
 class WeightFile(ControlBody):
@@ -64,7 +63,7 @@ def version_name(*, incarnation: int, number: int, policy_version: int) -> str:
 
 def is_version_name(name: str) -> bool:
     """Return whether a directory's name is that of a version. Other directories are not ours."""
-    return _NAME.fullmatch(name) is not None
+    return re.fullmatch(VERSION_NAME, name) is not None
 
 
 def file_name(index: int, count: int) -> str:

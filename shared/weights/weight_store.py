@@ -7,18 +7,13 @@ Every call blocks. An object store has its own deadlines.
 """
 
 import contextlib
-import os
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from shared.disk_sync import sync
+from shared.disk_sync import write_whole
 from shared.errors import PushError, UserError
-
-Data = bytes | bytearray | memoryview
-
-_ASIDE: Final = ".part"
 
 
 class StoreError(PushError):
@@ -53,14 +48,14 @@ class WeightStore:
             ) from error
         self._root = path.rstrip("/")
 
-    def write(self, path: str, data: Data) -> None:
+    def write(self, path: str, data: bytes) -> None:
         """Write a whole file. After a crash, either all of it exists or no file of that name."""
         where = f"{self._root}/{path}"
         with _translated(f"weights cannot be written to {where}"):
             if self._is_local:
-                _write_locally(Path(where), data)
+                write_whole(Path(where), data)  # fsspec does not sync
             else:
-                self._files.pipe_file(where, bytes(data))
+                self._files.pipe_file(where, data)
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return bytes ``start`` to ``end`` of a file, ``end`` excluded; fewer if the file ends before."""
@@ -86,23 +81,6 @@ class WeightStore:
                 shutil.rmtree(where)  # fsspec fails without a word if the working directory is gone
             else:
                 self._files.rm(where, recursive=True)
-
-
-def _write_locally(target: Path, data: Data) -> None:
-    """Write a file whose bytes are on the disk before it has its name. fsspec does not sync."""
-    aside = target.with_name(f"{target.name}{_ASIDE}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
-        sync(target.parent)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from services.generator.worker.staged_weights import StagedWeights
 from services.generator.worker.weight_wires import Wire, open_wire, receive_version
 from services.generator.worker.worker_reports import Progress
 from shared.control import Transport
+from shared.weights.parameter_spec import Spec
 
 PROBE_LOGPROBS = [-1.0, -2.0, -3.0]
 """Its logprobs for every prompt of four tokens."""
@@ -174,17 +175,14 @@ class FakeEngine:
         self._wire = await asyncio.to_thread(open_wire, where, rank=0, device=torch.device("cpu"))
 
     async def _receive(self, what: dict[str, Any]) -> None:
-        held, self.announced, self._checksum = self._checksum, what, None
-        dtypes = [getattr(torch, name) for name in what["dtype_names"]]
-        specs = list(zip(what["names"], dtypes, what["shapes"], strict=True))
+        self.announced, self._checksum = what, None
+        named = zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
+        specs = tuple(Spec(name, getattr(torch, dtype_name), tuple(shape)) for name, dtype_name, shape in named)
         staged = self._staged
-        if staged is None or not staged.is_for(specs):
+        if staged is None or staged.specs != specs:
             staged = self._staged = StagedWeights(specs)
-            held = None
         assert self._wire is not None
-        await asyncio.to_thread(
-            receive_version, staged, self._wire, specs, what, staged_checksum=held, buffer_bytes=self._buffer_bytes
-        )
+        await asyncio.to_thread(receive_version, staged, self._wire, what, buffer_bytes=self._buffer_bytes)
         if self.damage_staged:
             name = what["names"][-1]
             staged.tensors[name].view(torch.uint8)[-1] ^= 1

@@ -11,6 +11,7 @@ import torch
 
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.weight_wires import open_wire, receive_chunks
+from shared.weights.parameter_spec import Spec
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
     torch.cuda.set_device(device)
     wire = open_wire(order["where"], rank=0, device=device)
     assert not isinstance(wire, DiskWire)
-    specs = [(name, torch.float32, shape) for name, shape in order["shapes"].items()]
+    specs = [Spec(name, torch.float32, tuple(shape)) for name, shape in order["shapes"].items()]
     sums: dict[str, float] = {}
     for chunk in receive_chunks(wire, specs, buffer_bytes=order["where"]["buffer_bytes"], timeout_s=60.0):
         for name, tensor in chunk:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from shared.weights.parameter_spec import Spec
+
 
 def main() -> None:
     from services.generator.worker.nccl_wire import NcclWire
@@ -17,7 +19,7 @@ def main() -> None:
     order: dict[str, Any] = json.loads(sys.stdin.readline())
     torch.cuda.set_device(1)
     wire = NcclWire(unique_id=order["unique_id"], rank=1, world_size=2, device=torch.device("cuda", 1))
-    specs = [(name, torch.float32, shape) for name, shape in order["shapes"].items()]
+    specs = [Spec(name, torch.float32, tuple(shape)) for name, shape in order["shapes"].items()]
     sums = {
         name: float(tensor.sum())
         for chunk in receive_chunks(wire, specs, buffer_bytes=order["buffer_bytes"], timeout_s=30.0)

@@ -14,8 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from services.generator.worker.staged_weights import apply_delta
-from services.trainer.push.sent_weights import encode_delta
-from shared.weights.weight_delta import Delta, Positions, Values, parse_delta
+from shared.weights.weight_delta import Delta, Positions, Values, encode_delta, parse_delta
 
 pytestmark = pytest.mark.unit
 

@@ -14,11 +14,13 @@ import torch
 
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.staged_weights import StagedWeights
+from services.trainer.push import disk_writer
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.packing import Announcement, Parcel, announce
+from services.trainer.push.packing import Parcel, announce
 from services.trainer.push.sent_weights import SentWeights
 from shared.errors import PushError, UserError
 from shared.weights import weight_manifest
+from shared.weights.parameter_spec import Spec
 from shared.weights.weight_manifest import MANIFEST
 from shared.weights.weight_store import WeightStore
 
@@ -32,15 +34,13 @@ _NUMBERS = itertools.count()
 class Trainer:
     """The trainer's end: weights that change a little from version to version."""
 
-    def __init__(self, root: str, *, incarnation: int = 1, max_chain: int = 16, file_bytes: int = 6_000) -> None:
+    def __init__(self, root: str, *, incarnation: int = 1) -> None:
         self.sent = SentWeights()
         self.store = WeightStore(root)
-        self.writer = DiskWriter(
-            self.store, run_id="run", incarnation=incarnation, max_chain=max_chain, file_bytes=file_bytes
-        )
+        self.writer = DiskWriter(self.store, run_id="run", incarnation=incarnation)
         torch.manual_seed(0)
         self.weights: Named = [(f"layer.{index}", torch.randn(SHAPE).to(torch.bfloat16)) for index in range(3)]
-        self.announced: Announcement = announce(self.weights)
+        self.announced: tuple[Spec, ...] = announce(self.weights)
 
     def parcel(self, version: int) -> Parcel:
         self.weights = [(name, tensor.clone()) for name, tensor in self.weights]
@@ -49,10 +49,15 @@ class Trainer:
         return self.sent.full() if self.writer.wants_full(parcel) else parcel
 
     def staging(self) -> StagedWeights:
-        return StagedWeights(self.announced.specs)
+        return StagedWeights(self.announced)
 
     def holds(self, staged: StagedWeights) -> bool:
         return all(torch.equal(staged.tensors[name], tensor) for name, tensor in self.weights)
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 6_000)
 
 
 @pytest.fixture(params=["local", "memory", "file"])
@@ -68,17 +73,17 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_a_replica_that_follows_reads_deltas_and_a_late_one_all_of_the_chain(root: str) -> None:
     trainer = Trainer(root)
-    follower, held = trainer.staging(), None
+    follower = trainer.staging()
     encodings: list[str] = []
     for version in range(4):
         parcel = trainer.parcel(version)
         encodings.append(parcel.encoding)
         place = trainer.writer.publish(parcel)
-        held = DiskWire(root).receive_into(follower, place, staged_checksum=held, timeout_s=30)
+        DiskWire(root).receive_into(follower, place, timeout_s=30)
         assert trainer.holds(follower)
-        assert held == follower.checksum() == parcel.checksum
+        assert follower.complete == follower.checksum() == parcel.checksum
         late = trainer.staging()
-        DiskWire(root).receive_into(late, place, staged_checksum=None, timeout_s=30)
+        DiskWire(root).receive_into(late, place, timeout_s=30)
         assert trainer.holds(late)
     assert encodings == ["full", "delta", "delta", "delta"]
 
@@ -92,8 +97,9 @@ def test_an_existing_version_is_not_written_again(root: str) -> None:
     assert trainer.writer.place_of(0) is None
 
 
-def test_a_chain_ends_with_a_full_version_before_it_is_too_long(root: str) -> None:
-    trainer = Trainer(root, max_chain=2)
+def test_a_chain_ends_with_a_full_version_before_it_is_too_long(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_writer, "MAX_CHAIN", 2)
+    trainer = Trainer(root)
     encodings: list[str] = []
     for version in range(7):
         parcel = trainer.parcel(version)
@@ -110,14 +116,15 @@ def test_a_chain_ends_when_its_deltas_are_as_large_as_the_weights(tmp_path: Path
     assert trainer.parcel(1).encoding == "full"
 
 
-def test_files_that_the_two_newest_versions_do_not_need_are_removed(root: str) -> None:
-    trainer = Trainer(root, max_chain=1)
+def test_files_that_the_two_newest_versions_do_not_need_are_removed(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_writer, "MAX_CHAIN", 1)
+    trainer = Trainer(root)
     places = [trainer.writer.publish(trainer.parcel(version)) for version in range(5)]
     trainer.writer.remove_old()
     # full 0, delta 1, full 2, delta 3, full 4: version 3 needs 2
     assert trainer.store.names() == [place.name for place in places[2:]]
     staged = trainer.staging()
-    DiskWire(root).receive_into(staged, places[4], staged_checksum=None, timeout_s=30)
+    DiskWire(root).receive_into(staged, places[4], timeout_s=30)
     assert trainer.holds(staged)
 
 
@@ -159,7 +166,7 @@ def test_a_trainer_that_dies_while_it_writes_leaves_nothing_that_is_read(
     # The published versions are still there, so the same delta can be tried again.
     place = trainer.writer.publish(parcel)
     staged = trainer.staging()
-    DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=None, timeout_s=30)
+    DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
     assert trainer.holds(staged)
 
 
@@ -208,33 +215,30 @@ def test_damaged_or_missing_files_are_refused_and_a_full_version_heals(
 ) -> None:
     trainer = Trainer(str(tmp_path))
     staged = trainer.staging()
-    held = DiskWire(str(tmp_path)).receive_into(
-        staged, trainer.writer.publish(trainer.parcel(0)), staged_checksum=None, timeout_s=30
-    )
+    DiskWire(str(tmp_path)).receive_into(staged, trainer.writer.publish(trainer.parcel(0)), timeout_s=30)
     place = trainer.writer.publish(trainer.parcel(1))
     damage(tmp_path / place.name)
     with pytest.raises(PushError, match=complaint):
-        DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=held, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
+    assert staged.complete is None
     trainer.writer.distrust()
     assert trainer.writer.place_of(1) is None
     parcel = trainer.parcel(2)
     assert parcel.encoding == "full"
     place = trainer.writer.publish(parcel)
-    DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=None, timeout_s=30)
+    DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
     assert trainer.holds(staged)
 
 
 def test_a_delta_to_weights_that_are_not_staged_after_all_is_found_by_the_checksum(tmp_path: Path) -> None:
     trainer = Trainer(str(tmp_path))
     staged = trainer.staging()
-    held = DiskWire(str(tmp_path)).receive_into(
-        staged, trainer.writer.publish(trainer.parcel(0)), staged_checksum=None, timeout_s=30
-    )
+    DiskWire(str(tmp_path)).receive_into(staged, trainer.writer.publish(trainer.parcel(0)), timeout_s=30)
     staged.tensors["layer.0"].view(torch.int16)[0, 0] += 1
     staged.changed("layer.0")
     place = trainer.writer.publish(trainer.parcel(1))
     with pytest.raises(PushError, match="differ from the trainer's"):
-        DiskWire(str(tmp_path)).receive_into(staged, place, staged_checksum=held, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(staged, place, timeout_s=30)
 
 
 def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: Path) -> None:
@@ -242,18 +246,19 @@ def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: 
     place = trainer.writer.publish(trainer.parcel(0))
     reader = DiskWire(str(tmp_path))
     with pytest.raises(PushError, match="took longer than 0 s"):
-        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=0)
+        reader.receive_into(trainer.staging(), place, timeout_s=0)
     reader.leave()
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
+        reader.receive_into(trainer.staging(), place, timeout_s=30)
 
 
 def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(root, file_bytes=1 << 20)
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 1 << 20)
+    trainer = Trainer(root)
     place = trainer.writer.publish(trainer.parcel(0))
     monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
     staged = trainer.staging()
-    DiskWire(root).receive_into(staged, place, staged_checksum=None, timeout_s=30)
+    DiskWire(root).receive_into(staged, place, timeout_s=30)
     assert trainer.holds(staged)
     reader = DiskWire(root)
     read, num_read = WeightStore.read, 0
@@ -267,12 +272,13 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
 
     monkeypatch.setattr(WeightStore, "read", give_up_at_the_third)
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
+        reader.receive_into(trainer.staging(), place, timeout_s=30)
     assert num_read == 3
 
 
 def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(str(tmp_path), file_bytes=1 << 20)
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 1 << 20)
+    trainer = Trainer(str(tmp_path))
     place = trainer.writer.publish(trainer.parcel(0))
     reader, staged = DiskWire(str(tmp_path)), trainer.staging()
     put: list[str] = []
@@ -283,7 +289,7 @@ def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(staged, "put", give_up)
     with pytest.raises(PushError, match="gave up the push"):
-        reader.receive_into(staged, place, staged_checksum=None, timeout_s=30)
+        reader.receive_into(staged, place, timeout_s=30)
     assert len(put) == 1
 
 
@@ -291,14 +297,15 @@ def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: 
 def test_a_file_that_is_not_as_long_as_it_should_be_is_refused_however_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_more: int
 ) -> None:
-    trainer = Trainer(str(tmp_path), file_bytes=1 << 20)
+    monkeypatch.setattr(disk_writer, "FILE_BYTES", 1 << 20)
+    trainer = Trainer(str(tmp_path))
     place = trainer.writer.publish(trainer.parcel(0))
     path = first_file(tmp_path / place.name)
     data = path.read_bytes()
     monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
     path.write_bytes(data[:num_more] if num_more < 0 else data + bytes(num_more))
     with pytest.raises(PushError, match=rf"should have {len(data)}"):
-        DiskWire(str(tmp_path)).receive_into(trainer.staging(), place, staged_checksum=None, timeout_s=30)
+        DiskWire(str(tmp_path)).receive_into(trainer.staging(), place, timeout_s=30)
 
 
 def test_a_store_whose_package_is_missing_says_which_setting_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ async def test_versions_follow_each_other_as_deltas_and_old_ones_go(
     for version in range(4):
         result = await sender.push(weights(version), policy_version=version)
         assert result.failed == {}
-        assert (result.transport, result.why_transport) == ("disk", "the run says weight_transport: disk")
+        assert (result.fleet.transport, result.fleet.why_transport) == ("disk", "the run says weight_transport: disk")
         assert holds(one, version)
         num_bytes.append(result.num_bytes)
     assert [manifest.encoding for manifest in written(tmp_path)] == ["full", "delta", "delta", "delta"]

@@ -28,6 +28,7 @@ from services.trainer.push.gloo_communicator import IpcCommunicator
 from services.trainer.push.packing import announce, pack
 from shared.control import IpcBuffer
 from shared.errors import PushError
+from shared.weights.parameter_spec import Spec
 
 pytestmark = pytest.mark.unit
 
@@ -100,7 +101,7 @@ def test_bytes_come_out_of_the_buffer_unchanged_in_pieces_of_any_size(communicat
 
     def receive() -> dict[str, torch.Tensor]:
         group = enter(communicator)
-        chunks = receive_chunks(group, announced.specs, buffer_bytes=400, timeout_s=20)
+        chunks = receive_chunks(group, announced, buffer_bytes=400, timeout_s=20)
         received = {name: tensor for chunk in chunks for name, tensor in chunk}
         group.leave()
         return received
@@ -135,7 +136,7 @@ def test_a_size_that_was_not_announced_is_refused(communicator: IpcCommunicator)
     def receive() -> None:
         group = enter(communicator)
         try:
-            for chunk in receive_chunks(group, [("small", torch.uint8, [10])], buffer_bytes=400, timeout_s=20):
+            for chunk in receive_chunks(group, [Spec("small", torch.uint8, (10,))], buffer_bytes=400, timeout_s=20):
                 list(chunk)
         finally:
             group.leave()

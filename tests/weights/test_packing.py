@@ -6,9 +6,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.generator.worker.weight_wires import cut, unpack
+from services.generator.worker.weight_wires import unpack
 from services.trainer.push.packing import announce, difference, pack
 from shared.errors import PushError
+from shared.weights.parameter_spec import cut
 
 pytestmark = pytest.mark.unit
 
@@ -37,7 +38,7 @@ def test_a_chunk_that_is_exactly_full_takes_one_parameter_more() -> None:
 def test_the_receiver_finds_every_parameter_whatever_the_buffer() -> None:
     announced = announce(named())
     for buffer_bytes in (1, 10, 14, 1000):
-        specs = cut(((name, dtype, list(shape)) for name, dtype, shape in announced.specs), buffer_bytes)
+        specs = cut(announced, buffer_bytes)
         chunks = pack(named(), announced, buffer_bytes=buffer_bytes)
         found = {name: tensor for chunk, of in zip(chunks, specs, strict=True) for name, tensor in unpack(chunk, of)}
         assert list(found) == ["a", "b", "c", "empty", "d"]

@@ -13,6 +13,7 @@ from services.trainer.push.replicas import Member, Replica
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from shared.weights.parameter_spec import total_bytes
 from tests.weights.known_weights import PROMPT_IDS, logprobs_of, make_policy, weights_of
 from tests.weights.replica import HEADERS, ReplicaProcess
 from tests.weights.uncommitted import epochs_of
@@ -59,9 +60,9 @@ async def push_damaged(replica: ReplicaProcess, weights: Weights, *, incarnation
         members = {replica.replica_id: Member(Replica(replica.replica_id, replica.url, client), replica.info())}
         epochs = epochs_of(incarnation, members, buffer_bytes=20_000)
         await epochs.join(members, weight_dir=None, deadline=deadline)
-        parcel = Parcel(2, announced, "full", damaged, announced.num_bytes)
+        parcel = Parcel(2, announced, "full", damaged, total_bytes(announced))
         await epochs.begin(members, parcel, deadline=deadline)
-        whole = Parcel(2, announced, "full", weights, announced.num_bytes)
+        whole = Parcel(2, announced, "full", weights, total_bytes(announced))
         await epochs.broadcast(members, parcel, deadline=deadline)
         _, failed = await epochs.commit(
             members, policy_version=2, checksum=checksum_of(whole), probe=None, deadline=deadline

@@ -16,6 +16,7 @@ from shared.control import WEIGHTS_PATH
 from shared.lineage import NO_WEIGHTS
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
+from shared.weights.parameter_spec import total_bytes
 from tests.eventually import eventually
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.replica import HEADERS, RUN_ID
@@ -121,7 +122,7 @@ async def test_a_begin_that_the_end_of_its_run_interrupts_does_not_affect_the_ne
         one.engine.checks.clear()
         one.engine.failing_late = {"receive"}
         announced = announce(weights(0.5)())
-        parcel = Parcel(1, announced, "full", weights(0.5), announced.num_bytes)
+        parcel = Parcel(1, announced, "full", weights(0.5), total_bytes(announced))
         beginning = asyncio.create_task(old.begin(parcel), name="begin")
         await eventually(lambda: "receive" in one.engine.calls)
         one.receiver.detach()

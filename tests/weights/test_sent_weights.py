@@ -12,6 +12,7 @@ from services.generator.worker.staged_weights import StagedWeights, apply_delta
 from services.trainer.push.packing import announce
 from services.trainer.push.sent_weights import SentWeights
 from shared.errors import PushError
+from shared.weights.parameter_spec import total_bytes
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +39,7 @@ def changed(before: Named) -> Named:
 
 def staged_of(named: Named) -> StagedWeights:
     announced = announce(named)
-    staged = StagedWeights(announced.specs)
+    staged = StagedWeights(announced)
     for name, tensor in named:
         staged.put(name, tensor)
     return staged
@@ -49,7 +50,7 @@ def test_the_first_version_is_sent_in_full_and_the_next_as_what_changed() -> Non
     announced = announce(first)
     sent = SentWeights()
     parcel = sent.update(first, announced, policy_version=0)
-    assert (parcel.encoding, parcel.sizes, parcel.num_bytes) == ("full", None, announced.num_bytes)
+    assert (parcel.encoding, parcel.sizes, parcel.num_bytes) == ("full", None, total_bytes(announced))
     assert all(torch.equal(tensor, theirs) for (_, tensor), (_, theirs) in zip(parcel.tensors(), first, strict=True))
     staged = staged_of(first)
     assert parcel.checksum == staged.checksum()
@@ -58,7 +59,7 @@ def test_the_first_version_is_sent_in_full_and_the_next_as_what_changed() -> Non
     parcel = sent.update(second, announced, policy_version=1)
     assert parcel.encoding == "delta"
     assert parcel.base_checksum == staged.checksum()
-    assert parcel.num_bytes < announced.num_bytes / 5
+    assert parcel.num_bytes < total_bytes(announced) / 5
     assert parcel.travelling == announce(parcel.tensors())
     for name, delta in parcel.tensors():
         apply_delta(staged.tensors[name], delta.numpy().tobytes())

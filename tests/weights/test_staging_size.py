@@ -31,6 +31,6 @@ def test_the_checkpoint_has_the_bytes_that_the_trainer_pushes(
     specs = checkpoint_specs(make_vllm_config(spec, {}, has_cuda=False))
     lm: Any = cast(Any, AutoModelForCausalLM).from_pretrained(model_dir, dtype=torch.float32)
     announced = announce(LiveWeights(AllWeights(lm), dtype=getattr(torch, dtype)).described())
-    pushed = list(announced.specs)
+    pushed = list(announced)
     assert {(name, kind, tuple(shape)) for name, kind, shape in specs} == set(pushed)
     assert staging_bytes(specs) == staging_bytes(pushed)

@@ -14,6 +14,7 @@ from services.trainer.push.replicas import Fleet, Member, Replica
 from services.trainer.push.transports import own_abilities
 from shared.control import AbortRequest, ReplicaInfo
 from shared.lineage import incarnation_of
+from shared.weights.parameter_spec import total_bytes
 from tests.weights.replica import HEADERS, RUN_ID
 from tests.weights.served_receiver import ServedReceiver
 
@@ -69,7 +70,7 @@ def epochs_of(incarnation: int, members: dict[str, Member], *, buffer_bytes: int
 async def begin(attempt: Attempt, weights: Weights) -> Parcel:
     """Make the replica join and wait for version 1."""
     announced = announce(weights())
-    parcel = Parcel(1, announced, "full", weights, announced.num_bytes)
+    parcel = Parcel(1, announced, "full", weights, total_bytes(announced))
     await attempt.join()
     await attempt.begin(parcel)
     return parcel

@@ -2,8 +2,8 @@
 
     process of the generator
         weight_routes.py                    HTTP: join, begin, commit, abort, sleep (shared/control.py)
-        weight_receiver.py                  state: decides which request is allowed now
-        weight_swap.py                      the steps of an update: pause, load, resume, compare the probe
+        weight_receiver.py                  which run is served; its requests, one after the other
+        weight_swap.py                      the moves: what is allowed now; pause, load, resume, compare the probe
         guarded_engine.py                   the engine's calls, each with a deadline
         engine/receiving_engine.py          the same calls, made to vLLM
              |  vLLM's collective_rpc                                     ^  worker/worker_reports.py: progress
@@ -12,11 +12,10 @@
         worker/worker_transfer.py           a thread that receives while the engine decodes, then loads
         worker/model_check.py               before the transfer: are these all the model's parameters?
         worker/weight_wires.py              opens a wire to the trainer: gloo_wire, nccl_wire, ipc_wire or disk_wire
-        worker/staging_memory.py            memory for the new weights, allocated before the first push
-        worker/staged_weights.py            the new weights in it; applies deltas, computes the checksum
+        worker/staged_weights.py            memory for the new weights; applies deltas, computes the checksum
         worker/model_load.py                loads the staged weights into vLLM's model
 
-``shared/weights`` has what both ends of the push agree on: checksums, deltas, and the files of a version. Adapters take
-the same path; vLLM loads them from files (engine/adapter.py). engine/output_gate.py holds back what new weights sample
-until the probe has confirmed them; engine/probe_scheduler.py has vLLM compute the probe first.
+``shared/weights`` has what both ends of the push agree on: chunks, checksums, deltas, and the files of a version.
+Adapters take the same path; vLLM loads them from files (engine/adapter.py). engine/output_gate.py holds back what new
+weights sample until the probe has confirmed them; engine/probe_scheduler.py has vLLM compute the probe first.
 """

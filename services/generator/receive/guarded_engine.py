@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from services.generator.engine.engine_failure import root_cause
+from services.generator.engine.output_gate import compare
 from services.generator.engine.receiving_engine import ReceivingEngine, Sleeper
 from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
-from shared.control import BeginRequest, JoinRequest, ReplicaInfo
+from shared.control import BeginRequest, CommitRequest, JoinRequest, Probe, ReplicaInfo
 from shared.errors import PushError, UnavailableError
-from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.lineage import LineageVersion
 
 _CALL_TIMEOUT_S = 60.0
 """Deadline of calls that move no weights, in seconds."""
@@ -59,26 +60,28 @@ class GuardedEngine:
         """Whether the engine has released some of its memory."""
         return isinstance(self._engine, Sleeper) and self._engine.is_asleep
 
-    def describe(self, *, replica_id: str, run_id: str, model: str, dtype: str) -> ReplicaInfo:
-        """Describe a replica with this engine, before the first push. Each call returns another ``engine_id``."""
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters arrive, instead of whole models."""
+        return self._engine.adapter is not None
+
+    def describe(self, replica: ReplicaInfo, *, run_id: str, model: str, dtype: str) -> ReplicaInfo:
+        """Return ``replica`` with this engine, before the first push. Each call returns another ``engine_id``."""
         transports = list(self._engine.transports)
         # A simulated engine can do without torch, which takes seconds to import.
         torch_version, nccl_version = ("", None) if transports == ["simulated"] else _releases()
-        return ReplicaInfo(
-            replica_id=replica_id,
-            run_id=run_id,
-            model=model,
-            dtype=dtype,
-            transports=transports,
-            torch_version=torch_version,
-            nccl_version=nccl_version,
-            num_workers=self._engine.num_workers,
-            device_uuid=self._engine.device_uuid,
-            engine_id=uuid4().hex,
-            epoch=0,
-            policy_version=NO_WEIGHTS.policy_version,
-            is_held=False,
-        )
+        engine = {
+            "run_id": run_id,
+            "model": model,
+            "dtype": dtype,
+            "transports": transports,
+            "torch_version": torch_version,
+            "nccl_version": nccl_version,
+            "num_workers": self._engine.num_workers,
+            "device_uuid": self._engine.device_uuid,
+            "engine_id": uuid4().hex,
+        }
+        return replica.model_copy(update=engine)
 
     def close(self) -> None:
         """Stop using the engine, and report no more fatal failures."""
@@ -88,7 +91,8 @@ class GuardedEngine:
     async def enter(self, body: JoinRequest) -> None:
         """Have every worker enter the trainer's communicator. Decoding continues."""
         what = "entering the communicator"
-        await self._workers(what, "enter", where=body.model_dump(exclude={"run_id", "epoch"}))
+        where = body.model_dump(exclude={"run_id", "epoch"})
+        await self._call(what, self._engine.call_workers("enter", where=where))
         await self._until({IDLE}, what, timeout_s=body.timeout_s)
 
     async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
@@ -102,7 +106,7 @@ class GuardedEngine:
         what["adapter"] = None
         if directory is not None and self._engine.adapter is not None:
             what["adapter"] = {"directory": str(directory), "config": self._engine.adapter.peft_config()}
-        await self._workers("beginning to receive", "receive", what=what)
+        await self._call("beginning to receive", self._engine.call_workers("receive", what=what))
         await self._until({IDLE, RECEIVING}, "receiving weights", timeout_s=body.timeout_s)
 
     async def received(self, body: BeginRequest) -> str | None:
@@ -113,9 +117,18 @@ class GuardedEngine:
             raise PushError("the workers of this replica did not receive the same weights")
         return next(iter(checksums), None)
 
+    async def check_received(self, checksum: str | None, body: CommitRequest) -> None:
+        """Discard what was received, and raise PushError, if its checksum is not the trainer's."""
+        if body.checksum is not None and checksum is not None and checksum != body.checksum:
+            await self.forget()
+            raise PushError(
+                f"policy version {body.policy_version} as received is not what the trainer sent: the checksum is "
+                f"{checksum}, but should be {body.checksum}"
+            )
+
     async def forget(self) -> None:
         """Have every worker discard what it has received."""
-        await self._workers("discarding the received weights", "forget")
+        await self._call("discarding the received weights", self._engine.call_workers("forget"))
 
     async def pause(self) -> None:
         """Pause decoding; requests stay in flight."""
@@ -154,15 +167,22 @@ class GuardedEngine:
         """Queue a probe; see ReceivingEngine. Cancelling the returned future gives the probe up."""
         return asyncio.ensure_future(await self._call("submitting the probe", self._engine.submit_probe(token_ids)))
 
-    async def probed(self, answer: Awaitable[list[list[float]]], *, timeout_s: float) -> list[list[float]]:
-        """Return the answer to a probe."""
+    async def compare_probe(
+        self, probe: Probe | None, answer: Awaitable[list[list[float]]] | None
+    ) -> tuple[float | None, str | None]:
+        """Wait for the answer to a probe, and compare it with the trainer's.
+
+        Returns the largest difference in nats, and a sentence if the weights must not be served.
+        """
+        if probe is None or answer is None:
+            return None, None
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError as error:
-            raise PushError(f"the engine did not score the probe within {timeout_s:.0f} s") from error
-        except Exception as error:  # as in _call
-            raise PushError(f"scoring the probe failed: {_why(error)}") from error
+            async with asyncio.timeout(probe.timeout_s):
+                return compare(probe, await answer)
+        except TimeoutError:
+            return None, f"the engine did not score the probe within {probe.timeout_s:.0f} s"
+        except Exception as error:  # noqa: BLE001  as in _call
+            return None, f"scoring the probe failed: {_why(error)}"
 
     async def abort_and_pause(self) -> None:
         """Abort every request, and pause decoding."""
@@ -171,7 +191,7 @@ class GuardedEngine:
     async def leave(self) -> None:
         """Have every worker leave the communicator and give up what it is receiving."""
         what = "leaving the communicator"
-        await self._workers(what, "leave", is_fatal=True)
+        await self._call(what, self._engine.call_workers("leave"), is_fatal=True)
         await self._until({IDLE}, what, timeout_s=0.0, is_failure_expected=True)
 
     async def _until(
@@ -193,9 +213,6 @@ class GuardedEngine:
                 deadline += stood_still_s
             if time.monotonic() > deadline:
                 raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s")
-
-    async def _workers(self, what: str, move: str, /, *, is_fatal: bool = False, **arguments: Any) -> list[Any]:
-        return await self._call(what, self._engine.call_workers(move, **arguments), is_fatal=is_fatal)
 
     async def _call(
         self,

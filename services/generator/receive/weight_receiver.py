@@ -13,8 +13,8 @@ output_gate.py holds back what the new weights sample. Bodies of an older epoch 
 
 Without staging (``push_staging: none``) decoding is paused from begin on, and every failure spoils the weights.
 
-This module decides which request is allowed at which time; weight_swap.py carries out each move on the weights. The
-moves of a run are made one after the other and end with the run. A request that waits for its turn then fails.
+weight_swap.py makes the moves. The moves of a run are made one after the other and end with the run. A request that
+waits for its turn then fails.
 
 Every call into the engine has a deadline. A worker that is stuck in a call cannot be recalled. ``fatal`` is then set,
 and the process is expected to end and be restarted.
@@ -23,70 +23,25 @@ and the process is expected to end and be restarted.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from functools import wraps
 from typing import Any, Literal, TypeVar
 
 from services.generator.engine.output_gate import OutputGate
 from services.generator.engine.receiving_engine import ReceivingEngine
 from services.generator.receive.guarded_engine import GuardedEngine
-from services.generator.receive.weight_swap import WeightSwap
-from shared.control import (
-    AbortRequest,
-    BeginRequest,
-    CommitReply,
-    CommitRequest,
-    JoinRequest,
-    ReplicaInfo,
-    SleepRequest,
-)
+from services.generator.receive.weight_swap import ConflictError, WeightSwap
+from shared.control import JoinRequest, PushBody, ReplicaInfo
 from shared.errors import PushError, UnavailableError, UserError
 from shared.file_roots import FileRoots
 from shared.lineage import NO_WEIGHTS, LineageVersion
 
 log = logging.getLogger(__name__)
 
-_BodyT = TypeVar("_BodyT", JoinRequest, BeginRequest, CommitRequest, AbortRequest, SleepRequest)
+_BodyT = TypeVar("_BodyT", bound=PushBody)
 _ReplyT = TypeVar("_ReplyT")
 
 
-class ConflictError(PushError):
-    """The body is for another run, for an older epoch, or out of turn."""
-
-
-def _in_turn(
-    move: Callable[["WeightReceiver", WeightSwap, _BodyT], Coroutine[Any, Any, _ReplyT]],
-) -> Callable[["WeightReceiver", _BodyT], Coroutine[Any, Any, _ReplyT]]:
-    """Make a move of the run that its body names, after the earlier moves of that run."""
-
-    @wraps(move)
-    async def made(receiver: "WeightReceiver", body: _BodyT) -> _ReplyT:
-        swap = receiver.require_run(body.run_id)
-
-        async def make() -> _ReplyT:
-            async with swap.turn:
-                receiver.require_run(body.run_id)
-                return await move(receiver, swap, body)
-
-        task = asyncio.create_task(make(), name=f"weight push: {type(body).__name__}")
-        swap.moves.add(task)
-        task.add_done_callback(swap.moves.discard)
-        try:
-            # Not awaited directly: when detach cancels the task, the caller must not be cancelled.
-            await asyncio.wait({task})
-        finally:
-            task.cancel()
-        if task.cancelled():
-            raise UnavailableError(f"run {body.run_id} ended here in the middle of the push")
-        return task.result()
-
-    return made
-
-
 class WeightReceiver:
-    """The weights that this replica holds, and the moves of a push.
-
-    Each move raises ConflictError if its body is for another run, for an older epoch, or out of turn, and
-    UnavailableError if the engine is missing or stuck, or if the run ends before the move has ended.
+    """The weights that this replica holds for the run it serves, and the turns of a push's moves.
 
     Args:
         replica_id: This replica's stable name.
@@ -103,7 +58,6 @@ class WeightReceiver:
         self.fatal = asyncio.Event()
         self.fatal_reason = ""
         self.outputs = OutputGate()
-        self._replica_id = replica_id
         self._without_engine = ReplicaInfo(
             replica_id=replica_id,
             run_id=None,
@@ -150,15 +104,13 @@ class WeightReceiver:
         """Receive for ``run_id`` into ``engine``, which has just loaded ``model``."""
         if self._swap is not None:
             self._swap.end()
-        has_adapters = engine.adapter is not None
         guarded = GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die)
         self._swap = WeightSwap(
-            guarded.describe(replica_id=self._replica_id, run_id=run_id, model=model, dtype=dtype),
+            guarded.describe(self._without_engine, run_id=run_id, model=model, dtype=dtype),
             engine=guarded,
             outputs=self.outputs,
             # Adapters are small, and vLLM loads them from files, so they are always staged.
-            is_staged=push_staging == "memory" or has_adapters,
-            has_adapters=has_adapters,
+            is_staged=push_staging == "memory" or guarded.has_adapters,
             on_change=self._notify,
         )
         self._notify()
@@ -188,12 +140,12 @@ class WeightReceiver:
         return self._without_engine if self._swap is None else self._swap.info()
 
     async def join(self, body: JoinRequest) -> ReplicaInfo:
-        """Have all workers enter a new communicator. Decoding continues.
+        """Have all workers enter a new communicator.
 
-        Raises PushError if the rendezvous failed, or if weights may not be read from the directory in the body, which
-        is below none of ``weight_roots``.
+        Raises PushError too if weights may not be read from the directory in the body, which is below none of
+        ``weight_roots``.
         """
-        identity = self.require_run(body.run_id).identity
+        identity = self._require_run(body.run_id).identity
         if body.weight_dir is not None and self._weight_roots is not None:
             try:
                 await asyncio.to_thread(self._weight_roots.require, body.weight_dir, field="weight_dir")
@@ -201,61 +153,32 @@ class WeightReceiver:
                 raise PushError(str(error)) from error
         if reason := _why_not_enter(identity, body):
             raise ConflictError(reason)
-        return await self._join(body)
+        return await self.make(body, WeightSwap.join)
 
-    @_in_turn
-    async def _join(self, swap: WeightSwap, body: JoinRequest) -> ReplicaInfo:
-        if body.epoch <= swap.newest_epoch:
-            raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {swap.newest_epoch}")
-        swap.newest_epoch = body.epoch
-        await swap.enter(body)
-        return self.info()
+    async def make(self, body: _BodyT, move: Callable[[WeightSwap, _BodyT], Coroutine[Any, Any, _ReplyT]]) -> _ReplyT:
+        """Make a move of the run that the body names, after the earlier moves of that run.
 
-    @_in_turn
-    async def begin(self, swap: WeightSwap, body: BeginRequest) -> ReplicaInfo:
-        """Start to receive. Without staging, pause decoding first.
-
-        Returns once the parameters are known to be the model's. Raises PushError if they are not, or if decoding could
-        not be paused.
+        Raises ConflictError if the body is for another run, for an older epoch, or out of turn, UnavailableError if the
+        engine is missing or stuck, or if the run ends before the move has ended, and PushError if the move failed.
         """
-        if body.epoch != swap.epoch:
-            raise ConflictError(f"this replica is in epoch {swap.epoch}, not {body.epoch}; join first")
-        if swap.update is not None:
-            raise ConflictError(f"policy version {swap.update.body.policy_version} is being received; abort it")
-        await swap.begin(body)
-        return self.info()
+        swap = self._require_run(body.run_id)
 
-    @_in_turn
-    async def commit(self, swap: WeightSwap, body: CommitRequest) -> CommitReply:
-        """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
+        async def in_turn() -> _ReplyT:
+            async with swap.turn:
+                self._require_run(body.run_id)
+                return await move(swap, body)
 
-        Raises PushError if the update failed; the diagram above shows the resulting state.
-        """
-        update = swap.update
-        announced = None if update is None else (update.body.epoch, update.body.policy_version)
-        if update is None or update.receiving is None or announced != (body.epoch, body.policy_version):
-            raise ConflictError(f"policy version {body.policy_version} of epoch {body.epoch} is not being received")
-        return await swap.commit(update, update.receiving, body)
-
-    @_in_turn
-    async def abort(self, swap: WeightSwap, body: AbortRequest) -> ReplicaInfo:
-        """Give an update up and leave the communicator. Raises PushError if the engine did not leave it."""
-        if body.epoch < swap.newest_epoch:
-            raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {swap.newest_epoch}")
-        swap.newest_epoch = body.epoch
-        await swap.leave(body.reason)
-        return self.info()
-
-    @_in_turn
-    async def sleep(self, swap: WeightSwap, body: SleepRequest) -> ReplicaInfo:
-        """Pause decoding, and release the engine's GPU memory until the next push.
-
-        Raises PushError if this engine cannot sleep.
-        """
-        if body.epoch != swap.epoch or swap.update is not None:
-            raise ConflictError("this replica is in another epoch, or in the middle of a push")
-        await swap.sleep()
-        return self.info()
+        task = asyncio.create_task(in_turn(), name=f"weight push: {type(body).__name__}")
+        swap.moves.add(task)
+        task.add_done_callback(swap.moves.discard)
+        try:
+            # Not awaited directly: when detach cancels the task, the caller must not be cancelled.
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+        if task.cancelled():
+            raise UnavailableError(f"run {body.run_id} ended here in the middle of the push")
+        return task.result()
 
     def _die(self, reason: str) -> None:
         log.error("the engine cannot continue: %s", reason)
@@ -266,13 +189,7 @@ class WeightReceiver:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def require_run(self, run_id: str) -> WeightSwap:
-        """Return the weights of this run.
-
-        Raises:
-            ConflictError: Another run is served here.
-            UnavailableError: The engine is missing or stuck.
-        """
+    def _require_run(self, run_id: str) -> WeightSwap:
         if self._swap is None:
             raise UnavailableError("this replica has not loaded a model yet; ask again when GET reports one")
         if self.fatal.is_set():

@@ -13,7 +13,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from services.generator.receive.weight_receiver import ConflictError, WeightReceiver
+from services.generator.receive.weight_receiver import WeightReceiver
+from services.generator.receive.weight_swap import ConflictError, WeightSwap
 from shared.control import (
     WEIGHTS_PATH,
     AbortRequest,
@@ -42,19 +43,19 @@ def make_router(receiver: WeightReceiver) -> APIRouter:
 
     @router.post("/begin")
     async def begin(body: BeginRequest) -> ReplicaInfo:
-        return await receiver.begin(body)
+        return await receiver.make(body, WeightSwap.begin)
 
     @router.post("/commit")
     async def commit(body: CommitRequest) -> CommitReply:
-        return await receiver.commit(body)
+        return await receiver.make(body, WeightSwap.commit)
 
     @router.post("/abort")
     async def abort(body: AbortRequest) -> ReplicaInfo:
-        return await receiver.abort(body)
+        return await receiver.make(body, WeightSwap.abort)
 
     @router.post("/sleep")
     async def sleep(body: SleepRequest) -> ReplicaInfo:
-        return await receiver.sleep(body)
+        return await receiver.make(body, WeightSwap.sleep)
 
     return router
 
@@ -69,15 +70,14 @@ class _ProblemRoute(APIRoute):
         async def handled(request: Request) -> Response:
             try:
                 return await handle(request)
-            except ConflictError as error:
-                return _reply(problem(409, "Out of turn", str(error)))
-            except UnavailableError as error:
-                return _reply(problem(503, "Not ready", str(error)))
-            except PushError as error:
-                return _reply(problem(503, "Push failed", str(error)))
+            except (PushError, UnavailableError) as error:
+                body = problem(*_answer(error), str(error))
+                return JSONResponse(body, status_code=body["status"], media_type="application/problem+json")
 
         return handled
 
 
-def _reply(body: dict[str, Any]) -> Response:
-    return JSONResponse(body, status_code=body["status"], media_type="application/problem+json")
+def _answer(error: PushError | UnavailableError) -> tuple[int, str]:
+    if isinstance(error, ConflictError):
+        return 409, "Out of turn"
+    return 503, "Push failed" if isinstance(error, PushError) else "Not ready"

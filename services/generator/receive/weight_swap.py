@@ -1,11 +1,4 @@
-"""The weights of one run's engine, and how an update replaces them; weight_receiver.py decides which step is allowed.
-
-    begin --> receiving --> commit: pause --> load, read back --> resume --> probe compared --> outputs are released
-                  |                   |             |                             |
-                  | fails, or leave   | fails       | fails                       | fails
-                  v                   v             v                             v
-        the old weights are         spoiled: paused, without weights, until a later update is complete
-        served on
+"""The weights of one run's engine, and the moves of a push that replace them. weight_receiver.py draws the states.
 
 ``held_version`` is the old version until the new one was read back; during the push only ``decoding_is_paused``
 changes. An object of this class ends with its run. Calls in progress are then cancelled, and their results cannot
@@ -23,13 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from services.generator.engine.adapter import adapter_directory
-from services.generator.engine.output_gate import OutputGate, compare
+from services.generator.engine.output_gate import OutputGate
 from services.generator.receive.guarded_engine import GuardedEngine
-from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, ReplicaInfo
+from shared.control import (
+    AbortRequest,
+    BeginRequest,
+    CommitReply,
+    CommitRequest,
+    JoinRequest,
+    ReplicaInfo,
+    SleepRequest,
+)
 from shared.errors import HeadraceError, PushError
 from shared.lineage import NO_WEIGHTS, LineageVersion, incarnation_of
 
 log = logging.getLogger(__name__)
+
+
+class ConflictError(PushError):
+    """The body is for another run, for an older epoch, or out of turn."""
 
 
 @dataclass
@@ -49,18 +54,16 @@ class Update:
 
 
 class WeightSwap:
-    """The weights of one run in one engine.
+    """The weights of one run in one engine. Each move raises ConflictError if it is out of turn.
 
     Args:
         identity: Description of the replica, the run and the engine, as it was before the first push.
         outputs: The gate that everything the engine samples must pass.
         is_staged: Whether arriving weights are staged. If not, decoding is paused while they arrive.
-        has_adapters: Whether adapters arrive, instead of whole models.
         on_change: Called when ``held_version`` or ``decoding_is_paused`` has changed.
 
     Attributes:
         epoch: Current communicator epoch; 0 means none.
-        newest_epoch: Newest epoch seen in a join or an abort.
         held_version: Version of this run's weights, as read back from the engine.
         staged_checksum: Checksum of the staged weights; None if they are not complete.
         turn: Held by the move of a push that is in progress.
@@ -74,22 +77,20 @@ class WeightSwap:
         engine: GuardedEngine,
         outputs: OutputGate,
         is_staged: bool,
-        has_adapters: bool,
         on_change: Callable[[], None],
     ) -> None:
         self.identity = identity
         self.engine = engine
         self.epoch = 0
-        self.newest_epoch = 0
+        self._newest_epoch = 0
         self.turn = asyncio.Lock()
         self.moves: set[asyncio.Task[Any]] = set()
         self.held_version = NO_WEIGHTS
         self.decoding_is_paused = False
         self.staged_checksum: str | None = None
-        self.update: Update | None = None
+        self._update: Update | None = None
         self._outputs = outputs
         self._is_staged = is_staged
-        self._has_adapters = has_adapters
         self._on_change = on_change
 
     def info(self) -> ReplicaInfo:
@@ -108,26 +109,38 @@ class WeightSwap:
         """Give up all moves and the update in progress. Outputs of weights that were not verified are refused."""
         for move in self.moves:
             move.cancel()
-        if self.update is not None:
-            if self.update.receiving is not None:
-                self.update.receiving.cancel()
-            self._forget(self.update)
+        if self._update is not None:
+            if self._update.receiving is not None:
+                self._update.receiving.cancel()
+            self._forget(self._update)
         if self._outputs.is_shut:
             self._outputs.refuse()
 
-    async def enter(self, body: JoinRequest) -> None:
-        """Have all workers enter a new communicator."""
-        await self.leave("a newer epoch began")
+    async def join(self, body: JoinRequest) -> ReplicaInfo:
+        """Have all workers enter a new communicator. Decoding continues. Raises PushError if the rendezvous failed."""
+        if body.epoch <= self._newest_epoch:
+            raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
+        self._newest_epoch = body.epoch
+        await self._leave("a newer epoch began")
         # Regardless of the run: the workers may still be in the communicator of a run that has ended.
         await self.engine.leave()
         await self.engine.enter(body)
         self.epoch = body.epoch
+        return self.info()
 
-    async def begin(self, body: BeginRequest) -> None:
-        """See WeightReceiver.begin."""
+    async def begin(self, body: BeginRequest) -> ReplicaInfo:
+        """Start to receive. Without staging, pause decoding first.
+
+        Returns once the parameters are known to be the model's. Raises PushError if they are not, or if decoding could
+        not be paused.
+        """
+        if body.epoch != self.epoch:
+            raise ConflictError(f"this replica is in epoch {self.epoch}, not {body.epoch}; join first")
+        if self._update is not None:
+            raise ConflictError(f"policy version {self._update.body.policy_version} is being received; abort it")
         closing = ExitStack()
-        directory = closing.enter_context(adapter_directory()) if self._has_adapters else None
-        update = self.update = Update(body, time.monotonic(), directory, closing)
+        directory = closing.enter_context(adapter_directory()) if self.engine.has_adapters else None
+        update = self._update = Update(body, time.monotonic(), directory, closing)
         self.staged_checksum = None
         try:
             if not self._is_staged:
@@ -135,20 +148,29 @@ class WeightSwap:
             await self.engine.wake_weights()
             await self.engine.begin(body, is_staged=self._is_staged, directory=directory)
         except PushError as error:
-            await self.leave(str(error))
+            await self._leave(str(error))
             raise
         update.receiving = asyncio.create_task(self._receive(update), name="receive weights")
+        return self.info()
 
-    async def commit(self, update: Update, receiving: "asyncio.Task[str | None]", body: CommitRequest) -> CommitReply:
-        """See WeightReceiver.commit. The diagram above shows the state after an error."""
+    async def commit(self, body: CommitRequest) -> CommitReply:
+        """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
+
+        Raises PushError if the update failed; weight_receiver.py draws the resulting state.
+        """
+        update = self._update
+        announced = None if update is None else (update.body.epoch, update.body.policy_version)
+        if update is None or update.receiving is None or announced != (body.epoch, body.policy_version):
+            raise ConflictError(f"policy version {body.policy_version} of epoch {body.epoch} is not being received")
         deadline = time.monotonic() + body.timeout_s
-        await asyncio.wait({receiving})
-        checksum = receiving.result()
+        await asyncio.wait({update.receiving})
+        checksum = update.receiving.result()
         if update.failure:
-            await self.leave(update.failure)
+            await self._leave(update.failure)
             raise PushError(update.failure)
         try:
-            await self._check_checksum(checksum, body)
+            await self.engine.check_received(checksum, body)
+            self.staged_checksum = checksum if self._is_staged else None
             paused_at = await self._pause(update)
             loading_at = time.monotonic()
             version = LineageVersion(incarnation_of(body.epoch), body.policy_version)
@@ -164,12 +186,16 @@ class WeightSwap:
                 self._forget(update)
                 self.held_version, self.decoding_is_paused = version, False
                 self._on_change()
-                difference, failure = await self._verify(body, answer)
+                difference, failure = await self.engine.compare_probe(body.probe, answer)
+                if failure is None:
+                    self._outputs.open()
+                else:
+                    await self._refuse(f"policy version {body.policy_version} failed its probe: {failure}")
             finally:
                 if answer is not None:
                     answer.cancel()
         except PushError as error:
-            await self.leave(str(error))
+            await self._leave(str(error))
             raise
         return CommitReply(
             replica_id=self.identity.replica_id,
@@ -182,10 +208,23 @@ class WeightSwap:
             probe_failure=failure,
         )
 
-    async def sleep(self) -> None:
-        """See WeightReceiver.sleep."""
+    async def abort(self, body: AbortRequest) -> ReplicaInfo:
+        """Give an update up and leave the communicator. Raises PushError if the engine did not leave it."""
+        if body.epoch < self._newest_epoch:
+            raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
+        self._newest_epoch = body.epoch
+        await self._leave(body.reason)
+        return self.info()
+
+    async def sleep(self, body: SleepRequest) -> ReplicaInfo:
+        """Pause decoding, and release the engine's GPU memory until the next push.
+
+        Raises PushError if this engine cannot sleep.
+        """
+        if body.epoch != self.epoch or self._update is not None:
+            raise ConflictError("this replica is in another epoch, or in the middle of a push")
         if self.engine.is_asleep:
-            return
+            return self.info()
         was_paused, self.decoding_is_paused = self.decoding_is_paused, True
         self._on_change()
         try:
@@ -194,10 +233,11 @@ class WeightSwap:
             self.decoding_is_paused = was_paused
             self._on_change()
             raise
+        return self.info()
 
-    async def leave(self, reason: str) -> None:
+    async def _leave(self, reason: str) -> None:
         """Leave the communicator and give up the update. If decoding is paused for it, the weights are spoiled."""
-        update = self.update
+        update = self._update
         if update is not None:
             log.warning("giving up policy version %d: %s", update.body.policy_version, reason)
             if update.paused_at is not None:
@@ -222,26 +262,6 @@ class WeightSwap:
             await self.engine.pause()
         return update.paused_at
 
-    async def _verify(
-        self, body: CommitRequest, answer: "asyncio.Future[list[list[float]]] | None"
-    ) -> tuple[float | None, str | None]:
-        """Open the output gate if the loaded version's probe agrees with the trainer's; otherwise refuse it.
-
-        Returns the largest difference in nats, and a sentence if the weights must not be served.
-        """
-        difference, failure = None, None
-        if body.probe is not None and answer is not None:
-            try:
-                answers = await self.engine.probed(answer, timeout_s=body.probe.timeout_s)
-                difference, failure = compare(body.probe, answers)
-            except PushError as error:
-                failure = str(error)
-        if failure is None:
-            self._outputs.open()
-        else:
-            await self._refuse(f"policy version {body.policy_version} failed its probe: {failure}")
-        return difference, failure
-
     async def _refuse(self, reason: str) -> None:
         """Take the version out of service, and refuse everything that it has sampled."""
         log.error("%s; decoding is held until a later push is complete", reason)
@@ -251,16 +271,7 @@ class WeightSwap:
         self._outputs.refuse()
         await self.engine.forget()
         self.staged_checksum = None
-        await self.leave(reason)
-
-    async def _check_checksum(self, arrived: str | None, body: CommitRequest) -> None:
-        if body.checksum is not None and arrived is not None and arrived != body.checksum:
-            await self.engine.forget()
-            raise PushError(
-                f"policy version {body.policy_version} as received is not what the trainer sent: the checksum is "
-                f"{arrived}, but should be {body.checksum}"
-            )
-        self.staged_checksum = arrived if self._is_staged else None
+        await self._leave(reason)
 
     async def _receive(self, update: Update) -> str | None:
         """Return the checksum of the received weights, or record the failure in ``update`` and return None."""
@@ -281,4 +292,4 @@ class WeightSwap:
 
     def _forget(self, update: Update) -> None:
         update.closing.close()
-        self.update = None
+        self._update = None

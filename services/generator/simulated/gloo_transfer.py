@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from services.generator.worker.gloo_wire import GlooWire
-from services.generator.worker.staged_weights import Spec, StagedWeights
+from services.generator.worker.staged_weights import StagedWeights
 from services.generator.worker.weight_wires import receive_chunks
 from services.generator.worker.worker_reports import IDLE, RECEIVING, Progress
+from shared.weights.parameter_spec import Spec
 
 
 class GlooTransfer:
@@ -45,8 +46,8 @@ class GlooTransfer:
 
     def receive(self, what: dict[str, Any]) -> None:
         """Begin to receive a full set."""
-        specs: list[Spec] = [
-            (name, getattr(torch, dtype_name), shape)
+        specs = [
+            Spec(name, getattr(torch, dtype_name), tuple(shape))
             for name, dtype_name, shape in zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
         ]
 

@@ -39,16 +39,8 @@ class DiskWire:
         self._store = WeightStore(weight_dir)
         self._is_over = threading.Event()
 
-    def receive_into(
-        self, staging: StagedWeights, place: DiskPlace, *, staged_checksum: str | None, timeout_s: float
-    ) -> str:
-        """Bring ``staging`` to the version at ``place``, and return its checksum as the trainer stated it.
-
-        Args:
-            staging: Staging memory to write. After an error its content is unusable.
-            place: The version to read.
-            staged_checksum: Checksum of the staged parameters; None if they are not complete.
-            timeout_s: Deadline for everything, in seconds.
+    def receive_into(self, staging: StagedWeights, place: DiskPlace, *, timeout_s: float) -> None:
+        """Bring ``staging`` to the version at ``place``. After an error it is not complete.
 
         Raises:
             PushError: A file is missing or damaged, the result differs from the trainer's weights, the time is up, or
@@ -62,13 +54,14 @@ class DiskWire:
             if time.monotonic() > deadline:
                 raise PushError(f"reading the weights from {place.name} took longer than {timeout_s:.0f} s")
 
-        chain = self._chain(place, staged_checksum=staged_checksum, check=check)
+        base, staging.complete = staging.complete, None
+        chain = self._chain(place, staged_checksum=base, check=check)
         for name, manifest in chain:
             self._apply(staging, name, manifest, check=check)
         wanted = chain[-1][1].checksum
         if staging.checksum() != wanted:
             raise PushError(f"the weights read from {place.name} differ from the trainer's")
-        return wanted
+        staging.complete = wanted
 
     def leave(self) -> None:
         """Make a reader stop after the current read, which is 16 MiB of a file or one parameter."""

@@ -8,12 +8,11 @@ connection (seen when another rank had left before the first broadcast). Without
 deadline.
 """
 
-import contextlib
-import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
@@ -111,29 +110,23 @@ def _within(timeout_s: float, enter: Callable[[], Any], *, lifeline: socket.sock
     Raises:
         RuntimeError: ``enter`` failed, ``timeout_s`` has passed, or the trainer gave up.
     """
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    entering: Future[Any] = Future()
 
     def run() -> None:
         try:
-            answers.put(enter())
+            entering.set_result(enter())
         except Exception as error:  # noqa: BLE001  raised in the waiting thread
-            answers.put(error)
+            entering.set_exception(error)
 
     threading.Thread(target=run, name="enter the communicator", daemon=True).start()
     # A little longer than its own deadline, so that its own error message is reported.
     deadline = time.monotonic() + timeout_s + 1.0
-    answer: Any = None
-    while answer is None:
-        with contextlib.suppress(queue.Empty):
-            answer = answers.get(timeout=_LOOK_EVERY_S)
-            continue
+    while not wait([entering], timeout=_LOOK_EVERY_S).done:
         if _is_closed(lifeline):
             raise RuntimeError("the trainer gave up the push, or died")
         if time.monotonic() > deadline:
             raise RuntimeError(f"the trainer did not answer within {timeout_s:.0f} s in the rendezvous")
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return entering.result()
 
 
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:

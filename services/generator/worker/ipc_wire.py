@@ -65,10 +65,20 @@ def map_buffer(place: IpcBuffer, device: torch.device) -> torch.Tensor:
     Raises:
         RuntimeError: The buffer is on another GPU, its fields do not describe a CUDA buffer, or the driver refuses it.
     """
-    check_place(place, own_uuid=device_uuid(device))
+    own_uuid = device_uuid(device)
+    if place.device_uuid != own_uuid:
+        raise RuntimeError(
+            f"the trainer is on GPU {place.device_uuid} and this worker on {own_uuid}; ipc is for one GPU, "
+            "set weight_transport: nccl"
+        )
+    if place.num_bytes > place.storage_bytes:
+        raise RuntimeError(f"a buffer of {place.num_bytes} bytes cannot be in {place.storage_bytes} bytes of memory")
     handle, counter, event = (
         base64.b64decode(field) for field in (place.handle, place.ref_counter_handle, place.event_handle)
     )
+    is_event = len(event) == _EVENT_HANDLE_BYTES or not place.event_sync_required
+    if len(handle) < _MIN_HANDLE_BYTES or not is_event or _REF_COUNTER.fullmatch(counter) is None:
+        raise RuntimeError("the handle in the join body does not belong to a CUDA buffer")
     with cuda.device(device):
         storages: Any = torch.UntypedStorage
         storage: Any = storages._new_shared_cuda(  # noqa: SLF001  the only name it has
@@ -84,23 +94,6 @@ def map_buffer(place: IpcBuffer, device: torch.device) -> torch.Tensor:
         mapped: Any = torch.empty(0, dtype=torch.uint8, device=storage.device)
         buffer: torch.Tensor = mapped.set_(storage, 0, (place.num_bytes,), (1,))
         return buffer
-
-
-def check_place(place: IpcBuffer, *, own_uuid: str) -> None:
-    """Raise RuntimeError unless the fields can describe a buffer on this process's GPU."""
-    if place.device_uuid != own_uuid:
-        raise RuntimeError(
-            f"the trainer is on GPU {place.device_uuid} and this worker on {own_uuid}; ipc is for one GPU, "
-            "set weight_transport: nccl"
-        )
-    if place.num_bytes > place.storage_bytes:
-        raise RuntimeError(f"a buffer of {place.num_bytes} bytes cannot be in {place.storage_bytes} bytes of memory")
-    handle, counter, event = (
-        base64.b64decode(field) for field in (place.handle, place.ref_counter_handle, place.event_handle)
-    )
-    is_event = len(event) == _EVENT_HANDLE_BYTES or not place.event_sync_required
-    if len(handle) < _MIN_HANDLE_BYTES or not is_event or _REF_COUNTER.fullmatch(counter) is None:
-        raise RuntimeError("the handle in the join body does not belong to a CUDA buffer")
 
 
 def device_uuid(device: torch.device) -> str:

@@ -30,7 +30,7 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize, utils
 
-from services.generator.worker.staged_weights import Spec
+from shared.weights.parameter_spec import Spec
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +43,19 @@ weight_files: Any = safetensors
 
 
 class FullSet:
-    """The full set of parameters of one model.
-
-    Args:
-        model: The worker's shard of the model.
-        model_config: vLLM's ModelConfig.
-    """
+    """The full set of parameters of a model, of which a worker has a shard. vLLM's ModelConfig describes it."""
 
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model = model
         self._model_config = model_config
         self._known: tuple[Any, ...] | None = None
 
-    def check(self, specs: Iterable[Spec]) -> None:
+    def check(self, announced: tuple[Spec, ...]) -> None:
         """Return if these are all parameters, complete and in the model's dtype.
 
         Raises:
             ValueError: They are not; the message says which ones are wrong.
         """
-        announced = tuple((name, dtype, tuple(shape)) for name, dtype, shape in specs)
         if announced == self._known or self._model_config.quantization is not None:
             return
         wanted: torch.dtype = self._model_config.dtype
@@ -153,7 +147,7 @@ def checkpoint_specs(vllm_config: Any) -> list[Spec]:
             continue
         with weight_files.safe_open(file, framework="pt") as header:
             for name in header.keys():  # noqa: SIM118  it is not a dictionary
-                specs[name] = name, model_config.dtype, header.get_slice(name).get_shape()
+                specs[name] = Spec(name, model_config.dtype, tuple(header.get_slice(name).get_shape()))
     if is_tied(model_config):
         specs.pop("lm_head.weight", None)
     return list(specs.values())

@@ -1,6 +1,6 @@
 """Loads pushed weights into a vLLM model, and checks that they are the whole model.
 
-    start -> load, load, ... -> check_complete -> finish
+    CheckedReload -> load, load, ... -> check_complete -> finish
 
 vLLM's layerwise reload does the loading. It leaves three problems to its caller, which are solved here. A reload that
 was interrupted leaves half-filled layers, which the next reload would complete with a mixture. A parameter, or a shard
@@ -26,11 +26,9 @@ from services.generator.worker.model_check import is_tied, lacks, missing_parame
 
 
 class CheckedReload:
-    """One reload of one model.
+    """One reload of a worker's shard of a model, which vLLM's ModelConfig describes.
 
-    Args:
-        model: The worker's shard of the model.
-        model_config: vLLM's ModelConfig.
+    The constructor prepares every layer for loading, and first finishes an interrupted reload.
     """
 
     def __init__(self, model: Any, model_config: Any) -> None:
@@ -38,12 +36,9 @@ class CheckedReload:
         self._model_config = model_config
         self._loaded: set[str] = set()
         self._can_tell = model_config.quantization is None
-
-    def start(self) -> None:
-        """Prepare every layer for loading, and first finish an interrupted reload."""
-        if any(get_layerwise_info(layer).can_load() for layer in self._model.modules()):
-            finalize_layerwise_processing(self._model, self._model_config)
-        initialize_layerwise_reload(self._model)
+        if any(get_layerwise_info(layer).can_load() for layer in model.modules()):
+            finalize_layerwise_processing(model, model_config)
+        initialize_layerwise_reload(model)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load some of the checkpoint's parameters, by their Hugging Face names."""

@@ -1,8 +1,7 @@
 """The receiving end of the NCCL wire: vLLM's communicator, on the stream of the receiving thread.
 
-NCCL has no deadlines, so this thread
-polls, gives up at its own deadline, and aborts the communicator when it leaves. Even then, a kernel that waits for a
-dead trainer may stay on the GPU; weight_receiver.py then ends the process.
+NCCL has no deadlines, so this thread polls, gives up at its own deadline, and aborts the communicator when it leaves.
+Even then, a kernel that waits for a dead trainer may stay on the GPU; weight_receiver.py then ends the process.
 """
 
 import threading

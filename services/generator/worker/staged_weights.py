@@ -7,30 +7,28 @@
 Uses only torch, and does not know which engine loads the weights. Only one thread writes at a time. On a CPU, other
 threads compute the digests, so that a transfer waits only for copies.
 
-Decodes the deltas that sent_weights.py of the trainer encodes; shared/weights/weight_delta.py defines the format. All
-of a delta is checked before the first element is written, so a refused delta changes nothing.
+All of a delta (shared/weights/weight_delta.py) is checked before the first element is written, so a refused one changes
+nothing.
 """
 
-import math
 import os
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from shared.weights import weight_checksum
-from shared.weights.weight_delta import GAP_ESCAPE, INTEGERS, STEP_ESCAPE, Delta, Positions, Values, parse_delta
-
-Integers = npt.NDArray[np.signedinteger[Any]]
-Spec = tuple[str, torch.dtype, Sequence[int]]
-"""Name, dtype and shape of a parameter."""
+from shared.weights.parameter_spec import Spec
+from shared.weights.weight_delta import Values, parse_delta
 
 _ALIGNMENT = 64
 """Every parameter begins at a multiple of this many bytes, as torch's own allocations on a CPU do."""
+_LEFT_FREE_BYTES = 1 << 30
+"""GPU memory that is left free beside the largest parameter: for chunks, activations, and loading weights. A chunk is
+received on the GPU, and ends with the parameter that takes it past its size of 256 MiB."""
 _TORCH_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -40,32 +38,26 @@ class StagedWeights:
     Args:
         specs: Names, dtypes and shapes, in the order in which they are pushed.
         block: A uint8 tensor of at least ``staging_bytes(specs)``, which the parameters share; new memory if left out.
-        num_threads: Threads that compute digests; if left out, ``digest_threads`` of this machine's cores.
 
     Attributes:
+        specs: As given, as a tuple.
         tensors: The parameters by name. Code that writes to a tensor itself must call ``changed``.
+        complete: Checksum of the version in this memory, which a delta can change; None if it is not complete.
     """
 
-    def __init__(self, specs: Iterable[Spec], *, block: Tensor | None = None, num_threads: int | None = None) -> None:
-        self.specs: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...] = tuple(
-            (name, dtype, tuple(shape)) for name, dtype, shape in specs
-        )
+    def __init__(self, specs: Iterable[Spec], *, block: Tensor | None = None) -> None:
+        self.specs = tuple(specs)
+        self.complete: str | None = None
         if block is None:
             block = torch.empty(staging_bytes(self.specs), dtype=torch.uint8)
         self.tensors: dict[str, Tensor] = {}
         start = 0
-        for name, dtype, shape in self.specs:
-            end = start + math.prod(shape) * dtype.itemsize
-            self.tensors[name] = block[start:end].view(dtype).view(shape)
+        for spec in self.specs:
+            end = start + spec.num_bytes
+            self.tensors[spec.name] = block[start:end].view(spec.dtype).view(spec.shape)
             start = _aligned(end)
         self._digests: dict[str, Future[bytes]] = {}
-        self._threads = ThreadPoolExecutor(
-            num_threads or digest_threads(os.cpu_count() or 1), thread_name_prefix="digest weights"
-        )
-
-    def is_for(self, specs: Iterable[Spec]) -> bool:
-        """Return whether these are its names, dtypes and shapes, in the same order."""
-        return self.specs == tuple((name, dtype, tuple(shape)) for name, dtype, shape in specs)
+        self._threads = ThreadPoolExecutor(digest_threads(os.cpu_count() or 1), thread_name_prefix="digest weights")
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Copy one parameter.
@@ -112,24 +104,12 @@ def digest(tensor: Tensor) -> bytes:
     data = tensor.detach().view(-1).view(torch.uint8)
     if data.device.type == "cpu":
         return weight_checksum.digest(data.numpy())
-    return digest_on_device(data)
-
-
-def digest_on_device(data: Tensor) -> bytes:
-    """Return the digest of a one-dimensional tensor of bytes, summed on its device."""
-    whole = data.numel() - data.numel() % (8 * weight_checksum.WORDS_A_ROW)
-    words = data[:whole]
-    if words.storage_offset() % 8:  # torch can view bytes as 64-bit words only at an aligned offset
-        words = words.clone()
-    rows = words.view(torch.int64).view(-1, weight_checksum.WORDS_A_ROW)
-    # Signed sums wrap around as unsigned ones do.
-    row_sums, column_sums = (rows.sum(dim).cpu().numpy().astype("<i8").tobytes() for dim in (1, 0))
-    return weight_checksum.digest_of_sums(data.numel(), row_sums, column_sums, data[whole:].cpu().numpy().tobytes())
+    return weight_checksum.digest_on_device(data, int64=torch.int64)
 
 
 def staging_bytes(specs: Iterable[Spec]) -> int:
     """Return the size of the memory for these parameters, in bytes: theirs, and up to 63 bytes between two of them."""
-    return sum(_aligned(math.prod(shape) * dtype.itemsize) for _, dtype, shape in specs)
+    return sum(_aligned(spec.num_bytes) for spec in specs)
 
 
 def digest_threads(num_cores: int) -> int:
@@ -162,52 +142,47 @@ def apply_delta(target: Tensor, data: bytes) -> None:
         )
     elements = target.detach().view(-1).view(_TORCH_INTEGERS[delta.item_bytes])
     if delta.values_as is Values.WHOLE:
-        whole = _read_raw(delta, delta.values, delta.num_elements)
-        if delta.num_changed != delta.num_elements or delta.positions:
-            raise ValueError("the header of a delta contradicts itself")
-        elements.copy_(torch.from_numpy(whole))
+        elements.copy_(torch.from_numpy(delta.read_raw()))
         return
-    positions = torch.from_numpy(_read_positions(delta)).to(target.device)
-    if delta.values_as is Values.RAW:
-        values = _read_raw(delta, delta.values, delta.num_changed)
-    else:
-        values = _read_steps(delta, elements[positions].cpu().numpy())
+    positions = torch.from_numpy(delta.read_positions()).to(target.device)
+    values = delta.read_raw() if delta.values_as is Values.RAW else delta.read_steps(elements[positions].cpu().numpy())
     elements[positions] = torch.from_numpy(values).to(target.device)
 
 
-def _read_positions(delta: Delta) -> npt.NDArray[np.int64] | npt.NDArray[np.bool_]:
-    """Return an index of the changed elements: their positions in ascending order, or a boolean for every element."""
-    written = np.frombuffer(delta.positions, np.uint8)
-    if delta.positions_as is Positions.BITMAP:
-        if written.size != (delta.num_elements + 7) // 8:
-            raise ValueError(f"a bitmap of {written.size} bytes was received for {delta.num_elements} elements")
-        bits = np.unpackbits(written, bitorder="little").view(np.bool_)
-        num_found = int(np.count_nonzero(bits[: delta.num_elements]))
-        if num_found != delta.num_changed or bits[delta.num_elements :].any():
-            raise ValueError(f"a delta with {delta.num_changed} changes has {num_found} bits set")
-        return bits[: delta.num_elements]
-    ends = np.flatnonzero(written != GAP_ESCAPE)
-    if written.size and (not ends.size or ends[-1] != written.size - 1):
-        raise ValueError("the last position of a delta is cut off")
-    found = np.cumsum(written, dtype=np.int64)[ends] + np.arange(ends.size)
-    if found.size != delta.num_changed:
-        raise ValueError(f"a delta with {delta.num_changed} changes has {found.size} positions")
-    if found.size and found[-1] >= delta.num_elements:
-        raise ValueError(f"a delta changes element {found[-1]} of {delta.num_elements}")
-    return found
+class StagingMemory:
+    """One block for all weights that a worker stages: on its GPU if there is room, else in main memory.
+
+    For an engine on a GPU, main memory is page-locked as long as this object exists, because it is copied to the GPU
+    while decoding is paused. torch's ``pin_memory`` is not used: its allocator rounds every block up to a power of two,
+    so that 14.2 GiB take 16 as one block and 27 as one block a parameter. CUDA locks the exact bytes of an ordinary
+    block.
+
+    Args:
+        num_bytes: Size of the block, a one-dimensional uint8 tensor.
+        largest: Size of the largest parameter, in bytes.
+        device: Device on which the engine computes.
+    """
+
+    def __init__(self, num_bytes: int, *, largest: int, device: torch.device) -> None:
+        where = staging_device(num_bytes + largest, device)
+        self.block = torch.empty(num_bytes, dtype=torch.uint8, device=where)
+        if device.type == "cuda" and self.block.device.type == "cpu":
+            from vllm.v1.kv_offload.cpu import host_register
+
+            registration: Any = host_register
+            address = self.block.data_ptr()
+            # If it cannot be locked, vLLM logs that copies are slower.
+            if registration.host_register(address, num_bytes):
+                weakref.finalize(self, registration.host_unregister, address).atexit = False
+
+    def suits(self, num_bytes: int) -> bool:
+        """Return whether weights of this size fit and use nearly all of it."""
+        return num_bytes <= self.block.numel() <= 1.05 * num_bytes
 
 
-def _read_raw(delta: Delta, data: bytes, count: int) -> Integers:
-    if len(data) != count * delta.item_bytes:
-        raise ValueError(f"a delta has {len(data)} bytes of values for {count} elements of {delta.item_bytes}")
-    return np.frombuffer(bytearray(data), INTEGERS[delta.item_bytes])
-
-
-def _read_steps(delta: Delta, old: Integers) -> Integers:
-    if len(delta.values) < delta.num_changed:
-        raise ValueError(f"a delta has {len(delta.values)} bytes of steps for {delta.num_changed} elements")
-    steps = np.frombuffer(delta.values, np.int8, count=delta.num_changed)
-    is_far = steps == STEP_ESCAPE
-    values: Integers = old + steps.astype(old.dtype)  # wraps around, as the subtraction did
-    values[is_far] = _read_raw(delta, delta.values[delta.num_changed :], int(is_far.sum()))
-    return values
+def staging_device(num_bytes: int, device: torch.device) -> torch.device:
+    """Return the engine's GPU if it has room for this memory and some to spare, otherwise the CPU."""
+    if device.type != "cuda":
+        return torch.device("cpu")
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return device if num_bytes + _LEFT_FREE_BYTES <= free_bytes else torch.device("cpu")

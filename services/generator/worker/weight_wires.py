@@ -9,7 +9,6 @@
 All of this runs in a thread of the worker (worker_transfer.py), except ``leave``, which other threads may call.
 """
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -19,8 +18,9 @@ import torch
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.gloo_wire import GlooWire
 from services.generator.worker.ipc_wire import IpcWire, map_buffer
-from services.generator.worker.staged_weights import Spec, StagedWeights
+from services.generator.worker.staged_weights import StagedWeights
 from shared.control import DiskPlace, IpcBuffer
+from shared.weights.parameter_spec import Spec, cut, total_bytes
 
 
 class ChunkWire(Protocol):
@@ -85,23 +85,14 @@ def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire
         raise
 
 
-def receive_version(
-    staged: StagedWeights,
-    wire: Wire,
-    specs: Sequence[Spec],
-    what: dict[str, Any],
-    *,
-    staged_checksum: str | None,
-    buffer_bytes: int,
-) -> None:
+def receive_version(staged: StagedWeights, wire: Wire, what: dict[str, Any], *, buffer_bytes: int) -> None:
     """Bring staging memory to the version that a begin body announces.
 
     Args:
-        staged: Staging memory for ``specs``. After an error its content is unusable, because some of it may be new.
+        staged: Staging memory for the announced parameters, in their order. After an error it is not complete, because
+            some of it may be new.
         wire: The wire to receive from.
-        specs: The parameters, in the order of the begin body.
         what: Fields of the begin body: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` if it has them.
-        staged_checksum: Checksum of the staged parameters; None if they are not complete.
         buffer_bytes: Size in bytes after which a chunk ends.
 
     Raises:
@@ -111,22 +102,24 @@ def receive_version(
     """
     timeout_s = float(what["timeout_s"])
     if isinstance(wire, DiskWire):
-        wire.receive_into(
-            staged, DiskPlace.model_validate(what["place"]), staged_checksum=staged_checksum, timeout_s=timeout_s
-        )
+        wire.receive_into(staged, DiskPlace.model_validate(what["place"]), timeout_s=timeout_s)
         return
+    base, staged.complete = staged.complete, None
     sizes: Sequence[int] | None = what.get("sizes")
-    if sizes is not None and (staged_checksum is None or what.get("base_checksum") != staged_checksum):
+    if sizes is not None and (base is None or what.get("base_checksum") != base):
         raise RuntimeError("the trainer's delta starts from other weights than this worker has staged")
-    travelling = (
-        specs if sizes is None else [(spec[0], torch.uint8, [size]) for spec, size in zip(specs, sizes, strict=True)]
-    )
+    travelling = staged.specs
+    if sizes is not None:
+        travelling = tuple(
+            Spec(spec.name, torch.uint8, (size,)) for spec, size in zip(staged.specs, sizes, strict=True)
+        )
     for chunk in receive_chunks(wire, travelling, buffer_bytes=buffer_bytes, timeout_s=timeout_s):
         for name, tensor in chunk:
             if sizes is None:
                 staged.put(name, tensor)
             else:
                 staged.put_delta(name, tensor.cpu().numpy().tobytes())
+    staged.complete = staged.checksum()
 
 
 def receive_chunks(
@@ -139,37 +132,14 @@ def receive_chunks(
     """
     deadline = time.monotonic() + timeout_s
     for chunk_of in cut(specs, buffer_bytes):
-        chunk = torch.empty(sum(map(num_bytes, chunk_of)), dtype=torch.uint8, device=wire.device)
+        chunk = torch.empty(total_bytes(chunk_of), dtype=torch.uint8, device=wire.device)
         wire.receive(chunk, deadline=deadline)
         yield unpack(chunk, chunk_of)
 
 
-def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
-    """Yield the parameters of each chunk, by the rule of vLLM's packed NCCL broadcast, as the trainer cuts them.
-
-    A chunk ends with the parameter that takes it past ``buffer_bytes``.
-    """
-    chunk: list[Spec] = []
-    size = 0
-    for spec in specs:
-        chunk.append(spec)
-        size += num_bytes(spec)
-        if size > buffer_bytes:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
 def unpack(chunk: torch.Tensor, specs: Sequence[Spec]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters in ``chunk``, as views of it where the alignment allows that."""
-    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [num_bytes(spec) for spec in specs])
+    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [spec.num_bytes for spec in specs])
     for (name, dtype, shape), part in zip(specs, parts, strict=True):
         is_aligned = part.storage_offset() % dtype.itemsize == 0
         yield name, (part if is_aligned else part.clone()).view(dtype).view(shape)
-
-
-def num_bytes(spec: Spec) -> int:
-    """Return the size of one parameter."""
-    _, dtype, shape = spec
-    return math.prod(shape) * dtype.itemsize

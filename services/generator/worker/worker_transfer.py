@@ -28,11 +28,11 @@ from vllm.model_executor.model_loader.reload import layerwise
 from services.generator.worker.disk_wire import DiskWire
 from services.generator.worker.model_check import FullSet, check_adapters, checkpoint_specs
 from services.generator.worker.model_load import CheckedReload, write_adapters
-from services.generator.worker.staged_weights import Spec, StagedWeights, digest, staging_bytes
-from services.generator.worker.staging_memory import StagingMemory
+from services.generator.worker.staged_weights import StagedWeights, StagingMemory, digest, staging_bytes
 from services.generator.worker.weight_wires import Wire, open_wire, receive_chunks, receive_version
 from services.generator.worker.worker_reports import CHECKING, ENTERING, IDLE, RECEIVING, Progress, ReportTo
 from shared.weights import weight_checksum
+from shared.weights.parameter_spec import Spec
 
 cuda: Any = torch.cuda  # partly untyped
 _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load", "reserve"})
@@ -53,14 +53,17 @@ class WorkerExtension:
     vLLM adds this class to the bases of its own worker, without calling any constructor.
     """
 
+    _headrace_transfer: "WorkerTransfer | None" = None
+
     def headrace_push(self, move: str, arguments: dict[str, Any], report_to: Sequence[Any] | None = None) -> Any:
         """Make one move of WorkerTransfer. If ``report_to`` is given, report the progress of the move there."""
         if move not in _MOVES:
             raise ValueError(f"a push has no move {move}")
-        transfer = _transfer_of(self)
+        if self._headrace_transfer is None:
+            self._headrace_transfer = _transfer_of(self)
         if report_to is not None:
-            transfer.report_to = ReportTo(*report_to)
-        return getattr(transfer, move)(**arguments)
+            self._headrace_transfer.report_to = ReportTo(*report_to)
+        return getattr(self._headrace_transfer, move)(**arguments)
 
     def headrace_make_ready(self) -> None:
         """Make the buffers that vLLM 0.32 makes only in a warm-up; without a GPU it warms up only a few kinds of
@@ -76,13 +79,8 @@ class WorkerExtension:
 
 
 class WorkerTransfer:
-    """One worker's part in the pushes of its engine's life. Every method except ``reserve`` and ``load`` returns at
-    once.
-
-    Args:
-        model: The worker's shard of the model.
-        device: Device on which the worker computes.
-        rank: This worker's rank within its replica.
+    """One worker's part in the pushes of its engine's life, for its shard of the model. ``rank`` is that within its
+    replica. Every method except ``reserve`` and ``load`` returns at once.
 
     Attributes:
         report_to: Address to which progress of the next job is reported; None if it is not reported.
@@ -134,10 +132,8 @@ class WorkerTransfer:
 
         ``adapter`` holds the directory and the PEFT config of adapters; None if whole models arrive.
         """
-        specs: list[Spec] = [
-            (name, getattr(torch, dtype_name), shape)
-            for name, dtype_name, shape in zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
-        ]
+        named = zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
+        specs = tuple(Spec(name, getattr(torch, dtype_name), tuple(shape)) for name, dtype_name, shape in named)
 
         def job() -> None:
             with set_current_vllm_config(self._vllm_config):
@@ -146,12 +142,12 @@ class WorkerTransfer:
                     return
                 self._full_set.check(specs)
                 if what["staging"]:
-                    self._receive_aside(specs, what, staged_checksum=staged_checksum)
+                    self._receive_aside(specs, what)
                 else:
                     self._enter_phase(RECEIVING)
                     self._receive_directly(specs, timeout_s=what["timeout_s"])
 
-        staged_checksum, self._checksum = self._checksum, None
+        self._checksum = None
         self._start(CHECKING, job)
 
     def progress(self) -> Progress:
@@ -166,6 +162,8 @@ class WorkerTransfer:
     def forget(self) -> None:
         """Discard the received weights, which differ from what the trainer sent. Their memory is kept."""
         self._checksum = self._direct = None
+        if self._staged is not None:
+            self._staged.complete = None
 
     def load(self) -> None:
         """Load all received weights into the model. Decoding must be paused.
@@ -181,7 +179,6 @@ class WorkerTransfer:
                 reload, self._direct = self._direct, None
             elif self._staged is not None and self._checksum is not None:
                 reload = CheckedReload(self._model, self._vllm_config.model_config)
-                reload.start()
                 tensors = self._staged.tensors.items()
                 reload.load((name, tensor.to(self._device, non_blocking=True)) for name, tensor in tensors)
                 reload.check_complete()
@@ -199,24 +196,20 @@ class WorkerTransfer:
             self._memory = StagingMemory(num_bytes, largest=largest, device=self._device)
         return self._memory.block
 
-    def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, staged_checksum: str | None) -> None:
-        if self._staged is None or not self._staged.is_for(specs):
-            self._staged = staged_checksum = None
+    def _receive_aside(self, specs: tuple[Spec, ...], what: dict[str, Any]) -> None:
+        if self._staged is None or self._staged.specs != specs:
+            self._staged = None
             self._staged = StagedWeights(specs, block=self._reserve(specs))
-        staged = self._staged
         self._enter_phase(RECEIVING)
-        receive_version(
-            staged, self._entered(), specs, what, staged_checksum=staged_checksum, buffer_bytes=self._buffer_bytes
-        )
-        self._checksum = staged.checksum()
+        receive_version(self._staged, self._entered(), what, buffer_bytes=self._buffer_bytes)
+        self._checksum = self._staged.complete
 
-    def _receive_directly(self, specs: list[Spec], *, timeout_s: float) -> None:
+    def _receive_directly(self, specs: tuple[Spec, ...], *, timeout_s: float) -> None:
         wire = self._entered()
         if isinstance(wire, DiskWire):
             raise RuntimeError("weights on disk are read into staging memory, but this run has none")  # noqa: TRY004
         self._staged = self._memory = None
         reload = CheckedReload(self._model, self._vllm_config.model_config)
-        reload.start()
         # vLLM keeps these tensors until a layer is complete, and a chunk may end within a layer. So each is copied.
         digests: list[tuple[str, bytes]] = []
         for chunk in receive_chunks(wire, specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
@@ -226,14 +219,14 @@ class WorkerTransfer:
         reload.check_complete()
         self._direct, self._checksum = reload, weight_checksum.checksum(digests)
 
-    def _receive_adapters(self, specs: list[Spec], what: dict[str, Any]) -> None:
+    def _receive_adapters(self, specs: tuple[Spec, ...], what: dict[str, Any]) -> None:
         config: dict[str, Any] = what["adapter"]["config"]
         check_adapters(self._model, specs, rank=config["r"])
         self._enter_phase(RECEIVING)
         staged = StagedWeights(specs)
-        receive_version(staged, self._entered(), specs, what, staged_checksum=None, buffer_bytes=self._buffer_bytes)
+        receive_version(staged, self._entered(), what, buffer_bytes=self._buffer_bytes)
         write_adapters(staged.tensors, directory=Path(what["adapter"]["directory"]), config=config)
-        self._checksum = staged.checksum()
+        self._checksum = staged.complete
 
     def _entered(self) -> Wire:
         if self._wire is None:
@@ -283,14 +276,6 @@ class WorkerTransfer:
 
 
 def _transfer_of(worker: Any) -> WorkerTransfer:
-    transfer: WorkerTransfer | None = getattr(worker, "_headrace_transfer", None)
-    if transfer is None:
-        parallel = worker.parallel_config
-        transfer = WorkerTransfer(
-            model=worker.get_model(),
-            vllm_config=worker.vllm_config,
-            device=worker.device,
-            rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
-        )
-        worker._headrace_transfer = transfer  # noqa: SLF001  vLLM's object, our attribute
-    return transfer
+    parallel = worker.parallel_config
+    rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
+    return WorkerTransfer(model=worker.get_model(), vllm_config=worker.vllm_config, device=worker.device, rank=rank)

@@ -82,7 +82,7 @@ class PushSchedule:
         self._members: tuple[str, ...] = ()
         self._failed: dict[str, str] = {}
         self._last: PushResult | None = None
-        self._transport: tuple[str, str] | None = None
+        self._travels = ""
         self._not_before = 0.0
 
     @property
@@ -119,10 +119,11 @@ class PushSchedule:
             # No replica to push to: this does not count as a push.
             self._not_before = now + _RETRY_AFTER_S / 2
             return
-        if (result.transport, result.why_transport) != self._transport:
-            self._transport = (result.transport, result.why_transport)
-            log.info("weights travel over %s: %s", *self._transport)
-            await self._log.event("log", {"message": f"weights travel over {result.transport}: {result.why_transport}"})
+        travels = f"weights travel over {result.fleet.transport}: {result.fleet.why_transport}"
+        if travels != self._travels:
+            self._travels = travels
+            log.info("%s", travels)
+            await self._log.event("log", {"message": travels})
         self._last = result
         self.num_pushes += 1
         self.num_confirmed += result.is_confirmed
@@ -134,7 +135,7 @@ class PushSchedule:
             {
                 "policy_version": policy_version,
                 "epoch": result.communicator_epoch,
-                "transport": result.transport,
+                "transport": result.fleet.transport,
                 "members": list(result.members),
                 "failed": result.failed,
                 "total_s": result.total_s,

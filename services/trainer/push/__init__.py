@@ -8,7 +8,7 @@ outgoing.py                   what is sent: all weights or only changes (sent_we
 communicator_epochs.py        join, begin, broadcast, commit, abort
 transports.py                 opens a communicator: gloo_communicator (also ipc), nccl_communicator
 packing.py                    weights to chunks, and their checksum
-blame.py                      which generators are to blame when a step fails
+blame.py                      waits for the generators in a step, and finds which are to blame when it fails
 push_result.py                the outcome
 push_settings.py              the settings of a run's pushes
 """

@@ -1,7 +1,7 @@
 """Waits for all members in a step of a push, and finds which of them are to blame when the step fails.
 
     join, begin      all called --one fails, or time is up--> communicator closed --SETTLE_S--> the blamed replicas
-    broadcast        all asked whether they are still in the epoch:
+    broadcast        all asked, every second and after a failure, whether they are still in the epoch:
                          a member has left (it says so, or cannot be reached): it is to blame
                          one member is silent: it is to blame
                          several are silent: they get as long again, until only one is silent
@@ -17,7 +17,7 @@ A stopped process keeps its connections, so for a while it looks like a process 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from services.trainer.push.replicas import Member
 from shared.control import CommitRequest
@@ -27,8 +27,10 @@ SETTLE_S = 3.0
 """How long to wait after a failed step, so that every member has left the communicator and reported its error."""
 _ANSWER_S = 1.0
 """Members get this much less time than we wait for them."""
+_WATCH_EVERY_S = 1.0
 OURSELVES = ""
 """Stands among the members of a step for the trainer's own part in it."""
+_ResultT = TypeVar("_ResultT")
 
 
 class AttemptError(PushError):
@@ -74,20 +76,20 @@ async def all_answer(
     try:
         left = max(time_for_members(deadline - time.monotonic()), 0.0)
         await asyncio.wait(tasks.values(), timeout=left, return_when=asyncio.FIRST_EXCEPTION)
-        if all(task.done() and error_of(task) is None for task in tasks.values()):
+        if all(task.done() and _error_of(task) is None for task in tasks.values()):
             return
-        failing = {name for name, task in tasks.items() if name and task.done() and error_of(task) is not None}
+        failing = {name for name, task in tasks.items() if name and task.done() and _error_of(task) is not None}
         early = set[str]() if time.monotonic() >= late_at(deadline) else failing
         close()
         await asyncio.wait(tasks.values(), timeout=SETTLE_S)
         if all(_answered(tasks[name]) for name in early):
             members = {name: task for name, task in tasks.items() if name}
-            await until_one_is_silent(members, settle_s=SETTLE_S, patient_until=late_at(deadline))
+            await until_one_is_silent(members, patient_until=late_at(deadline))
     finally:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-    errors = {name: f"{step}: {error}" for name, task in tasks.items() if (error := error_of(task)) is not None}
+    errors = {name: f"{step}: {error}" for name, task in tasks.items() if (error := _error_of(task)) is not None}
     unanswered = {name: reason for name, reason in errors.items() if name and not _answered(tasks[name])}
     gone = {name: reason for name, reason in unanswered.items() if name in early}
     # The surviving members of a wire may need longer than this to notice that a peer died.
@@ -96,32 +98,76 @@ async def all_answer(
     raise AttemptError(reason, blamed=blamed)
 
 
-async def who_left(
-    members: Mapping[str, Member], attempted: CommitRequest, *, settle_s: float, patient_until: float
-) -> dict[str, str]:
+async def all_stay(
+    sending: Coroutine[Any, Any, _ResultT],
+    members: Mapping[str, Member],
+    attempted: CommitRequest,
+    *,
+    deadline: float,
+    close: Callable[[], None],
+) -> _ResultT:
+    """Return the result of the broadcast, and ask the members meanwhile whether they are still in the epoch.
+
+    Otherwise the broadcast would wait for a stopped process, which keeps its connections. Arguments as for ``who_left``
+    and ``all_answer``.
+
+    Raises:
+        AttemptError: The broadcast failed, a member has left, or the deadline passed.
+    """
+
+    async def ask() -> dict[str, str]:
+        return await who_left(members, attempted, patient_until=late_at(deadline))
+
+    async def watch() -> dict[str, str]:
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            if gone := await ask():
+                return gone
+
+    sent = asyncio.create_task(sending, name="push broadcast")
+    watching = asyncio.create_task(watch(), name="push watch members")
+    try:
+        left = max(deadline - time.monotonic(), 0.0)
+        await asyncio.wait({sent, watching}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        failure = _error_of(sent)
+        if failure is None:
+            return sent.result()
+        is_late = time.monotonic() >= late_at(deadline)
+        gone = watching.result() if watching.done() else await ask()
+        blamed = {} if is_late else gone
+        close()
+        raise AttemptError(f"broadcast: {next(iter(blamed.values()), failure)}", blamed=blamed)
+    finally:
+        sent.cancel()
+        watching.cancel()
+        await asyncio.gather(sent, watching, return_exceptions=True)
+
+
+async def who_left(members: Mapping[str, Member], attempted: CommitRequest, *, patient_until: float) -> dict[str, str]:
     """Return the members that are to blame, each with a reason; empty if all are still in the epoch.
+
+    They have ``SETTLE_S`` to answer.
 
     Args:
         members: The members to ask.
         attempted: The commit of this epoch. A member that has left refuses it, and the refusal says what happened.
-        settle_s: How long they have to answer, in seconds.
         patient_until: Monotonic time up to which several silent members are waited for longer.
     """
 
     async def why(member: Member) -> str | None:
         try:
-            if (await member.replica.info(timeout_s=2 * settle_s)).epoch == attempted.epoch:
+            if (await member.replica.info(timeout_s=2 * SETTLE_S)).epoch == attempted.epoch:
                 return None
-            await member.replica.commit(attempted, timeout_s=settle_s)
+            await member.replica.commit(attempted, timeout_s=SETTLE_S)
         except HeadraceError as error:
             return str(error)
         return "it left in the middle of the transfer"
 
     asked = {name: asyncio.create_task(why(member), name=f"push ask {name}") for name, member in members.items()}
     try:
-        await asyncio.wait(asked.values(), timeout=settle_s)
+        await asyncio.wait(asked.values(), timeout=SETTLE_S)
         if not _left(asked):
-            await until_one_is_silent(asked, settle_s=settle_s, patient_until=patient_until)
+            await until_one_is_silent(asked, patient_until=patient_until)
         silent = {
             name: f"generator {name} at {members[name].replica.url} does not answer"
             for name, task in asked.items()
@@ -134,9 +180,9 @@ async def who_left(
         await asyncio.gather(*asked.values(), return_exceptions=True)
 
 
-async def until_one_is_silent(tasks: Mapping[str, asyncio.Task[Any]], *, settle_s: float, patient_until: float) -> None:
-    """Wait until at most one task is unfinished, for at most ``settle_s`` and until ``patient_until``."""
-    until = min(time.monotonic() + settle_s, patient_until)
+async def until_one_is_silent(tasks: Mapping[str, asyncio.Task[Any]], *, patient_until: float) -> None:
+    """Wait until at most one task is unfinished, for at most ``SETTLE_S`` and until ``patient_until``."""
+    until = min(time.monotonic() + SETTLE_S, patient_until)
     while len(silent := [task for task in tasks.values() if not task.done()]) > 1:
         left = until - time.monotonic()
         if left <= 0:
@@ -148,7 +194,7 @@ def _left(asked: Mapping[str, asyncio.Task[str | None]]) -> dict[str, str]:
     return {name: reason for name, task in asked.items() if task.done() and (reason := task.result()) is not None}
 
 
-def error_of(task: asyncio.Task[Any]) -> BaseException | str | None:
+def _error_of(task: asyncio.Task[Any]) -> BaseException | str | None:
     """Return why a task has no result. Re-raises any exception that is not a HeadraceError, because it is a bug."""
     if not task.done():
         return "no answer"

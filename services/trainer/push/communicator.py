@@ -43,11 +43,11 @@ class Communicator:
                 communicator was closed.
         """
 
-    def finish(self, *, timeout_s: float) -> None:
+    def finish(self) -> None:
         """Wait until the last broadcast was received; needed only where ``broadcast`` does not wait.
 
         Raises:
-            PushError: As in ``broadcast``.
+            PushError: As in ``broadcast``, whose deadline holds.
         """
 
     def close(self) -> None:

@@ -1,17 +1,12 @@
 """The communicator epochs of one trainer incarnation, and the steps of a push in the newest of them.
 
-    enter       same members, same transport                  --> keep the open communicator
-                anything else                                 --> close it and open a new one
-                a transport without a wire, a late replica    --> it joins the open communicator
-    join        the new members and the trainer enter the communicator
-    begin       members check the announcement and start to receive
-    broadcast   every chunk is sent, and members are asked meanwhile whether they are still there
-    commit      members load what they received
-    abort       close the communicator; members leave it and keep their old weights
+    same members, same transport                  --> keep the open communicator
+    anything else                                 --> close it and open a new one
+    a transport without a wire, a late replica    --> it joins the open communicator
 
-Members are called concurrently. If a join, a begin or the broadcast fails, or has not ended shortly before the
-deadline, the communicator is closed, and blame.py finds the replicas that caused it. Commits are independent: a member
-that holds the new version keeps it, even if others fail.
+weight_sender.py draws the steps. Members are called concurrently. If a join, a begin or the broadcast fails, or has not
+ended shortly before the deadline, the communicator is closed, and blame.py finds the replicas that caused it. Commits
+are independent: a member that holds the new version keeps it, even if others fail.
 
 Epochs are numbered within an incarnation, and each number begins with the incarnation (lineage.py), so they rise across
 incarnations too.
@@ -21,19 +16,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from services.trainer.deadline_thread import in_thread
-from services.trainer.push.blame import (
-    OURSELVES,
-    SETTLE_S,
-    AttemptError,
-    all_answer,
-    error_of,
-    late_at,
-    time_for_members,
-    who_left,
-)
+from services.trainer.push.blame import OURSELVES, SETTLE_S, AttemptError, all_answer, all_stay, time_for_members
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.membership import Abilities, rank_offsets
 from services.trainer.push.packing import Parcel, SentDigests, pack
@@ -57,7 +44,6 @@ from shared.lineage import epoch_of
 log = logging.getLogger(__name__)
 
 _ABORT_TIMEOUT_S = 5.0
-_WATCH_EVERY_S = 1.0
 _ResultT = TypeVar("_ResultT")
 
 
@@ -146,9 +132,7 @@ class CommunicatorEpochs:
                 weight_dir=weight_dir,
             )
 
-        def rendezvous() -> None:
-            communicator.rendezvous(world_size=world_size, timeout_s=timeout_s)
-
+        rendezvous = partial(communicator.rendezvous, world_size=world_size, timeout_s=timeout_s)
         calls: dict[str, Coroutine[Any, Any, Any]] = {
             name: member.replica.join(body(name), timeout_s=_left(deadline) + SETTLE_S)
             for name, member in newcomers.items()
@@ -162,9 +146,9 @@ class CommunicatorEpochs:
             run_id=self._settings.run_id,
             epoch=self.current,
             policy_version=parcel.policy_version,
-            names=[spec.name for spec in parcel.announced.specs],
-            dtype_names=[spec.dtype_name for spec in parcel.announced.specs],
-            shapes=[list(spec.shape) for spec in parcel.announced.specs],
+            names=[spec.name for spec in parcel.announced],
+            dtype_names=[spec.dtype_name for spec in parcel.announced],
+            shapes=[list(spec.shape) for spec in parcel.announced],
             timeout_s=_time_for_members(deadline),
             encoding=parcel.encoding,
             sizes=None if parcel.sizes is None else list(parcel.sizes),
@@ -176,10 +160,7 @@ class CommunicatorEpochs:
         await all_answer("begin", calls, deadline=deadline, close=self._opened().close)
 
     async def broadcast(self, members: Mapping[str, Member], parcel: Parcel, *, deadline: float) -> str | None:
-        """Send everything, and return its checksum. Without a wire, nothing is sent.
-
-        A member that fails leaves the communicator. It is found by asking all members whether they are still in it.
-        """
+        """Send everything, and return its checksum. Without a wire, nothing is sent."""
         communicator = self._opened()
         if not communicator.is_streamed:
             return parcel.checksum
@@ -193,37 +174,11 @@ class CommunicatorEpochs:
             sent = weights if parcel.checksum is not None else digests.watching(weights)
             for chunk in pack(sent, parcel.travelling, buffer_bytes=self._buffer_bytes):
                 communicator.broadcast(chunk, timeout_s=min(self._settings.push_timeout_s, _left(deadline)))
-            communicator.finish(timeout_s=min(self._settings.push_timeout_s, _left(deadline)))
+            communicator.finish()
             return digests.checksum() if parcel.checksum is None else parcel.checksum
 
-        async def ask() -> dict[str, str]:
-            return await who_left(members, attempted, settle_s=SETTLE_S, patient_until=late_at(deadline))
-
-        async def watch() -> dict[str, str]:
-            # Without this the send would wait for a stopped process, which keeps its connections.
-            while True:
-                await asyncio.sleep(_WATCH_EVERY_S)
-                if gone := await ask():
-                    return gone
-
-        sending = asyncio.create_task(_off_loop(send, "broadcast", deadline=deadline), name="push broadcast")
-        watching = asyncio.create_task(watch(), name="push watch members")
-        try:
-            await asyncio.wait(
-                {sending, watching}, timeout=max(_left(deadline), 0.0), return_when=asyncio.FIRST_COMPLETED
-            )
-            failure = error_of(sending)
-            if failure is None:
-                return sending.result()
-            is_late = time.monotonic() >= late_at(deadline)
-            gone = watching.result() if watching.done() else await ask()
-            blamed = {} if is_late else gone
-            communicator.close()
-            raise AttemptError(f"broadcast: {next(iter(blamed.values()), failure)}", blamed=blamed)
-        finally:
-            sending.cancel()
-            watching.cancel()
-            await asyncio.gather(sending, watching, return_exceptions=True)
+        sending = _off_loop(send, "broadcast", deadline=deadline)
+        return await all_stay(sending, members, attempted, deadline=deadline, close=communicator.close)
 
     async def commit(
         self,

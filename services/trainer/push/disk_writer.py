@@ -3,10 +3,9 @@
     publish(parcel): files --> manifest, last --> place, for the begin body
                      full ... delta, delta, delta, full ...     a chain is bounded, and smaller than a full version
 
-The manifest publishes a version. A trainer that dies before writing it leaves a directory that no replica reads, and
-the next trainer removes it. A published version is not written again, so a replica that joins late costs the trainer
-nothing. Names contain the trainer's incarnation: a superseded trainer writes to directories of its own, and no
-replica is asked to read them.
+A trainer that dies before it writes the manifest leaves a directory that no replica reads, and the next trainer removes
+it. A published version is not written again, so a replica that joins late costs the trainer nothing. Names contain the
+trainer's incarnation: a superseded trainer writes to directories of its own, and no replica is asked to read them.
 
 Blocks; call it off the event loop, from one thread at a time.
 """
@@ -22,6 +21,7 @@ import torch
 from services.trainer.push.packing import NamedTensors, Parcel
 from shared.control import DiskPlace
 from shared.errors import PushError
+from shared.weights.parameter_spec import total_bytes
 from shared.weights.weight_manifest import (
     Manifest,
     WeightFile,
@@ -58,24 +58,12 @@ class DiskWriter:
 
     Args:
         store: The run's directory.
-        file_bytes: Size after which a file is cut.
-        max_chain: Maximum number of deltas on one full version.
     """
 
-    def __init__(
-        self,
-        store: WeightStore,
-        *,
-        run_id: str,
-        incarnation: int,
-        file_bytes: int = FILE_BYTES,
-        max_chain: int = MAX_CHAIN,
-    ) -> None:
+    def __init__(self, store: WeightStore, *, run_id: str, incarnation: int) -> None:
         self._store = store
         self._run_id = run_id
         self._incarnation = incarnation
-        self._file_bytes = file_bytes
-        self._max_chain = max_chain
         self._num_written = 0
         self._published: list[_Published] = []
         """This incarnation's versions, newest last."""
@@ -88,15 +76,15 @@ class DiskWriter:
     def wants_full(self, parcel: Parcel) -> bool:
         """Return whether a full version must or should be written instead of this delta.
 
-        It must if the delta does not start from the newest version. It should if the chain already has ``max_chain``
+        It must if the delta does not start from the newest version. It should if the chain already has ``MAX_CHAIN``
         deltas, or if the deltas together would be as large as the weights.
         """
         newest = self._published[-1] if self._published else None
         return parcel.encoding == "delta" and (
             newest is None
             or newest.manifest.checksum != parcel.base_checksum
-            or len(newest.chain) > self._max_chain
-            or newest.num_delta_bytes + parcel.num_bytes >= parcel.announced.num_bytes
+            or len(newest.chain) > MAX_CHAIN
+            or newest.num_delta_bytes + parcel.num_bytes >= total_bytes(parcel.announced)
         )
 
     def publish(self, parcel: Parcel) -> DiskPlace:
@@ -155,23 +143,23 @@ class DiskWriter:
             log.warning("old weights stay on disk: %s", error)
 
     def _write_files(self, name: str, parcel: Parcel) -> list[WeightFile]:
-        sizes = [spec.num_bytes for spec in parcel.travelling.specs]
-        count = len(list(_cut(sizes, self._file_bytes)))
+        sizes = [spec.num_bytes for spec in parcel.travelling]
+        cuts = list(_cut(sizes))
         written: list[WeightFile] = []
         tensors = iter(parcel.tensors())
-        for index, num_tensors in enumerate(_cut(sizes, self._file_bytes)):
-            file = file_name(index, count)
+        for index, num_tensors in enumerate(cuts):
+            file = file_name(index, len(cuts))
             data = _to_safetensors([next(tensors) for _ in range(num_tensors)])
             self._store.write(f"{name}/{file}", data)
             written.append(describe_file(file, data))
         return written
 
 
-def _cut(sizes: list[int], file_bytes: int) -> Iterator[int]:
+def _cut(sizes: list[int]) -> Iterator[int]:
     """Yield the number of tensors in each file."""
     count, total = 0, 0
     for size in sizes:
-        if count and total + size > file_bytes:
+        if count and total + size > FILE_BYTES:
             yield count
             count, total = 0, 0
         count, total = count + 1, total + size

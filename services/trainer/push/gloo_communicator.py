@@ -84,11 +84,10 @@ class GlooCommunicator(Communicator):
         options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
         data = chunk.cpu()
-        self.finish(timeout_s=timeout_s)
         self._start(lambda group: group.broadcast([data], options), what="a broadcast")
 
-    def finish(self, *, timeout_s: float) -> None:
-        """See Communicator. The deadline is the one given to the broadcast; ``timeout_s`` is not used."""
+    def finish(self) -> None:
+        """See Communicator."""
         sending, self._sending = self._sending, None
         if sending is None:
             if self._is_closed:
@@ -111,18 +110,14 @@ class GlooCommunicator(Communicator):
             del group, work
 
     def confirm(self, *, timeout_s: float) -> None:
-        """Wait until every rank has called its own ``confirm``.
-
-        Raises:
-            PushError: As in ``broadcast``.
-        """
+        """Wait until every rank has called its own ``confirm``. Raises PushError as ``broadcast`` does."""
         options = c10d.AllreduceOptions()
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
-        self.finish(timeout_s=timeout_s)
         self._start(lambda group: group.allreduce([torch.zeros(1, dtype=torch.int64)], options), what="a confirmation")
-        self.finish(timeout_s=timeout_s)
+        self.finish()
 
     def _start(self, start: Callable[[Any], Any], *, what: str) -> None:
+        self.finish()
         group = self._group
         if group is None:
             raise PushError("the communicator is closed")
@@ -148,19 +143,15 @@ class GlooCommunicator(Communicator):
         self._server = None
 
 
-class IpcCommunicator(Communicator):
+class IpcCommunicator(GlooCommunicator):
     """Rank 0 of a gloo group, with a buffer on this thread's current device.
 
     Args:
-        address: As for GlooCommunicator.
         buffer_bytes: Size of the buffer, which stays allocated.
     """
 
-    is_streamed = True
-
     def __init__(self, *, address: str, buffer_bytes: int) -> None:
-        self._control = GlooCommunicator(address=address)
-        self.port = self._control.port
+        super().__init__(address=address)
         self._device = torch.device("cuda", cuda.current_device())
         self._buffer = _buffer(self._device, buffer_bytes)
 
@@ -180,10 +171,6 @@ class IpcCommunicator(Communicator):
             event_sync_required=needs_event,
         )
 
-    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
-        """See Communicator."""
-        self._control.rendezvous(world_size=world_size, timeout_s=timeout_s)
-
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
         """See Communicator. A chunk that is larger than the buffer is sent in pieces."""
         deadline = time.monotonic() + timeout_s
@@ -195,17 +182,8 @@ class IpcCommunicator(Communicator):
                 # Other processes do not see our streams.
                 cuda.current_stream().synchronize()
             message = torch.tensor([piece.numel()])
-            self._control.broadcast(message.view(torch.uint8), timeout_s=deadline - time.monotonic())
-            self._control.confirm(timeout_s=deadline - time.monotonic())
-
-    def close(self) -> None:
-        """See Communicator."""
-        self._control.close()
-
-
-def own_device_uuid() -> str | None:
-    """Return the UUID of this thread's current GPU; None without a GPU."""
-    return device_uuid(torch.device("cuda", cuda.current_device())) if torch.cuda.is_available() else None
+            super().broadcast(message.view(torch.uint8), timeout_s=deadline - time.monotonic())
+            self.confirm(timeout_s=deadline - time.monotonic())
 
 
 def device_uuid(device: torch.device) -> str:

@@ -57,10 +57,7 @@ def _library() -> ctypes.CDLL:
     ]  # fmt: skip
     library.ncclCommGetAsyncError.argtypes = [pointer, ctypes.POINTER(ctypes.c_int)]
     library.ncclCommAbort.argtypes = [pointer]
-    library.ncclBroadcast.argtypes = [
-        pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer,
-    ]  # fmt: skip
-    library.ncclAllReduce.argtypes = [
+    library.ncclBroadcast.argtypes = library.ncclAllReduce.argtypes = [
         pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer,
     ]  # fmt: skip
     return library
@@ -115,12 +112,12 @@ class NcclCommunicator(Communicator):
                     _library().ncclCommAbort(handle)
                     raise PushError("the communicator was closed while it was formed")
             self._wait("entering NCCL", deadline=deadline)
-            self._run("ncclAllReduce", torch.zeros(1, device=self._device), (_FLOAT32, _SUM), deadline=deadline)
+            self._run("ncclAllReduce", torch.zeros(1), (_FLOAT32, _SUM), deadline=deadline)
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
         """See Communicator."""
         with torch.cuda.device(self._device):
-            self._run("ncclBroadcast", chunk.to(self._device), (_UINT8, 0), deadline=time.monotonic() + timeout_s)
+            self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=time.monotonic() + timeout_s)
 
     def close(self) -> None:
         """Abort. NCCL then releases every rank it can reach."""
@@ -145,12 +142,13 @@ class NcclCommunicator(Communicator):
             time.sleep(_POLL_S)
 
     def _run(self, function: str, tensor: torch.Tensor, kind: tuple[int, int], *, deadline: float) -> None:
-        """Start an operation on the current stream, and wait until it is done."""
+        """Start an operation on the current stream, on the device, and wait until it is done."""
         stream = torch.cuda.current_stream()
-        pointer = ctypes.c_void_p(tensor.data_ptr())
         with self._lock:
             if self._is_closed or not self._handle:
                 raise PushError("the communicator is closed")
+            tensor = tensor.to(self._device)
+            pointer = ctypes.c_void_p(tensor.data_ptr())
             code = getattr(_library(), function)(
                 pointer, pointer, tensor.numel(), *kind, self._handle, ctypes.c_void_p(stream.cuda_stream)
             )

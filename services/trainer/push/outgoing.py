@@ -9,19 +9,17 @@
 disk or an object store, that is faster than writing the bytes it saves. NCCL, and gloo within a machine, send all
 weights in less time. Over a slow network between machines, ``delta`` is worth setting.
 
-Reading, writing and removing block. They run in threads, each under the deadline of its push attempt. A thread cannot
-be killed. When the deadline passes while a thread reads weights, it is asked to stop, and ends at the next parameter,
-because the weights are about to change. A thread that writes or removes files works on copies and may go on after the
-deadline. Later reads and writes wait until it has ended.
+Reading, writing and removing block. They run in threads, one at a time, each under the deadline of its push attempt. A
+thread cannot be killed. When the deadline passes while a thread reads weights, it is asked to stop, and ends at the
+next parameter, because the weights are about to change. A thread that writes or removes files works on copies and may
+go on after the deadline.
 """
 
-import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -29,11 +27,12 @@ import torch
 from services.trainer.deadline_thread import in_thread
 from services.trainer.push.blame import SETTLE_S, AttemptError
 from services.trainer.push.disk_writer import DiskWriter
-from services.trainer.push.packing import Announcement, NamedTensors, Parcel, Weights, announce, described, difference
+from services.trainer.push.packing import NamedTensors, Parcel, Weights, announce, described, difference
 from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.sent_weights import SentWeights
 from shared.control import Transport
 from shared.errors import PushError, UnavailableError
+from shared.weights.parameter_spec import Spec, total_bytes
 from shared.weights.weight_store import StoreError, WeightStore
 
 _ResultT = TypeVar("_ResultT")
@@ -53,11 +52,10 @@ class Outgoing:
         self._sent = SentWeights()
         self._writer: DiskWriter | None = None
         self._turn = threading.Lock()
-        """Held while weights are read into the copy, a version is written, or old versions are removed."""
         self._is_distrusted = False
         self._has_old = False
         """Whether a version was written, or begun, since old ones were last removed."""
-        self._announced: Announcement | None = None
+        self._announced: tuple[Spec, ...] | None = None
 
     async def announce(self, weights: Weights, *, policy_version: int, timeout_s: float) -> Parcel:
         """Return all ``weights`` with their names, dtypes and shapes. They are not read yet.
@@ -75,7 +73,7 @@ class Outgoing:
         if self._announced is not None and (reason := difference(self._announced, announced)):
             raise PushError(reason)
         self._announced = announced
-        return Parcel(policy_version, announced, "full", weights, announced.num_bytes)
+        return Parcel(policy_version, announced, "full", weights, total_bytes(announced))
 
     async def prepare(
         self, whole: Parcel, *, transport: Transport, staged: Collection[str | None], deadline: float
@@ -94,13 +92,18 @@ class Outgoing:
             AttemptError: The reading, or earlier work, was not done by the deadline.
             PushError: The weights differ from the announcement.
         """
+        if not (transport == "disk" or (self._settings.encoding == "delta" and transport in ("gloo", "nccl"))):
+            return whole
         given_up = threading.Event()
-        work = partial(self._prepare, whole, transport, staged, deadline, given_up)
         try:
-            return await _in_time(work, deadline=deadline, what="reading the weights")
+            return await self._in_turn(
+                lambda: self._prepare(whole, transport, staged, given_up), deadline=deadline, what="reading the weights"
+            )
         except AttemptError:
             given_up.set()
-            await asyncio.to_thread(partial(self._wait_until_idle, deadline=time.monotonic() + SETTLE_S))
+            with contextlib.suppress(AttemptError):
+                idle_by = time.monotonic() + SETTLE_S
+                await self._in_turn(lambda: None, deadline=idle_by, what="waiting for earlier work")
             raise
         finally:
             given_up.set()
@@ -112,8 +115,8 @@ class Outgoing:
             AttemptError: The parcel was not written by the deadline, or cannot be written.
             UserError: ``weight_dir`` needs a package that is not installed.
         """
-        work = partial(self._write, parcel, deadline)
-        return await _in_time(work, deadline=deadline, what=f"writing the weights to {self.run_dir}")
+        what = f"writing the weights to {self.run_dir}"
+        return await self._in_turn(lambda: self._write(parcel), deadline=deadline, what=what)
 
     async def remove_old(self, *, deadline: float) -> None:
         """Remove files that the newest versions on disk do not need, if a version was written since.
@@ -122,87 +125,79 @@ class Outgoing:
         """
         if self._has_old:
             with contextlib.suppress(AttemptError):
-                await _in_time(partial(self._remove_old, deadline), deadline=deadline, what="removing old weights")
+                await self._in_turn(self._remove_old, deadline=deadline, what="removing old weights")
 
     def distrust(self) -> None:
         """Record that a member could not read what is on disk: the next version is full, in a new directory."""
         self._is_distrusted = True
 
     def _prepare(
-        self,
-        whole: Parcel,
-        transport: Transport,
-        staged: Collection[str | None],
-        deadline: float,
-        given_up: threading.Event,
+        self, whole: Parcel, transport: Transport, staged: Collection[str | None], given_up: threading.Event
     ) -> Parcel:
         """Do the work of ``prepare`` in this thread, until ``given_up`` is set: the weights are about to change."""
-        if not self._is_compared(transport):
-            return whole
         policy_version, announced = whole.policy_version, whole.announced
-        with self._own_turn(deadline=deadline):
-            if self._is_distrusted and self._writer is not None:
-                self._writer.distrust()
-            self._is_distrusted = False
-            place = None if self._writer is None or transport != "disk" else self._writer.place_of(policy_version)
-            if place is not None:
-                return Parcel(policy_version, announced, "full", _nothing, 0, checksum=self._sent.checksum, place=place)
-            if self._sent.policy_version == policy_version:  # already read, for an attempt that failed
-                parcel = self._sent.full()
-            else:
-                parcel = self._sent.update(
-                    _until(given_up, whole.tensors()),
-                    announced,
-                    policy_version=policy_version,
-                    is_compared=self._settings.encoding != "full",
-                )
+        if self._is_distrusted and self._writer is not None:
+            self._writer.distrust()
+        self._is_distrusted = False
+        place = None if self._writer is None or transport != "disk" else self._writer.place_of(policy_version)
+        if place is not None:
+            return Parcel(policy_version, announced, "full", lambda: (), 0, checksum=self._sent.checksum, place=place)
+        if self._sent.policy_version == policy_version:  # already read, for an attempt that failed
+            parcel = self._sent.full()
+        else:
+            parcel = self._sent.update(
+                _until(given_up, whole.tensors()),
+                announced,
+                policy_version=policy_version,
+                is_compared=self._settings.encoding != "full",
+            )
         if transport == "disk":
             return parcel
         has_base = all(checksum == parcel.base_checksum for checksum in staged)
-        if parcel.encoding == "delta" and not (has_base and parcel.num_bytes < announced.num_bytes):
+        if parcel.encoding == "delta" and not (has_base and parcel.num_bytes < total_bytes(announced)):
             return self._sent.full()
         return parcel
 
-    def _is_compared(self, transport: Transport) -> bool:
-        return transport == "disk" or (self._settings.encoding == "delta" and transport in ("gloo", "nccl"))
-
-    def _write(self, parcel: Parcel, deadline: float) -> Parcel:
+    def _write(self, parcel: Parcel) -> Parcel:
         if parcel.place is not None:
             return parcel
-        with self._own_turn(deadline=deadline):
-            writer = self._writer
-            if writer is None:
-                assert self.run_dir is not None
-                writer = DiskWriter(
-                    WeightStore(self.run_dir), run_id=self._settings.run_id, incarnation=self._settings.incarnation
+        if self._writer is None:
+            assert self.run_dir is not None
+            store, run_id, incarnation = WeightStore(self.run_dir), self._settings.run_id, self._settings.incarnation
+            self._writer = DiskWriter(store, run_id=run_id, incarnation=incarnation)
+        if self._writer.wants_full(parcel):
+            parcel = self._sent.full()
+        self._has_old = True
+        return replace(parcel, place=self._writer.publish(parcel))
+
+    def _remove_old(self) -> None:
+        self._has_old = False
+        if self._writer is not None:
+            self._writer.remove_old()
+
+    async def _in_turn(self, work: Callable[[], _ResultT], *, deadline: float, what: str) -> _ResultT:
+        """Do ``work`` in a thread, once earlier work has ended.
+
+        Raises:
+            AttemptError: It was not done by the deadline, or storage refused it.
+        """
+
+        def done() -> _ResultT:
+            if not self._turn.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+                raise StoreError(
+                    f"an earlier version is still being read, or written to {self.run_dir}, or old ones removed"
                 )
-                self._writer = writer
-            if writer.wants_full(parcel):
-                parcel = self._sent.full()
-            self._has_old = True
-            return replace(parcel, place=writer.publish(parcel))
+            try:
+                return work()
+            finally:
+                self._turn.release()
 
-    def _remove_old(self, deadline: float) -> None:
-        with self._own_turn(deadline=deadline):
-            self._has_old = False
-            if self._writer is not None:
-                self._writer.remove_old()
-
-    def _wait_until_idle(self, *, deadline: float) -> None:
-        """Wait until no read, write or removal is under way here, or until the deadline."""
-        with contextlib.suppress(StoreError), self._own_turn(deadline=deadline):
-            return
-
-    @contextlib.contextmanager
-    def _own_turn(self, *, deadline: float) -> Generator[None]:
-        if not self._turn.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-            raise StoreError(
-                f"an earlier version is still being read, or written to {self.run_dir}, or old ones removed"
-            )
         try:
-            yield
-        finally:
-            self._turn.release()
+            return await in_thread(done, timeout_s=max(deadline - time.monotonic(), 0.0), name=what)
+        except TimeoutError as error:
+            raise AttemptError(f"{what} did not end by the deadline of the push", blamed={}) from error
+        except StoreError as error:
+            raise AttemptError(str(error), blamed={}) from error
 
 
 def _until(given_up: threading.Event, weights: NamedTensors) -> Iterator[tuple[str, torch.Tensor]]:
@@ -210,16 +205,3 @@ def _until(given_up: threading.Event, weights: NamedTensors) -> Iterator[tuple[s
         if given_up.is_set():
             raise StoreError("this reading of the weights was given up")
         yield named
-
-
-def _nothing() -> NamedTensors:
-    return ()
-
-
-async def _in_time(work: Callable[[], _ResultT], *, deadline: float, what: str) -> _ResultT:
-    try:
-        return await in_thread(work, timeout_s=max(deadline - time.monotonic(), 0.0), name=what)
-    except TimeoutError as error:
-        raise AttemptError(f"{what} did not end by the deadline of the push", blamed={}) from error
-    except StoreError as error:
-        raise AttemptError(str(error), blamed={}) from error

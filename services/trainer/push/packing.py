@@ -2,23 +2,23 @@
 
     (name, tensor), (name, tensor), ...  --digest of each-->  uint8 chunk, uint8 chunk, ...
 
-A chunk ends with the parameter that makes it larger than ``buffer_bytes``: vLLM's rule. The receivers cut the same
-stream from the announced names, dtypes and shapes, so the weights are checked against the announcement while they are
-sent. A single difference would cause a hang.
+Both ends cut chunks from the announced names, dtypes and shapes, so the weights are checked against the announcement
+while they are sent. A single difference would cause a hang.
 """
 
-import math
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from shared.control import DiskPlace, Encoding
 from shared.errors import PushError
 from shared.weights import weight_checksum
+from shared.weights.parameter_spec import Spec, cut
 
 _PENDING_BYTES = 512 * 1024 * 1024
 
@@ -33,36 +33,6 @@ class DescribedWeights(Protocol):
     def described(self) -> NamedTensors:
         """Return names with tensors of the same dtypes and shapes; their contents are not used."""
         ...
-
-
-class Spec(NamedTuple):
-    """Name, dtype and shape of a parameter."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def dtype_name(self) -> str:
-        """The dtype as written on the wire, such as ``float32``."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the parameter, in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Announcement:
-    """Everything that one push sends, in order."""
-
-    specs: tuple[Spec, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of all parameters, in bytes."""
-        return sum(spec.num_bytes for spec in self.specs)
 
 
 @dataclass(frozen=True)
@@ -82,7 +52,7 @@ class Parcel:
     """
 
     policy_version: int
-    announced: Announcement
+    announced: tuple[Spec, ...]
     encoding: Encoding
     tensors: Weights
     num_bytes: int
@@ -92,12 +62,12 @@ class Parcel:
     place: DiskPlace | None = None
 
     @property
-    def travelling(self) -> Announcement:
+    def travelling(self) -> tuple[Spec, ...]:
         """Names, dtypes and shapes on the wire: of the parameters, or of their deltas as uint8 tensors."""
         if self.sizes is None:
             return self.announced
-        sized = zip(self.announced.specs, self.sizes, strict=True)
-        return Announcement(tuple(Spec(spec.name, torch.uint8, (size,)) for spec, size in sized))
+        sized = zip(self.announced, self.sizes, strict=True)
+        return tuple(Spec(spec.name, torch.uint8, (size,)) for spec, size in sized)
 
 
 def described(weights: Weights) -> NamedTensors:
@@ -105,7 +75,7 @@ def described(weights: Weights) -> NamedTensors:
     return weights.described() if isinstance(weights, DescribedWeights) else weights()
 
 
-def announce(weights: NamedTensors) -> Announcement:
+def announce(weights: NamedTensors) -> tuple[Spec, ...]:
     """Describe ``weights`` without keeping them. Iterating may convert every tensor, so this is slow.
 
     Raises:
@@ -118,48 +88,41 @@ def announce(weights: NamedTensors) -> Announcement:
     if len(set(names)) != len(names):
         double = next(name for name in names if names.count(name) > 1)
         raise PushError(f"the weights to push contain {double} twice")
-    return Announcement(specs)
+    return specs
 
 
-def difference(before: Announcement, now: Announcement) -> str | None:
+def difference(before: tuple[Spec, ...], now: tuple[Spec, ...]) -> str | None:
     """Return a sentence on the first difference between two announcements, or None."""
-    earlier = {spec.name: spec for spec in before.specs}
-    names = {spec.name for spec in now.specs}
+    earlier = {spec.name: spec for spec in before}
+    names = {spec.name for spec in now}
     lost, new = sorted(earlier.keys() - names), sorted(names - earlier.keys())
     if lost or new:
         return f"the pushed parameters changed: {len(lost)} are gone {lost[:3]}, {len(new)} are new {new[:3]}"
-    for spec in now.specs:
+    for spec in now:
         if (was := earlier[spec.name]) != spec:
             return f"parameter {spec.name} was {was[1:]} and is {spec[1:]} now"
     return None
 
 
-def pack(weights: NamedTensors, announced: Announcement, *, buffer_bytes: int) -> Iterator[torch.Tensor]:
+def pack(weights: NamedTensors, announced: tuple[Spec, ...], *, buffer_bytes: int) -> Iterator[torch.Tensor]:
     """Yield the chunks of ``weights``, each a new one-dimensional uint8 tensor.
 
     Raises:
         PushError: ``weights`` differ from the announcement.
     """
-    parts: list[torch.Tensor] = []
-    size = 0
-    for _, tensor in checked(weights, announced):
-        part = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        parts.append(part)
-        size += part.numel()
-        if size > buffer_bytes:
-            yield torch.cat(parts)
-            parts, size = [], 0
-    if parts:
-        yield torch.cat(parts)
+    tensors = checked(weights, announced)
+    for chunk_of in cut(announced, buffer_bytes):
+        yield torch.cat([_bytes_of(tensor) for _, tensor in itertools.islice(tensors, len(chunk_of))])
+    next(tensors, None)  # fails if there are more weights than announced
 
 
-def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[str, torch.Tensor]]:
+def checked(weights: NamedTensors, announced: tuple[Spec, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield ``weights`` while they agree with the announcement.
 
     Raises:
         PushError: They differ from it.
     """
-    expected = iter(announced.specs)
+    expected = iter(announced)
     for name, tensor in weights:
         spec = next(expected, None)
         if spec is None:
@@ -200,19 +163,11 @@ class SentDigests:
 
 def digest(tensor: torch.Tensor) -> bytes:
     """Return the digest of a tensor's bytes, summed on its device."""
-    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    data = _bytes_of(tensor)
     if data.device.type == "cpu":
         return weight_checksum.digest(data.numpy())
-    return digest_on_device(data)
+    return weight_checksum.digest_on_device(data, int64=torch.int64)
 
 
-def digest_on_device(data: torch.Tensor) -> bytes:
-    """Return the digest of one-dimensional bytes, summed on their device."""
-    whole = data.numel() - data.numel() % (8 * weight_checksum.WORDS_A_ROW)
-    words = data[:whole]
-    if words.storage_offset() % 8:  # torch requires 64-bit views to be aligned
-        words = words.clone()
-    rows = words.view(torch.int64).view(-1, weight_checksum.WORDS_A_ROW)
-    # Signed sums wrap as unsigned ones do.
-    row_sums, column_sums = (rows.sum(dim).cpu().numpy().astype("<i8").tobytes() for dim in (1, 0))
-    return weight_checksum.digest_of_sums(data.numel(), row_sums, column_sums, data[whole:].cpu().numpy().tobytes())
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from services.trainer.push.membership import Retries, already_serves
 from services.trainer.push.replicas import Fleet, Member
-from shared.control import CommitReply, ReplicaInfo, Transport
+from shared.control import CommitReply, ReplicaInfo
 from shared.lineage import LineageVersion
 
 
@@ -79,16 +79,6 @@ class PushResult:
                 retries.failed(info, is_to_blame=name in self.blamed, now=now)
             elif name in self.replies or name in self.holding:
                 retries.succeeded(name)
-
-    @property
-    def transport(self) -> Transport:
-        """Transport of the last attempt."""
-        return self.fleet.transport
-
-    @property
-    def why_transport(self) -> str:
-        """A sentence on why this transport was chosen."""
-        return self.fleet.why_transport
 
     @property
     def members(self) -> tuple[str, ...]:

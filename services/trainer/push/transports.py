@@ -3,7 +3,7 @@
 import torch
 
 from services.trainer.push.communicator import Communicator
-from services.trainer.push.gloo_communicator import GlooCommunicator, IpcCommunicator, own_device_uuid
+from services.trainer.push.gloo_communicator import GlooCommunicator, IpcCommunicator, device_uuid
 from services.trainer.push.membership import Abilities
 from services.trainer.push.nccl_communicator import NcclCommunicator, nccl_version
 from shared.control import Transport
@@ -40,8 +40,7 @@ def chunk_bytes(transport: Transport) -> int:
 
 def own_abilities() -> Abilities:
     """Return the versions and the GPU of this process, to compare with the generators'."""
-    return Abilities(
-        torch_version=str(torch.__version__),
-        nccl_version=nccl_version() if torch.cuda.is_available() else None,
-        device_uuid=own_device_uuid(),
-    )
+    if not torch.cuda.is_available():
+        return Abilities(str(torch.__version__), nccl_version=None)
+    device = torch.device("cuda", torch.cuda.current_device())
+    return Abilities(str(torch.__version__), nccl_version(), device_uuid(device))

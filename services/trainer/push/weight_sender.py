@@ -99,7 +99,7 @@ class WeightSender:
             timeout_s = self._push_timeout_s
             try:
                 probe = None
-                if prober is not None and result.transport != "simulated":
+                if prober is not None and result.fleet.transport != "simulated":
                     probe = await prober.probe(policy_version, timeout_s=timeout_s)
                 began_at = time.monotonic()
                 whole = await self._outgoing.announce(weights, policy_version=policy_version, timeout_s=timeout_s)
@@ -165,8 +165,8 @@ class WeightSender:
             # torch keeps memory that the optimizer no longer uses; the engine needs it when it wakes.
             torch.cuda.empty_cache()
         staged = [info.staged_checksum for info in infos]
-        parcel = await self._outgoing.prepare(whole, transport=result.transport, staged=staged, deadline=deadline)
-        if result.transport == "disk":
+        parcel = await self._outgoing.prepare(whole, transport=result.fleet.transport, staged=staged, deadline=deadline)
+        if result.fleet.transport == "disk":
             result.find_holding(LineageVersion(self._incarnation, result.policy_version), checksum=parcel.checksum)
             parcel = await self._outgoing.write(parcel, deadline=deadline)
         result.num_bytes = parcel.num_bytes

@@ -7,7 +7,6 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import os
 import secrets
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.run_view import RunSummary, summary
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.submit_checks.run_validation import ValidRun
-from shared.disk_sync import sync
+from shared.disk_sync import write_whole
 from shared.errors import NoRoomError
 from shared.redis.run_record import RunRecord
 from shared.run_options.run_config import RunConfig
@@ -167,15 +166,8 @@ def _new_run_id() -> str:
 
 def _write_config(run_dir: Path, config: RunConfig) -> None:
     """Write the run's options so that a power loss leaves the file whole."""
-    run_dir.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(config.model_dump(mode="json")), indent=2)
-    aside = run_dir / f"config.{hashlib.sha256(text).hexdigest()[:8]}.tmp"
-    with aside.open("wb") as file:
-        file.write(text + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, run_dir / "config.json")
-    sync(run_dir)
+    write_whole(run_dir / "config.json", text + b"\n", aside=f".{hashlib.sha256(text).hexdigest()[:8]}.tmp")
 
 
 def _remove_config(run_dir: Path) -> None:

@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from services.generator.worker.staged_weights import StagedWeights, staging_bytes
-from services.generator.worker.staging_memory import StagingMemory
+from services.generator.worker.staged_weights import StagedWeights, StagingMemory, staging_bytes
+from shared.weights.parameter_spec import Spec
 
 if TYPE_CHECKING:
     from services.generator.worker.worker_transfer import WorkerTransfer
@@ -42,9 +42,6 @@ class Reload:
 
     def __init__(self, *_: Any) -> None:
         self.loaded: dict[str, Tensor] = {}
-
-    def start(self) -> None:
-        pass
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         self.loaded |= dict(named)
@@ -142,7 +139,7 @@ def until_idle(worker: "WorkerTransfer") -> None:
     assert worker.progress().failure is None
 
 
-def receive(worker: "WorkerTransfer", *, staging: bool = False) -> str | None:
+def receive(worker: "WorkerTransfer", *, staging: bool = False, **more: object) -> str | None:
     worker.enter({"buffer_bytes": 1000})
     until_idle(worker)
     worker.receive(
@@ -154,13 +151,28 @@ def receive(worker: "WorkerTransfer", *, staging: bool = False) -> str | None:
             "staging": staging,
             "timeout_s": 5.0,
         }
+        | more
     )
     until_idle(worker)
     return worker.progress().checksum
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_only_a_complete_version_that_was_not_forgotten_is_the_base_of_a_delta(
+    wire: NamedWire, is_forgotten: bool
+) -> None:
+    del wire
+    worker = a_worker()
+    base = receive(worker, staging=True)
+    if is_forgotten:
+        worker.forget()
+    for is_base in (not is_forgotten, False):  # this wire sends no delta, so the first one fails and leaves no base
+        with pytest.raises(AssertionError, match="The size of tensor" if is_base else "starts from other weights"):
+            receive(worker, staging=True, sizes=[1, 1], base_checksum=base)
+
+
 def test_bytes_received_directly_into_the_model_have_the_right_checksum(wire: NamedWire) -> None:
-    staged = StagedWeights([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])
+    staged = StagedWeights([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in NAMED.items()])
     for name, tensor in NAMED.items():
         staged.put(name, tensor)
     worker = a_worker()
@@ -197,7 +209,7 @@ def test_staging_memory_is_allocated_once_and_before_the_first_push(
     cast("Any", safetensors.torch).save_file({"tok_embeddings": torch.zeros(9)}, snapshot / "consolidated.safetensors")
     worker = a_worker(checkpoint="org/model", download_dir=tmp_path)
     worker.reserve()
-    wanted = [staging_bytes([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])]
+    wanted = [staging_bytes([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in NAMED.items()])]
     assert allocated == wanted
     for is_damaged in (False, True, False):
         wire.is_damaged = is_damaged
@@ -223,8 +235,8 @@ def test_weights_of_another_size_than_the_checkpoint_get_memory_of_their_size(
     cast("Any", safetensors.torch).save_file({"embed": torch.zeros(500)}, tmp_path / "model.safetensors")
     worker.reserve()
     assert receive(worker, staging=True) is not None
-    wanted = staging_bytes([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])
-    assert allocated == [staging_bytes([("embed", torch.float32, (500,))]), wanted]
+    wanted = staging_bytes([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in NAMED.items()])
+    assert allocated == [staging_bytes([Spec("embed", torch.float32, (500,))]), wanted]
 
 
 def test_a_run_that_stages_nothing_frees_the_memory_of_an_earlier_run(wire: NamedWire, allocated: list[int]) -> None:

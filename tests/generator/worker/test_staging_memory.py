@@ -7,19 +7,19 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.generator.worker.staged_weights import Spec, StagedWeights, staging_bytes
-from services.generator.worker.staging_memory import StagingMemory, staging_device
+from services.generator.worker.staged_weights import StagedWeights, StagingMemory, staging_bytes, staging_device
+from shared.weights.parameter_spec import Spec
 
 GPU = torch.device("cuda", 0)
-LAYER: list[Spec] = [
-    ("embed", torch.bfloat16, (1000, 96)),
-    ("norm", torch.bfloat16, (96,)),
-    ("scale", torch.bfloat16, (1,)),
-    ("router", torch.float32, (7, 33)),
-    ("table", torch.int64, (5,)),
-    ("number", torch.float32, ()),
-    ("nothing", torch.float32, (0, 3)),
-    ("down", torch.bfloat16, (96, 511)),
+LAYER = [
+    Spec("embed", torch.bfloat16, (1000, 96)),
+    Spec("norm", torch.bfloat16, (96,)),
+    Spec("scale", torch.bfloat16, (1,)),
+    Spec("router", torch.float32, (7, 33)),
+    Spec("table", torch.int64, (5,)),
+    Spec("number", torch.float32, ()),
+    Spec("nothing", torch.float32, (0, 3)),
+    Spec("down", torch.bfloat16, (96, 511)),
 ]
 
 

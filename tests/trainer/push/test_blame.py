@@ -21,6 +21,7 @@ from services.trainer.push.push_settings import PushSettings
 from services.trainer.push.replicas import Fleet, Member, Replica
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
+from shared.weights.parameter_spec import total_bytes
 
 pytestmark = pytest.mark.unit
 
@@ -95,9 +96,10 @@ async def test_only_the_replicas_that_caused_a_failure_are_blamed(
 async def test_a_slow_replica_is_not_blamed_along_with_a_silent_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     are_waited_for_longer = asyncio.Event()
 
-    async def wait_longer(tasks: dict[str, asyncio.Task[Any]], *, settle_s: float, patient_until: float) -> None:
+    async def wait_longer(tasks: dict[str, asyncio.Task[Any]], *, patient_until: float) -> None:
         are_waited_for_longer.set()
-        await until_one_is_silent(tasks, settle_s=600.0, patient_until=patient_until)
+        monkeypatch.setattr(blame, "SETTLE_S", 600.0)
+        await until_one_is_silent(tasks, patient_until=patient_until)
 
     async def slow() -> ReplicaInfo:
         await are_waited_for_longer.wait()
@@ -117,7 +119,7 @@ async def blamed_by_begin(answers: Mapping[str, Answer], *, within_s: float = 30
         settings = PushSettings(run_id="run", incarnation=1, internal_key="", transport="disk", push_timeout_s=60.0)
         epochs = CommunicatorEpochs(settings, Abilities("2.13.0", None))
         epochs.enter(Fleet(ready=members, refused={}, transport="disk", why_transport=""))
-        parcel = Parcel(1, announced, "full", lambda: named, announced.num_bytes)
+        parcel = Parcel(1, announced, "full", lambda: named, total_bytes(announced))
         with pytest.raises(AttemptError) as raised:
             await epochs.begin(members, parcel, deadline=time.monotonic() + within_s)
     return set(raised.value.blamed)

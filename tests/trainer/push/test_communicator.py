@@ -110,8 +110,9 @@ def test_a_closed_nccl_communicator_is_aborted_once_and_sends_nothing(
     communicator.broadcast(chunk, timeout_s=120.0)
     communicator.close()
     communicator.close()
+    cannot_be_copied = torch.empty(3, dtype=torch.uint8, device="meta")
     with pytest.raises(PushError, match="is closed"):
-        communicator.broadcast(chunk, timeout_s=120.0)
+        communicator.broadcast(cannot_be_copied, timeout_s=120.0)
     assert nccl.calls == ["all-reduce", "broadcast", "abort"]
 
 

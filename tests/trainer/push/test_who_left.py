@@ -54,10 +54,15 @@ async def is_silent() -> ReplicaInfo:
     return INFO
 
 
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blame, "SETTLE_S", SETTLE_S)
+
+
 async def asked(**says: Says) -> dict[str, str]:
     async with httpx.AsyncClient() as client:
         members = {name: Member(Asked(name, client, answer), INFO) for name, answer in says.items()}
-        return await who_left(members, COMMIT, settle_s=SETTLE_S, patient_until=time.monotonic() + 100)
+        return await who_left(members, COMMIT, patient_until=time.monotonic() + 100)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +91,10 @@ async def test_one_that_is_only_slow_is_not_blamed_along_with_the_one_that_is_st
 ) -> None:
     are_waited_for_longer = asyncio.Event()
 
-    async def wait_longer(tasks: dict[str, asyncio.Task[str | None]], *, settle_s: float, patient_until: float) -> None:
+    async def wait_longer(tasks: dict[str, asyncio.Task[str | None]], *, patient_until: float) -> None:
         are_waited_for_longer.set()
-        await until_one_is_silent(tasks, settle_s=600.0, patient_until=patient_until)
+        monkeypatch.setattr(blame, "SETTLE_S", 600.0)
+        await until_one_is_silent(tasks, patient_until=patient_until)
 
     async def is_slow() -> ReplicaInfo:
         await are_waited_for_longer.wait()
@@ -98,9 +104,10 @@ async def test_one_that_is_only_slow_is_not_blamed_along_with_the_one_that_is_st
     assert set(await asked(stopped=is_silent, slow=is_slow, quick=takes_part)) == {"stopped"}
 
 
-async def test_no_replica_is_waited_for_after_the_deadline() -> None:
+async def test_no_replica_is_waited_for_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = {name: asyncio.create_task(is_silent(), name=name) for name in ("one", "two")}
-    await until_one_is_silent(tasks, settle_s=600.0, patient_until=time.monotonic())
+    monkeypatch.setattr(blame, "SETTLE_S", 600.0)
+    await until_one_is_silent(tasks, patient_until=time.monotonic())
     assert not any(task.done() for task in tasks.values())
     for task in tasks.values():
         task.cancel()
