@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -170,14 +170,18 @@ class OpenSessions:
         self._open: dict[str, OpenSession] = {}
         self._runs: dict[str, _ServedRun] = {}
 
-    def find(self, session_id: str, key: str) -> OpenSession:
+    def find(self, session_id: str, keys: Iterable[str]) -> OpenSession:
         """Return the session that a request is for.
 
+        Args:
+            session_id: The id in the request's path.
+            keys: The keys that the request has.
+
         Raises:
-            UnknownSessionError: The key is not the session's.
+            UnknownSessionError: None of the keys is the session's.
             SessionOverError: The session is over, and forgotten.
         """
-        if not hmac.compare_digest(key.encode(), self._key(session_id).encode()):
+        if not any(hmac.compare_digest(key.encode(), self._key(session_id).encode()) for key in keys):
             raise UnknownSessionError("the key is not the key of this session; use the api_key that came with its URL")
         if session_id not in self._open:
             raise SessionOverError(f"session {session_id} is over; open another one")

@@ -4,7 +4,8 @@
                 404, 405         401            403            422
 
 Deny by default: a request without a known key gets a 401 even for an unknown path, and a path that is not in the
-service's table never reaches the application. Only a session's key is checked by the application itself. The password
+service's table never reaches the application. Only a session's key is checked by the application itself, so a path
+below a session that does not exist is a 404 for everybody. The password
 of basic authentication is accepted as the key too, because some clients can send only what fits into a URL
 (``http://:KEY@host``).
 
@@ -27,6 +28,8 @@ from shared.serving.http_guard import App, Message, Receive, Scope, Send, proble
 
 _LOOK_EVERY_S = 1.0
 _MAX_ERRORS, _MAX_NAME = 10, 100
+_NEEDS: dict[str, Need] = {"/internal/": INTERNAL, "/v1/sessions/": SESSION}
+"""The needs of unknown paths, by their beginnings. The door cannot recognise the key of a session."""
 _ASK_FOR_KEY = (b"www-authenticate", b"Bearer")
 
 
@@ -50,11 +53,8 @@ class Door:
             await self._app(scope, receive, send)
             return
         found = self._routes.find(str(scope["method"]), str(scope["path"]))
-        if found.route is not None and found.route.needs in (None, SESSION):
-            await self._let_in(found, scope, receive, send)
-            return
         need = _need(found, str(scope["path"]))
-        if self._keyring.is_open_to_all(need):
+        if need is None or need == SESSION or self._keyring.is_open_to_all(need):
             await self._let_in(found, scope, receive, send)
             return
         shown = _key_in(scope)
@@ -109,11 +109,11 @@ def _shown(name: str) -> str:
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name[:_MAX_NAME])
 
 
-def _need(found: Found, path: str) -> Need:
+def _need(found: Found, path: str) -> Need | None:
     """Return the scope a request needs. For an unknown path, any key of the right kind gets the 404 or 405."""
-    if found.route is not None and found.route.needs is not None:
+    if found.route is not None:
         return found.route.needs
-    return INTERNAL if path.startswith("/internal/") else "read"
+    return next((need for prefix, need in _NEEDS.items() if path.startswith(prefix)), "read")
 
 
 class _Watch:

@@ -168,9 +168,13 @@ MESSAGES = TurnProtocol(MessagesRequest, asked, answer, events)
 
 def _system(given: str | list[dict[str, Any]] | None) -> list[ChatMessage]:
     if isinstance(given, list):
-        given = [block for block in given if not str(block.get("text")).startswith(_BILLING)]
+        given = [block for block in given if not _is_billing(block.get("text"))]
     content = text_content(given or "", types=("text",), place="system")
     return [{"role": "system", "content": content}] if content else []
+
+
+def _is_billing(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith(_BILLING)
 
 
 def _chat_messages(index: int, message: Message) -> list[ChatMessage]:
@@ -187,12 +191,13 @@ def _chat_messages(index: int, message: Message) -> list[ChatMessage]:
             made["tool_calls"] = calls
         return [made]
     messages: list[ChatMessage] = []
-    for is_result, group in itertools.groupby(blocks, key=lambda block: isinstance(block, _ToolResult)):
+    numbered = enumerate(blocks)
+    for is_result, group in itertools.groupby(numbered, key=lambda block: isinstance(block[1], _ToolResult)):
         same = [*group]
         if is_result:
-            messages += [_result(block, place) for block in same if isinstance(block, _ToolResult)]
+            messages += [_result(block, f"{place}[{at}]") for at, block in same if isinstance(block, _ToolResult)]
         else:
-            messages.append({"role": message.role, "content": _text_of(same)})
+            messages.append({"role": message.role, "content": _text_of([block for _, block in same])})
     return messages or [{"role": message.role, "content": ""}]
 
 
@@ -201,7 +206,7 @@ def _text_of(blocks: list[_Block]) -> str | list[dict[str, Any]]:
 
 
 def _result(block: _ToolResult, place: str) -> ChatMessage:
-    content = text_content(block.content or "", types=("text",), place=f"the tool_result's content in {place}")
+    content = text_content(block.content or "", types=("text",), place=f"{place}.content")
     return {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
 
 

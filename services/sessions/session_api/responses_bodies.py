@@ -144,11 +144,12 @@ def answer(request: ResponsesRequest, answered: AnsweredTurn) -> dict[str, Any]:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": num_prompt + num_sampled,
         },
-        "instructions": request.instructions,
+        # A client knows what it asked for. A stream would repeat it three times, as often as it is asked for.
+        "instructions": None,
         "previous_response_id": request.previous_response_id,
         "max_output_tokens": request.max_output_tokens,
-        "tools": request.tools or [],
-        "tool_choice": request.tool_choice or "auto",
+        "tools": [],
+        "tool_choice": "auto",
         "parallel_tool_calls": True,
         "metadata": {},
     }

@@ -115,7 +115,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
     router = APIRouter(tags=["sessions"])
 
     async def session_of(session_id: str, request: Request) -> OpenSession:
-        return sessions.find(session_id, _key_in(request))
+        return sessions.find(session_id, _keys_in(request))
 
     @router.post(
         SESSIONS_PATH,
@@ -200,7 +200,7 @@ def _add_turn_route(
         """Return the next turn."""
         require_json(request.headers.get("content-type", ""))
         body = decode(await request.body(), protocol.request)
-        asked = protocol.asked(body, partial(_conversation, opened))
+        asked = protocol.asked(body, partial(_conversation_of, opened))
         turn = await opened.turn(asked.messages, asked.tools, max_tokens=asked.max_tokens, seed=asked.seed)
         recording = opened.session.recording
         number = recording.number_of(turn)
@@ -214,7 +214,7 @@ def _answer_id(opened: OpenSession, turn: int) -> str:
     return f"{opened.session_id}-{turn}"
 
 
-def _conversation(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
+def _conversation_of(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
     """Return the conversation that ended with an answer. Raises BodyError."""
     recording = opened.session.recording
     for turn in range(recording.num_turns):
@@ -225,10 +225,10 @@ def _conversation(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
     )
 
 
-def _key_in(request: Request) -> str:
-    """Return the key of a request, which Anthropic's protocol has in a header of its own."""
+def _keys_in(request: Request) -> list[str]:
+    """Return the keys of a request. Anthropic's clients have a header of their own, and may send both."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return [key.strip() if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
 
 
 def _view(opened: OpenSession) -> SessionView:
@@ -264,7 +264,8 @@ def _problem(error: Exception) -> tuple[int, str, str]:
         case TooManySessionsError():
             return 429, "Too many sessions", f"{error}."
         case TurnRefusedError(kind="context_length"):
-            return 400, "Context length exceeded", f"{error}."
+            # Anthropic's clients recognise these words, and OpenAI's the code that the title becomes.
+            return 400, "Context length exceeded", f"prompt is too long: {error}."
         case _:
             return 400, "Turn refused", f"{error}."
 

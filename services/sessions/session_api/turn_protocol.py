@@ -146,7 +146,9 @@ def one_of(value: dict[str, Any], kinds: Mapping[str, type[_BodyT]], *, place: s
     Raises:
         BodyError: It has another type, or is malformed.
     """
-    named = str(value.get("type", default))
+    named = value.get("type") or default
+    if not isinstance(named, str):
+        raise BodyError(400, "Invalid request", f"The type of {place} is not a string.")
     if named not in kinds:
         raise BodyError(
             400,

@@ -210,7 +210,9 @@ async def test_a_key_is_taken_in_either_header_and_no_other_key_is(path: str) ->
         url = f"{session['base_url']}/{path}"
         async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
             for key, status in ((session["api_key"], 200), (other["api_key"], 401), ("no", 401)):
-                for headers in ({"x-api-key": key}, {"authorization": f"Bearer {key}"}):
+                bearer = {"authorization": f"Bearer {key}"}
+                for headers in ({"x-api-key": key}, bearer, {"x-api-key": key, "authorization": "Bearer no"},
+                                bearer | {"x-api-key": "no"}):  # fmt: skip
                     assert (await http.post(url, json=BODIES[path], headers=headers)).status_code == status
 
 
@@ -250,6 +252,17 @@ async def test_every_error_has_the_form_of_its_protocol(path: str) -> None:
             assert await refusal(whole) == (410, invalid, "session_over")
 
 
+async def test_an_answer_does_not_repeat_a_large_request() -> None:
+    async with serving() as service:
+        session = await service.open()
+        headers = {"authorization": f"Bearer {session['api_key']}"}
+        large = {"input": "a", "instructions": "\x7f" * 1_000_000, "tool_choice": [0.5] * 100_000, "stream": True}
+        async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
+            answer = await http.post(f"{session['base_url']}/responses", json=large, headers=headers)
+        assert answer.status_code == 200, answer.text[:500]
+        assert len(answer.content) < 20_000
+
+
 async def test_clients_raise_what_their_protocol_has_for_an_error() -> None:
     async with serving() as service:
         session = await service.open()
@@ -262,6 +275,8 @@ async def test_clients_raise_what_their_protocol_has_for_an_error() -> None:
                 await client.responses.create(model="any", input="2+2?")
         right = wrong | {"api_key": session["api_key"]}
         async with anthropic.AsyncAnthropic(**right) as client:
+            with pytest.raises(anthropic.NotFoundError):  # a route that is not there, and not a wrong key
+                await client.messages.count_tokens(model="any", messages=QUESTION)
             with pytest.raises(anthropic.BadRequestError, match="last message of the assistant"):
                 await client.messages.create(
                     model="any", max_tokens=9, messages=[*QUESTION, {"role": "assistant", "content": "It"}]

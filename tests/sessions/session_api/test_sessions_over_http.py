@@ -179,11 +179,7 @@ async def test_bad_requests_are_errors_in_openais_form() -> None:
             assert await refusal(chat, b'{"messages":[{"content":"no role"}]}') == (400, invalid, "turn_refused")
             assert await refusal(chat, b"x" * (9 << 20)) == (413, invalid, "body_too_large")
             assert await refusal(chat, b"{}", **{"content-type": "text/plain"}) == (415, invalid, "not_json")
-            assert await refusal(f"{session['base_url']}/nothing", b"{}") == (
-                401,
-                "authentication_error",
-                "key_required",
-            )
+            assert await refusal(f"{session['base_url']}/nothing", b"{}") == (404, invalid, "not_found")
             assert await refusal(f"{session['base_url']}/reward", b'{"reward": "1"}') == (
                 400,
                 invalid,

@@ -78,3 +78,9 @@ def test_a_body_is_refused_before_it_is_too_deep_to_be_encoded_again(protocol: A
     for levels in (99, 900):
         with pytest.raises(BodyError, match="nested deeper than 100 levels"):
             decode(body(levels), protocol.request)
+
+
+@pytest.mark.parametrize("kind", [[1e-300] * 3, {"a": 1}, 5, True])
+def test_a_type_that_is_not_a_string_is_named_as_such(kind: object) -> None:
+    with pytest.raises(BodyError, match=r"The type of input\[0\] is not a string"):
+        asked(RESPONSES, {"input": [{"type": kind, "role": "user", "content": "a"}]})
