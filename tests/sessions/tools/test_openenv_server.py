@@ -1,0 +1,227 @@
+"""Environments of OpenEnv servers, stand-ins and real ones: their tools, sessions, rewards, places and deaths."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from services.sessions.tools.openenv_server import OpenEnvEnvironment, OpenEnvServer
+from services.sessions.tools.openenv_session import OpenEnvSession, RefusedMessageError
+from services.sessions.tools.tool_errors import ToolError, ToolLostError
+from tests.eventually import eventually
+from tests.sessions.tools.openenv_servers import SERVERS, STAND_IN, loaded, openenv_server
+
+
+@pytest.fixture(params=SERVERS)
+def program(request: pytest.FixtureRequest) -> list[str]:
+    return list(request.param)
+
+
+@pytest.fixture
+async def game(program: list[str]) -> AsyncGenerator[OpenEnvServer]:
+    async with openenv_server(program, "game") as (url, _):
+        yield await loaded(url)
+
+
+@pytest.fixture
+async def counter(program: list[str]) -> AsyncGenerator[OpenEnvServer]:
+    async with openenv_server(program, "counter") as (url, _):
+        yield await loaded(url)
+
+
+async def reset(environment: OpenEnvEnvironment, group_id: str = "0", **row: Any) -> str:
+    return await environment.reset(row, rollout_id=f"{group_id}-0", group_id=group_id)
+
+
+async def secret_of(environment: OpenEnvEnvironment) -> int:
+    return int((await environment.state()).attributes["secret"])
+
+
+async def test_an_environment_without_mcp_tools_has_one_tool_that_takes_its_action(game: OpenEnvServer) -> None:
+    (schema,) = game.schemas
+    number = {"description": "The guess.", "title": "Number", "type": "integer"}
+    parameters = {
+        "type": "object", "properties": {"number": number}, "required": ["number"], "additionalProperties": False,
+    }  # fmt: skip
+    assert schema == {
+        "type": "function",
+        "function": {"name": "step", "description": "Guess the number.", "parameters": parameters},
+    }
+    assert (game.name, game.has_reward) == ("Game", True)
+
+
+async def test_the_mcp_tools_of_an_environment_are_its_tools(counter: OpenEnvServer) -> None:
+    (schema,) = counter.schemas
+    assert (schema["function"]["name"], schema["function"]["description"]) == ("add", "Add a number.")
+    assert schema["function"]["parameters"]["properties"]["number"]["type"] == "integer"
+    assert schema["function"]["parameters"]["required"] == ["number"]
+    assert counter.name == "Counter"
+
+
+async def test_a_session_keeps_its_state_from_its_reset_to_its_reward(game: OpenEnvServer) -> None:
+    async with game.started() as one, game.started() as other:
+        assert (
+            await reset(one, secret=7, level="easy") == '\n\n{"hint": "Guess a number from 0 to 9.", "guesses_left": 3}'
+        )
+        await reset(other, secret=5)
+        assert await one.reward() == 0.0
+        assert await one.call("step", {"number": 5}) == '{"hint": "higher", "guesses_left": 2}'
+        assert await one.reward() == 0.5
+        assert not one.is_over
+        assert await one.call("step", {"number": 7}) == '{"hint": "right", "guesses_left": 1}'
+        assert one.is_over
+        assert (await one.reward(), await other.reward()) == (1.0, 0.0)
+        with pytest.raises(ToolError, match="The episode is over"):
+            await one.call("step", {"number": 7})
+        state = await one.state()
+    assert state.attributes == {
+        "episode_id": "0-0",
+        "step_count": 2,
+        "secret": 7,
+        "reward": 1.0,
+        "rewards": [0.5, 1.0],
+        "done": True,
+        "observation": {"hint": "right", "guesses_left": 1},
+    }
+
+
+async def test_an_action_that_fails_is_answered_and_the_session_goes_on(game: OpenEnvServer) -> None:
+    async with game.started() as environment:
+        await reset(environment, secret=7)
+        with pytest.raises(ToolError, match="Invalid message; number: Input should be a valid integer"):
+            await environment.call("step", {"number": "x"})
+        with pytest.raises(ToolError, match="13 is unlucky"):
+            await environment.call("step", {"number": 13})
+        assert await environment.call("step", {"number": 7}) == '{"hint": "right", "guesses_left": 2}'
+
+
+async def test_mcp_tools_are_called_in_the_session_with_its_rewards(counter: OpenEnvServer) -> None:
+    async with counter.started() as environment:
+        assert await reset(environment, start=1) == ""
+        assert environment.has("add")
+        assert not environment.has("step")
+        assert await environment.call("add", {"number": 2}) == "3"
+        with pytest.raises(ToolError, match="only upwards"):
+            await environment.call("add", {"number": -2})
+        assert (await environment.reward(), environment.is_over) == (0.3, False)
+        results = await asyncio.gather(
+            environment.call("add", {"number": 4}), environment.call("add", {"number": 5}),
+            environment.call("add", {"number": 6}), return_exceptions=True,
+        )  # fmt: skip
+        assert list(map(str, results)) == ["7", "12", "The episode is over."], "one after the other"
+        assert (await environment.reward(), environment.is_over) == (1.2, True)
+
+
+async def test_the_rollouts_of_a_group_have_one_task(game: OpenEnvServer) -> None:
+    secrets = list[int]()
+    for group_id in ("0", "0", "1"):
+        async with game.started() as environment:
+            await reset(environment, group_id)
+            secrets.append(await secret_of(environment))
+    assert secrets[0] == secrets[1] != secrets[2]
+    async with game.started() as environment:
+        await reset(environment, seed=4)
+        assert await secret_of(environment) == 4
+
+
+async def test_a_rollout_waits_for_a_free_session_of_the_server(program: list[str]) -> None:
+    async with openenv_server(program, "game", max_sessions=1) as (url, _):
+        server = await loaded(url)
+        async with asyncio.TaskGroup() as rollouts:
+
+            async def play(secret: int) -> None:
+                async with server.started() as environment:
+                    await reset(environment, secret=secret)
+                    await environment.call("step", {"number": 5})
+                    assert await secret_of(environment) == secret
+
+            for secret in range(4):
+                rollouts.create_task(play(secret), name=f"rollout {secret}")
+        impatient = await loaded(url, wait_s=0.0)
+        async with server.started():
+            with pytest.raises(ToolLostError, match=r"no session could be opened for 0 s: .*at capacity"):
+                async with impatient.started():
+                    pytest.fail("the server has one session")
+
+
+async def test_a_step_that_does_not_end_loses_the_session(program: list[str]) -> None:
+    async with openenv_server(program, "game") as (url, _):
+        server = await loaded(url, timeout_s=5.0)
+        async with server.started() as environment:
+            await reset(environment)
+            with pytest.raises(ToolLostError, match="step was not answered within 5 s"):
+                await environment.call("step", {"number": 99})
+            with pytest.raises(ToolLostError, match="step: the connection ended"):
+                await environment.call("step", {"number": 1})
+
+
+async def test_a_server_that_dies_takes_its_sessions_along_and_rollouts_wait_for_it(program: list[str]) -> None:
+    async with openenv_server(program, "game") as (url, process):
+        server = await loaded(url, wait_s=0.0)
+        async with server.started() as environment:
+            await reset(environment)
+            process.kill()
+            await process.wait()
+            with pytest.raises(ToolLostError, match="step: the connection ended"):
+                await environment.call("step", {"number": 1})
+        with pytest.raises(ToolLostError, match="no session could be opened for 0 s: it cannot be reached"):
+            async with server.started():
+                pytest.fail("the server is dead")
+
+
+SESSION: list[tuple[dict[str, Any], dict[str, Any] | str]] = [
+    ({"type": "state"}, {"episode_id": None, "step_count": 0, "secret": 0}),
+    (
+        {"type": "reset", "data": {"secret": 7, "seed": 3, "episode_id": "g-0", "prompt": "p", "level": 1}},
+        {"observation": {"hint": "Guess a number from 0 to 9.", "guesses_left": 3}, "reward": None, "done": False},
+    ),
+    (
+        {"type": "step", "data": {"number": 5}},
+        {"observation": {"hint": "higher", "guesses_left": 2}, "reward": 0.5, "done": False},
+    ),
+    (
+        {"type": "step", "data": {"number": "x"}},
+        "Invalid message; number: Input should be a valid integer, unable to parse string as an integer",
+    ),
+    ({"type": "step", "data": {"number": 13}}, "13 is unlucky"),
+    (
+        {"type": "step", "data": {"number": 7}},
+        {"observation": {"hint": "right", "guesses_left": 1}, "reward": 1.0, "done": True},
+    ),
+    ({"type": "state"}, {"episode_id": "g-0", "step_count": 2, "secret": 7}),
+]
+"""Recorded with openenv-core 0.3.0 and openenv 0.10.0, without the metadata that only the latter sends."""
+
+
+async def test_the_stand_in_says_what_real_servers_say(program: list[str]) -> None:
+    async with openenv_server(program, "game") as (url, _):
+        session = await OpenEnvSession.open(url, timeout_s=60.0)
+        for message, recorded in SESSION:
+            try:
+                answer: Any = await session.ask(message)
+                answer.get("observation", {}).pop("metadata", None)
+            except RefusedMessageError as error:
+                answer = str(error)
+            assert answer == recorded
+        with pytest.raises(ToolLostError, match="UNKNOWN_TYPE: Unknown message type: nothing"):
+            await session.ask({"type": "nothing"})
+        await session.close()
+
+
+async def test_a_rollout_that_is_cancelled_gives_its_session_back() -> None:
+    async with openenv_server(STAND_IN, "game", max_sessions=1) as (url, _):
+        server, is_begun = await loaded(url), asyncio.Event()
+
+        async def play() -> None:
+            async with server.started() as environment:
+                await reset(environment)
+                is_begun.set()
+                await asyncio.Event().wait()
+
+        rollout = asyncio.create_task(play())
+        await is_begun.wait()
+        rollout.cancel()
+        await eventually(rollout.done)
+        async with server.started() as environment:
+            assert await reset(environment)
