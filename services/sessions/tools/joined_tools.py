@@ -8,7 +8,7 @@ from shared.errors import UserError
 
 
 class ToolSource(Protocol):
-    """Tools of one kind: functions (user_tools.py), or those of an MCP server (mcp_tools.py)."""
+    """Tools of one kind: functions (user_tools.py), or tools of an MCP server (mcp_tools.py)."""
 
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:

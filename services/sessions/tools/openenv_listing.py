@@ -57,7 +57,7 @@ async def list_tools(url: str, *, timeout_s: float) -> OpenEnvListing:
     except (httpx.HTTPError, ValueError, RecursionError, TimeoutError) as error:
         raise UserError(
             f"environment_factory: the OpenEnv server {url} cannot be used: {describe(error)}. See that it runs, and "
-            "that the URL is the one that OpenEnv's clients take as base_url"
+            "that the URL is what OpenEnv's clients take as base_url"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Environments of an OpenEnv server: each is a session of the server, which is one rollout's alone.
+"""Environments of an OpenEnv server: each rollout has a session of its own.
 
     server --openenv_listing.py--> schemas of its tools: its MCP tools, or one tool ``step`` that takes its action
     rollout --open--> session --> reset(row) --> steps, one after the other --> state --> closed

@@ -89,7 +89,7 @@ async def test_a_server_that_is_none_is_refused_with_what_to_do(answers: dict[st
         ) as refused:
             await list_tools(url, timeout_s=60.0)
     assert says in str(refused.value)
-    assert str(refused.value).endswith("the URL is the one that OpenEnv's clients take as base_url")
+    assert str(refused.value).endswith("the URL is what OpenEnv's clients take as base_url")
 
 
 async def test_a_server_that_is_not_there_or_silent_is_refused() -> None:
