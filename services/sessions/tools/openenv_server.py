@@ -38,6 +38,29 @@ class _Observed(msgspec.Struct):
     done: bool = False
 
 
+class _ToolError(msgspec.Struct):
+    message: str
+
+
+class _Called(msgspec.Struct):
+    """The observation of a call of an MCP tool."""
+
+    result: Any = None
+    error: _ToolError | None = None
+
+
+class _Block(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class _ToolResult(msgspec.Struct):
+    """The result of an MCP tool."""
+
+    content: list[_Block]
+    is_error: bool = False
+
+
 class OpenEnvEnvironment:
     """See Environment. ``OpenEnvServer.started`` makes it."""
 
@@ -104,7 +127,7 @@ class OpenEnvEnvironment:
             if observed.reward is not None:
                 self._rewards.append(_finite(observed.reward))
             return _text(observed.observation)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ToolLostError(
                 f"{self._server.url}: {message['type']}: not an observation: {describe(error)}"
             ) from error
@@ -195,13 +218,17 @@ def _text(observation: Mapping[str, Any]) -> str:
     """
     if "tool_name" not in observation:
         return for_model(_as_json(observation)) if observation else ""
-    if error := observation.get("error"):
-        raise ToolError(for_model(str(error["message"])))
-    result: Any = observation.get("result")
-    if not isinstance(result, dict) or "content" not in result:
-        return for_model(result if isinstance(result, str) else _as_json(result))
-    text = for_model("\n".join(block.get("text", f"[{block['type']}, not shown]") for block in result["content"]))
-    if result.get("is_error"):
+    called = msgspec.convert(observation, _Called)
+    if called.error is not None:
+        raise ToolError(for_model(called.error.message))
+    try:
+        result = msgspec.convert(called.result, _ToolResult)
+    except msgspec.ValidationError:  # a value of the environment's own
+        return for_model(called.result if isinstance(called.result, str) else _as_json(called.result))
+    text = for_model(
+        "\n".join(f"[{block.type}, not shown]" if block.text is None else block.text for block in result.content)
+    )
+    if result.is_error:
         raise ToolError(text)
     return text
 

@@ -94,9 +94,13 @@ class OpenEnvSession:
         """
         where = f"{self._url}: {message['type']}"
         try:
+            text = msgspec.json.encode(message).decode()
+        except (ValueError, RecursionError) as error:  # half a surrogate pair, for example
+            raise RefusedMessageError(f"it cannot be sent: {error}") from error
+        try:
             async with asyncio.timeout(self._timeout_s):
                 with contextlib.suppress(ConnectionClosed):  # the server may have said why before it hung up
-                    await self._socket.send(msgspec.json.encode(message).decode())
+                    await self._socket.send(text)
                 answer = msgspec.json.decode(await self._socket.recv(), type=_Answer)
         except TimeoutError as error:
             self._socket.transport.abort()

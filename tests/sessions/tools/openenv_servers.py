@@ -7,11 +7,13 @@ packages cannot be installed beside ours: openenv 0.10.0 needs the MCP SDK below
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from headrace.local.held_port import HeldPort
 from services.sessions.tools.openenv_server import OpenEnvServer
@@ -149,3 +151,22 @@ async def openenv_server(
 async def loaded(url: str, *, timeout_s: float = 60.0, wait_s: float = 60.0) -> OpenEnvServer:
     """Load a server as a run does."""
     return await OpenEnvServer.load(url, timeout_s=timeout_s, check_timeout_s=60.0, max_at_once=4, wait_s=wait_s)
+
+
+@asynccontextmanager
+async def scripted_server(
+    *answers: str | bytes,
+    process_request: Callable[[ServerConnection, Request], Response | None] | None = None,
+    at_end: Callable[[ServerConnection], Awaitable[object]] | None = None,
+) -> AsyncGenerator[str]:
+    """Answer the messages of each connection with these, then do ``at_end``, or hang up."""
+
+    async def answered(connection: ServerConnection) -> None:
+        for answer in answers:
+            await connection.recv()
+            await connection.send(answer)
+        if at_end is not None:
+            await at_end(connection)
+
+    async with serve(answered, "127.0.0.1", 0, process_request=process_request) as serving:
+        yield f"http://127.0.0.1:{serving.sockets[0].getsockname()[1]}"

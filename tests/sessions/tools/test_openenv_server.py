@@ -1,16 +1,20 @@
 """Environments of OpenEnv servers, stand-ins and real ones: their tools, sessions, rewards, places and deaths."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection
 
+from services.sessions.tools.openenv_listing import OpenEnvListing
 from services.sessions.tools.openenv_server import OpenEnvEnvironment, OpenEnvServer
 from services.sessions.tools.openenv_session import OpenEnvSession, RefusedMessageError
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from tests.eventually import eventually
-from tests.sessions.tools.openenv_servers import SERVERS, STAND_IN, loaded, openenv_server
+from tests.sessions.tools.openenv_servers import SERVERS, STAND_IN, loaded, openenv_server, scripted_server
 
 
 @pytest.fixture(params=SERVERS)
@@ -91,6 +95,8 @@ async def test_an_action_that_fails_is_answered_and_the_session_goes_on(game: Op
         await reset(environment, secret=7)
         with pytest.raises(ToolError, match="Invalid message; number: Input should be a valid integer"):
             await environment.call("step", {"number": "x"})
+        with pytest.raises(ToolError, match="it cannot be sent"):
+            await environment.call("step", {"number": "\ud800"})
         with pytest.raises(ToolError, match="13 is unlucky"):
             await environment.call("step", {"number": 13})
         assert await environment.call("step", {"number": 7}) == '{"hint": "right", "guesses_left": 2}'
@@ -207,6 +213,73 @@ async def test_the_stand_in_says_what_real_servers_say(program: list[str]) -> No
         with pytest.raises(ToolLostError, match="UNKNOWN_TYPE: Unknown message type: nothing"):
             await session.ask({"type": "nothing"})
         await session.close()
+
+
+@asynccontextmanager
+async def environment_that_says(**answer: Any) -> AsyncGenerator[OpenEnvEnvironment]:
+    """Begin a rollout in an environment with an MCP tool ``look``, whose next answer has this data."""
+    begun = [{"type": "state", "data": {}}, {"type": "observation", "data": {"observation": {}}}]
+    frames = map(json.dumps, [*begun, {"type": "observation", "data": answer}])
+    tool = {"type": "function", "function": {"name": "look"}}
+    async with scripted_server(*frames, at_end=ServerConnection.wait_closed) as url:
+        listing = OpenEnvListing("Board", [tool], has_mcp_tools=True)
+        server = OpenEnvServer(url, listing, timeout_s=60.0, max_at_once=1, wait_s=60.0)
+        async with server.started() as environment:
+            await reset(environment)
+            yield environment
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ({"tool_name": "look", "result": "é"}, "é"),
+        ({"tool_name": "look", "result": {"row": [1, "é"]}}, '{"row": [1, "é"]}'),
+        ({"tool_name": "look"}, "null"),
+        ({"board": [1, None]}, '{"board": [1, null]}'),
+        ({}, ""),
+        (
+            {
+                "tool_name": "look",
+                "result": {"content": [{"type": "text", "text": ""}, {"type": "image", "data": "x"}]},
+            },
+            "\n[image, not shown]",
+        ),
+    ],
+)
+async def test_the_model_reads_text_and_otherwise_json(observation: dict[str, Any], text: str) -> None:
+    async with environment_that_says(observation=observation, reward=True) as environment:
+        assert await environment.call("look", {}) == text
+        assert await environment.reward() == 1.0
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        {"tool_name": "look", "error": {"error_type": "timeout", "message": "too late"}},
+        {"tool_name": "look", "result": {"content": [{"type": "text", "text": "too late"}], "is_error": True}},
+    ],
+)
+async def test_an_mcp_tool_that_fails_is_answered_with_its_error(observation: dict[str, Any]) -> None:
+    async with environment_that_says(observation=observation, reward=0.5, done=True) as environment:
+        with pytest.raises(ToolError, match=r"^too late$"):
+            await environment.call("look", {})
+        assert (await environment.reward(), environment.is_over) == (0.5, True)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"reward": 1.0},
+        {"observation": [1]},
+        {"observation": {}, "reward": "high"},
+        {"observation": {}, "done": 1},
+        {"observation": {"tool_name": "look", "error": "no"}},
+    ],
+)
+async def test_an_answer_that_is_no_observation_loses_the_session(answer: dict[str, Any]) -> None:
+    async with environment_that_says(**answer) as environment:
+        with pytest.raises(ToolLostError, match="step: not an observation: ValidationError"):
+            await environment.call("look", {})
 
 
 async def test_a_rollout_that_is_cancelled_gives_its_session_back() -> None:

@@ -2,43 +2,23 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
 import pytest
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
 from services.sessions.tools.openenv_session import NoPlaceError, OpenEnvSession, RefusedMessageError
 from services.sessions.tools.tool_errors import ToolLostError
 from tests.eventually import eventually
+from tests.sessions.tools.openenv_servers import scripted_server
 
 STATE = json.dumps({"type": "state", "data": {}})
 
 
 def error(code: str, **more: Any) -> str:
     return json.dumps({"type": "error", "data": {"code": code, "message": "no", **more}})
-
-
-@asynccontextmanager
-async def server(
-    *answers: str | bytes,
-    process_request: Callable[[ServerConnection, Request], Response | None] | None = None,
-    at_end: Callable[[ServerConnection], Awaitable[object]] | None = None,
-) -> AsyncGenerator[str]:
-    """Answer the messages of each connection with these, then do ``at_end``, or hang up."""
-
-    async def answered(connection: ServerConnection) -> None:
-        for answer in answers:
-            await connection.recv()
-            await connection.send(answer)
-        if at_end is not None:
-            await at_end(connection)
-
-    async with serve(answered, "127.0.0.1", 0, process_request=process_request) as serving:
-        yield f"http://127.0.0.1:{serving.sockets[0].getsockname()[1]}"
 
 
 async def opened(url: str, *, timeout_s: float = 60.0) -> OpenEnvSession:
@@ -53,7 +33,7 @@ async def test_an_answer_is_returned_and_a_refused_message_leaves_the_session_us
         error("EXECUTION_ERROR"),
         '{"type": "state", "data": {"a": 1}}',
     )
-    async with server(*answers, at_end=ServerConnection.wait_closed) as url:
+    async with scripted_server(*answers, at_end=ServerConnection.wait_closed) as url:
         session = await opened(url)
         with pytest.raises(RefusedMessageError, match=r"^no; action\.0: too big; number: missing$"):
             await session.ask({"type": "step"})
@@ -64,13 +44,13 @@ async def test_an_answer_is_returned_and_a_refused_message_leaves_the_session_us
 
 
 async def test_an_environment_without_a_state_before_its_reset_is_opened() -> None:
-    async with server(error("EXECUTION_ERROR"), at_end=ServerConnection.wait_closed) as url:
+    async with scripted_server(error("EXECUTION_ERROR"), at_end=ServerConnection.wait_closed) as url:
         await (await opened(url)).close()
 
 
 @pytest.mark.parametrize("code", ["FACTORY_ERROR", "SESSION_ERROR", "UNKNOWN_TYPE", "some other code"])
 async def test_any_other_error_loses_the_session(code: str) -> None:
-    async with server(error(code)) as url:
+    async with scripted_server(error(code)) as url:
         with pytest.raises(ToolLostError, match=f"{url}: state: {code}: no"):
             await opened(url)
 
@@ -79,7 +59,7 @@ async def test_a_server_without_a_free_session_says_so_before_it_is_asked() -> N
     async def full(connection: ServerConnection) -> None:
         await connection.send(error("CAPACITY_REACHED"))
 
-    async with server(at_end=full) as url:
+    async with scripted_server(at_end=full) as url:
         with pytest.raises(NoPlaceError, match="no"):
             await opened(url)
 
@@ -98,7 +78,7 @@ async def test_a_server_without_a_free_session_says_so_before_it_is_asked() -> N
     ids=["text", "bytes", "list", "no data", "list of data", "deep", "large"],
 )
 async def test_an_answer_that_cannot_be_read_loses_the_session(answer: str | bytes, says: str) -> None:
-    async with server(STATE, answer) as url:
+    async with scripted_server(STATE, answer) as url:
         session = await opened(url)
         with pytest.raises(ToolLostError, match=f"{url}: step.*{says}"):
             await session.ask({"type": "step"})
@@ -106,18 +86,18 @@ async def test_an_answer_that_cannot_be_read_loses_the_session(answer: str | byt
 
 
 async def test_a_server_that_is_silent_or_hangs_up_loses_the_session() -> None:
-    async with server(STATE, at_end=ServerConnection.wait_closed) as url:
+    async with scripted_server(STATE, at_end=ServerConnection.wait_closed) as url:
         session = await opened(url, timeout_s=1.0)
         with pytest.raises(ToolLostError, match="step was not answered within 1 s"):
             await session.ask({"type": "step"})
-    async with server(STATE) as url:
+    async with scripted_server(STATE) as url:
         session = await opened(url)
         with pytest.raises(ToolLostError, match="step: the connection ended"):
             await session.ask({"type": "step"})
 
 
 async def test_an_answer_to_a_cancelled_message_is_not_taken_for_another_s() -> None:
-    async with server(STATE, at_end=ServerConnection.wait_closed) as url:
+    async with scripted_server(STATE, at_end=ServerConnection.wait_closed) as url:
         session = await opened(url)
         asking = asyncio.create_task(session.ask({"type": "step"}))
         await asyncio.sleep(0)
@@ -128,13 +108,13 @@ async def test_an_answer_to_a_cancelled_message_is_not_taken_for_another_s() -> 
 
 
 async def test_a_redirect_is_not_followed() -> None:
-    async with server(STATE, at_end=ServerConnection.wait_closed) as other:
+    async with scripted_server(STATE, at_end=ServerConnection.wait_closed) as other:
 
         def redirect(connection: ServerConnection, _: Request) -> Response:
             response = connection.respond(HTTPStatus.FOUND, "")
             response.headers["Location"] = f"ws{other.removeprefix('http')}/ws"
             return response
 
-        async with server(process_request=redirect) as url:
+        async with scripted_server(process_request=redirect) as url:
             with pytest.raises(NoPlaceError, match=r"it cannot be reached: .*HTTP 302"):
                 await opened(url)
