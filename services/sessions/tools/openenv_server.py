@@ -4,7 +4,7 @@
     rollout --open--> session --> reset(row) --> steps, one after the other --> state --> closed
 
 A session's state is in the server, and dies with it or with the connection, so no call is repeated. The reward is that
-of the last step that has one, and 0 if none has. A step that is ``done`` is the rollout's last.
+of the last observation that has one, and 0 if none has. A step that is ``done`` is the rollout's last.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ from services.sessions.tools.tool_answer import for_model
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.user_code.error_text import describe
 
-_ASK_AGAIN_S = 0.5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+"""Between two attempts to open a session; doubled after each."""
 _MAX_SEED = 0x7FFFFFFF
 
 
@@ -187,6 +188,7 @@ class OpenEnvServer:
             except NoPlaceError:
                 self._no_place_since_s = time.monotonic()
         async with self._line:
+            pause_s = _FIRST_PAUSE_S
             while True:
                 try:
                     session = await self._open()
@@ -198,7 +200,8 @@ class OpenEnvServer:
                 else:
                     self._no_place_since_s = time.monotonic()
                     return session
-                await asyncio.sleep(_ASK_AGAIN_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _open(self) -> OpenEnvSession:
         return await OpenEnvSession.open(self.url, timeout_s=self._timeout_s)
