@@ -1,8 +1,9 @@
-"""Serves the two environments of openenv_servers.py with the frames of openenv 0.10.0, without its packages.
+"""Serves the two environments of openenv_servers.py with the frames of openenv 0.10.0, without its packages, and dice.
 
-python openenv_stand_in.py PORT {game,counter} MAX_SESSIONS
+python openenv_stand_in.py PORT {game,counter,dice} MAX_SESSIONS
 """
 
+import random
 import sys
 import time
 from typing import Any, ClassVar
@@ -38,7 +39,10 @@ class Game:
 
     def reset(self, secret: int | None = None, seed: int = 0, episode_id: str | None = None, **_: Any) -> Frame:
         self.state = {"episode_id": episode_id, "step_count": 0, "secret": seed % 10 if secret is None else secret}
-        return self.observed("Guess a number from 0 to 9.", 3, None, done=False)
+        return self.observed("Guess a number from 0 to 9.", 3, self.first_reward(), done=False)
+
+    def first_reward(self) -> float | None:
+        return None
 
     def step(self, action: Frame) -> Frame:
         number, secret = action["number"], self.state["secret"]
@@ -61,6 +65,13 @@ class Game:
             "reward": reward,
             "done": done,
         }
+
+
+class Dice(Game):
+    """Its reset draws a reward, also for a policy that calls no tool."""
+
+    def first_reward(self) -> float | None:
+        return random.random()
 
 
 class Counter:
@@ -172,9 +183,9 @@ def answered(environment: Game | Counter, message: Frame) -> Frame:
 
 if __name__ == "__main__":
     port, name, most = sys.argv[1:]
-    kind = Game if name == "game" else Counter
+    kinds: dict[str, type[Game] | type[Counter]] = {"game": Game, "counter": Counter, "dice": Dice}
     uvicorn.run(
-        app_of(kind, int(most)),
+        app_of(kinds[name], int(most)),
         host="127.0.0.1",
         port=int(port),
         log_level="warning",
