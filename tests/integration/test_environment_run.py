@@ -62,11 +62,11 @@ def test_a_run_with_environments_is_trained_with_their_rewards(
     assert len({row["environment"]["drawn"] for row in rows}) == len(rows)
 
 
-async def test_a_run_with_an_openenv_server_is_trained_with_its_rewards(
+def test_a_run_with_an_openenv_server_is_trained_with_its_rewards(
     tmp_path: Path, run_file: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_SIMULATED_SPEED_UP", "20")
-    async with openenv_server(STAND_IN, "dice", max_sessions=4) as (url, _):
+    with openenv_server(STAND_IN, "dice", max_sessions=4) as (url, _):
         monkeypatch.setenv("HEADRACE_ENVIRONMENT_ORIGINS", url)
         with Stack(tmp_path) as stack:
             stack.wait_for_rewarder()

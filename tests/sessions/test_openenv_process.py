@@ -49,7 +49,7 @@ async def test_after_kill_9_another_replica_plays_the_recorded_steps_in_new_sess
         turn = assistant("", call("step", f'{{"number": {num_before}}}'))
         return answer(request, turn, token_ids=[10 * num_before + 1, 2])
 
-    async with openenv_server(program, "game", max_sessions=2) as (url, _):
+    with openenv_server(program, "game", max_sessions=2) as (url, _):
         keys = await openenv_run(redis, run_config, url)
         async with generator(redis, keys, policy):
             with service(redis_url, tmp_path, HEADRACE_REPLICA_ID="a", HEADRACE_ENVIRONMENT_ORIGINS=url) as first:

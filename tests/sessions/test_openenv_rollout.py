@@ -1,6 +1,6 @@
 """One rollout in a session of an OpenEnv server: its end, its reward, and recordings that go on in another session."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -24,10 +24,15 @@ def guess(*numbers: object) -> Any:
 POLICY = turns_of(guess(5), guess('"x"'), guess(7), assistant("never said"))
 
 
-@pytest.fixture(params=SERVERS)
-async def game(request: pytest.FixtureRequest) -> AsyncGenerator[OpenEnvServer]:
-    async with openenv_server(list(request.param), "game") as (url, _):
-        yield await loaded(url)
+@pytest.fixture(scope="module", params=SERVERS)
+def game_url(request: pytest.FixtureRequest) -> Generator[str]:
+    with openenv_server(list(request.param), "game") as (url, _):
+        yield url
+
+
+@pytest.fixture
+async def game(game_url: str) -> OpenEnvServer:
+    return await loaded(game_url)
 
 
 async def test_a_rollout_ends_with_the_step_that_is_done_and_has_its_reward(game: OpenEnvServer) -> None:
@@ -92,7 +97,7 @@ async def test_a_rollout_is_lost_if_another_session_does_not_say_what_was_record
 
 
 async def test_a_rollout_is_lost_with_its_server() -> None:
-    async with openenv_server(STAND_IN, "game") as (url, process):
+    with openenv_server(STAND_IN, "game") as (url, process):
         playing = Play(await loaded(url), turns_of(guess(5), assistant("", call("kill", "{}")), guess(7)))
         playing.tools = InProcessTools(kill=process.kill)
         rollout = await playing(group(secret=7))

@@ -4,21 +4,21 @@ The real ones run with the Python that ``OPENENV_PYTHON`` names, which has ``ope
 packages cannot be installed beside ours: openenv 0.10.0 needs the MCP SDK below 2, and the sessions service 2.3.
 """
 
-import asyncio
 import os
+import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from headrace.local.held_port import HeldPort
 from services.sessions.tools.openenv_server import OpenEnvServer
-from shared.errors import UserError
-from tests.eventually import eventually
 
 PROGRAM = '''
 import sys, time
@@ -122,30 +122,31 @@ SERVERS = [
 ]
 
 
-@asynccontextmanager
-async def openenv_server(
+@contextmanager
+def openenv_server(
     program: list[str], name: str, *, max_sessions: int = 8
-) -> AsyncGenerator[tuple[str, asyncio.subprocess.Process]]:
+) -> Generator[tuple[str, subprocess.Popen[bytes]]]:
     """Run a server with the environment ``game`` or ``counter``; yield its URL and its process once it answers."""
     with HeldPort() as port:
         port.let_bind()
-        process = await asyncio.create_subprocess_exec(*program, str(port.number), name, str(max_sessions))
-
-        async def answers() -> bool:
-            assert process.returncode is None
-            try:
-                await loaded(port.url)
-            except UserError:
-                return False
-            return True
-
+        process = subprocess.Popen([*program, str(port.number), name, str(max_sessions)])
         try:
-            await eventually(answers)
+            deadline = time.monotonic() + 300.0
+            while not _answers(port.url):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
             yield port.url, process
         finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            process.kill()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/metadata", trust_env=False, timeout=60.0).is_success
+    except httpx.TransportError:
+        return False
 
 
 async def loaded(url: str, *, timeout_s: float = 60.0, wait_s: float = 60.0) -> OpenEnvServer:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,21 +17,31 @@ from tests.eventually import eventually
 from tests.sessions.tools.openenv_servers import SERVERS, STAND_IN, loaded, openenv_server, scripted_server
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(scope="module", params=SERVERS)
 def program(request: pytest.FixtureRequest) -> list[str]:
     return list(request.param)
 
 
-@pytest.fixture
-async def game(program: list[str]) -> AsyncGenerator[OpenEnvServer]:
-    async with openenv_server(program, "game") as (url, _):
-        yield await loaded(url)
+@pytest.fixture(scope="module")
+def game_url(program: list[str]) -> Generator[str]:
+    with openenv_server(program, "game") as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def counter_url(program: list[str]) -> Generator[str]:
+    with openenv_server(program, "counter") as (url, _):
+        yield url
 
 
 @pytest.fixture
-async def counter(program: list[str]) -> AsyncGenerator[OpenEnvServer]:
-    async with openenv_server(program, "counter") as (url, _):
-        yield await loaded(url)
+async def game(game_url: str) -> OpenEnvServer:
+    return await loaded(game_url)
+
+
+@pytest.fixture
+async def counter(counter_url: str) -> OpenEnvServer:
+    return await loaded(counter_url)
 
 
 async def reset(environment: OpenEnvEnvironment, group_id: str = "0", **row: Any) -> str:
@@ -132,7 +142,7 @@ async def test_the_rollouts_of_a_group_have_one_task(game: OpenEnvServer) -> Non
 
 
 async def test_a_rollout_waits_for_a_free_session_of_the_server(program: list[str]) -> None:
-    async with openenv_server(program, "game", max_sessions=1) as (url, _):
+    with openenv_server(program, "game", max_sessions=1) as (url, _):
         server = await loaded(url)
         async with asyncio.TaskGroup() as rollouts:
 
@@ -152,7 +162,7 @@ async def test_a_rollout_waits_for_a_free_session_of_the_server(program: list[st
 
 
 async def test_a_step_that_does_not_end_loses_the_session(program: list[str]) -> None:
-    async with openenv_server(program, "game") as (url, _):
+    with openenv_server(program, "game") as (url, _):
         server = await loaded(url, timeout_s=5.0)
         async with server.started() as environment:
             await reset(environment)
@@ -163,12 +173,12 @@ async def test_a_step_that_does_not_end_loses_the_session(program: list[str]) ->
 
 
 async def test_a_server_that_dies_takes_its_sessions_along_and_rollouts_wait_for_it(program: list[str]) -> None:
-    async with openenv_server(program, "game") as (url, process):
+    with openenv_server(program, "game") as (url, process):
         server = await loaded(url, wait_s=0.0)
         async with server.started() as environment:
             await reset(environment)
             process.kill()
-            await process.wait()
+            process.wait()
             with pytest.raises(ToolLostError, match="step: the connection ended"):
                 await environment.call("step", {"number": 1})
         with pytest.raises(ToolLostError, match="no session could be opened for 0 s: it cannot be reached"):
@@ -200,19 +210,18 @@ SESSION: list[tuple[dict[str, Any], dict[str, Any] | str]] = [
 """Recorded with openenv-core 0.3.0 and openenv 0.10.0, without the metadata that only the latter sends."""
 
 
-async def test_the_stand_in_says_what_real_servers_say(program: list[str]) -> None:
-    async with openenv_server(program, "game") as (url, _):
-        session = await OpenEnvSession.open(url, timeout_s=60.0)
-        for message, recorded in SESSION:
-            try:
-                answer: Any = await session.ask(message)
-                answer.get("observation", {}).pop("metadata", None)
-            except RefusedMessageError as error:
-                answer = str(error)
-            assert answer == recorded
-        with pytest.raises(ToolLostError, match="UNKNOWN_TYPE: Unknown message type: nothing"):
-            await session.ask({"type": "nothing"})
-        await session.close()
+async def test_the_stand_in_says_what_real_servers_say(game_url: str) -> None:
+    session = await OpenEnvSession.open(game_url, timeout_s=60.0)
+    for message, recorded in SESSION:
+        try:
+            answer: Any = await session.ask(message)
+            answer.get("observation", {}).pop("metadata", None)
+        except RefusedMessageError as error:
+            answer = str(error)
+        assert answer == recorded
+    with pytest.raises(ToolLostError, match="UNKNOWN_TYPE: Unknown message type: nothing"):
+        await session.ask({"type": "nothing"})
+    await session.close()
 
 
 @asynccontextmanager
@@ -283,7 +292,7 @@ async def test_an_answer_that_is_no_observation_loses_the_session(answer: dict[s
 
 
 async def test_a_rollout_that_is_cancelled_gives_its_session_back() -> None:
-    async with openenv_server(STAND_IN, "game", max_sessions=1) as (url, _):
+    with openenv_server(STAND_IN, "game", max_sessions=1) as (url, _):
         server, is_begun = await loaded(url), asyncio.Event()
 
         async def play() -> None:
