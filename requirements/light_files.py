@@ -25,6 +25,7 @@ HEAVY = frozenset(
         "mcp",
         "mcp_types",
         "httpx2",
+        "websockets",
     )
 )
 SOURCES = ("services", "shared", "headrace", "tests")

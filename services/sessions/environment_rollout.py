@@ -3,14 +3,16 @@
     start --> reset(row) --> its text is appended to the prompt --> tool_rollout.py --> state --> get_reward --> end
                                                                      its methods are tools
 
-The environment's state is in its process, and dies with it or with this replica. A replica that goes on with a rollout
-begins a new environment, resets it with the same row, and makes the recorded calls again, in order. The rollout goes on
-if the new environment says what was recorded, and is lost, with the reason, if it does not. A rollout that was played
-to its end needs no environment any more: its end is recorded.
+The environment is an object in Python in a process of its own (tools/python_environments.py), or a session of an
+OpenEnv server (tools/openenv_server.py). Its state dies with it or with this replica. A replica that goes on with a
+rollout begins a new environment, resets it with the same row, and makes the recorded calls again, in order. The rollout
+goes on if the new environment says what was recorded, and is lost, with the reason, if it does not. A rollout that was
+played to its end needs no environment any more: its end is recorded.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 import msgspec
 
@@ -18,10 +20,75 @@ from services.sessions.recording.recorded import RolloutEnd
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
 from services.sessions.tool_rollout import CANNOT_BE_REBUILT, Limits, ToolRollout, Tools, play
-from services.sessions.tools.environments import Environment, Environments
+from services.sessions.tools.environment_state import EnvironmentState
 from services.sessions.tools.tool_errors import ToolLostError
 from shared.messages import PlayedEnvironment, PromptGroup, with_observation
 from shared.turns import ChatMessage, TurnRefusedError, as_conversation
+
+
+class Environment(Protocol):
+    """The environment of one rollout."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rollout ends, because the environment takes no further calls."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether it has a tool of this name."""
+        ...
+
+    async def reset(self, row: Mapping[str, Any], *, rollout_id: str, group_id: str) -> str:
+        """Begin a rollout for a row of the data set; return the text to append to the prompt.
+
+        Raises:
+            ToolLostError: It has no result, and the environment cannot be used.
+        """
+        ...
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool; return the text of its result. Calls are made one after the other.
+
+        Raises:
+            ToolError: The environment does not have this tool, or the tool failed.
+            ToolLostError: The call has no result, and the environment cannot be used any more.
+        """
+        ...
+
+    async def state(self) -> EnvironmentState:
+        """Return the environment's public attributes. Raises as ``reset`` does."""
+        ...
+
+    async def reward(self) -> float | None:
+        """Return the environment's own reward; None if it has none, or gives none. Raises as ``reset`` does."""
+        ...
+
+
+class Environments(Protocol):
+    """The environments of one run."""
+
+    @property
+    def name(self) -> str:
+        """The name of their type, after which their reward is named."""
+        ...
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether an environment gives a reward of its own."""
+        ...
+
+    @property
+    def schemas(self) -> Sequence[dict[str, Any]]:
+        """The JSON schemas of an environment's tools, in OpenAI's format."""
+        ...
+
+    def started(self) -> AbstractAsyncContextManager[Environment]:
+        """Start an environment for one rollout, and end it with the block. Waits for a free place.
+
+        Raises:
+            ToolLostError: None can be started.
+        """
+        ...
 
 
 class _ToolsOfRollout:
@@ -31,6 +98,11 @@ class _ToolsOfRollout:
         self.schemas = [*tools.schemas, *schemas]
         self._tools = tools
         self._environment = environment
+
+    @property
+    def is_over(self) -> bool:
+        """See Tools."""
+        return self._environment.is_over
 
     def keeps_state(self, name: str) -> bool:
         """See Tools."""
@@ -56,7 +128,9 @@ async def play_in_environment(
     observation = ""
     try:
         async with environments.started() as environment:
-            observation = await environment.reset({**prompt.columns, "prompt": prompt.prompt}, seed=session.session_id)
+            observation = await environment.reset(
+                {**prompt.columns, "prompt": prompt.prompt}, rollout_id=session.session_id, group_id=prompt.group_id
+            )
             conversation = as_conversation(with_observation(prompt.prompt, observation))
             _require_same_prompt(session, conversation)
             rollout = await play(

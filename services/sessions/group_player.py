@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from services.sessions.agent_rollout import AgentPlayer
-from services.sessions.environment_rollout import play_in_environment
+from services.sessions.environment_rollout import Environments, play_in_environment
 from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session, TurnSource
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.session_store import GroupStore
 from services.sessions.tool_rollout import Limits, ToolRollout, Tools, play
-from services.sessions.tools.environments import Environments
 from shared.errors import MessageError
 from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp
 from shared.turns import TurnRefusedError, as_conversation

@@ -13,10 +13,13 @@ from typing import Any
 
 from services.sessions.agents.agent_loader import AgentLoader
 from services.sessions.agents.agent_programs import AgentProgram
+from services.sessions.environment_rollout import Environments
+from services.sessions.origins import require_allowed
 from services.sessions.settings import SessionsSettings
-from services.sessions.tools.environments import Environments
 from services.sessions.tools.joined_tools import JoinedTools, ToolSource, require_distinct
 from services.sessions.tools.mcp_config import read_mcp_servers
+from services.sessions.tools.openenv_server import OpenEnvServer
+from services.sessions.tools.python_environments import PythonEnvironments
 from services.sessions.tools.tool_tasks import ToolPool
 from services.sessions.tools.user_tools import UserTools
 from shared.run_options.agents import AgentOptions
@@ -111,13 +114,29 @@ class RunCodeLoader:
         )
 
     async def _environments(self, options: AgentOptions, *, timeout_s: float) -> Environments | None:
-        if options.environment_factory is None:
+        factory, settings = options.environment_factory, self._settings
+        if factory is None:
             return None
-        return await Environments.load(
-            options.environment_factory,
-            self._settings.places(),
-            self._settings.limits(),
+        if "://" in factory:
+            require_allowed(
+                factory,
+                settings.environment_origins,
+                option="environment_factory",
+                what="OpenEnv servers",
+                variable="HEADRACE_ENVIRONMENT_ORIGINS",
+            )
+            return await OpenEnvServer.load(
+                factory,
+                timeout_s=options.tool_timeout_s,
+                check_timeout_s=timeout_s,
+                max_at_once=settings.max_environments,
+                wait_s=settings.queue_timeout_s,
+            )
+        return await PythonEnvironments.load(
+            factory,
+            settings.places(),
+            settings.limits(),
             timeout_s=options.tool_timeout_s,
             import_timeout_s=timeout_s,
-            max_at_once=self._settings.max_environments,
+            max_at_once=settings.max_environments,
         )

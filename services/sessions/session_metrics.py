@@ -24,7 +24,7 @@ class SessionMetrics:
         )
         self.environments = Gauge(
             "headrace_session_environments",
-            "Rollouts that have an environment, in a process of its own, or wait for one",
+            "Rollouts that have an environment, or wait for one",
             registry=self.registry,
         )
         self._rollouts = Counter(

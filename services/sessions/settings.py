@@ -4,16 +4,14 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from services.sessions.origins import origin_of
 from shared.service.replica_name import replica_name
 from shared.settings import AdvertisedSettings
 from shared.user_code.limits import Limits
 from shared.user_code.places import Places, parse_modules
-
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class SessionsSettings(AdvertisedSettings):
@@ -51,6 +49,11 @@ class SessionsSettings(AdvertisedSettings):
         description="Origins of the agent programs that runs may name by URL, such as http://agents:9000, separated by "
         "commas",
     )
+    environment_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Origins of the OpenEnv servers that runs may name by URL, such as http://envs:8000, separated by "
+        "commas",
+    )
     max_open_sessions: int = Field(
         default=256, ge=1, description="Most sessions opened over HTTP at a time; one more gets a 429"
     )
@@ -64,10 +67,14 @@ class SessionsSettings(AdvertisedSettings):
     max_environments: int = Field(
         default=256,
         ge=1,
-        description="Environments of one run at a time, each in a process of its own; further rollouts wait",
+        description="Environments of one run at a time, each in a process of its own, or in a session of an OpenEnv "
+        "server; further rollouts wait",
     )
     queue_timeout_s: float = Field(
-        default=300.0, gt=0, description="Longest wait of a tool call for a free worker; then its rollout is lost"
+        default=300.0,
+        gt=0,
+        description="Longest wait of a tool call for a free worker, or for an OpenEnv server that has no free session; "
+        "then the rollout is lost",
     )
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a tool's module")
     check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/tools/check")
@@ -88,12 +95,12 @@ class SessionsSettings(AdvertisedSettings):
             tuple(map(str, self.tool_path)), parse_modules(self.tool_modules), role="tool", service="sessions service"
         )
 
-    @field_validator("agent_origins", mode="before")
+    @field_validator("agent_origins", "environment_origins", mode="before")
     @classmethod
     def _split_at_commas(cls, raw: object) -> object:
         return tuple(part.strip() for part in raw.split(",") if part.strip()) if isinstance(raw, str) else raw
 
-    @field_validator("agent_origins")
+    @field_validator("agent_origins", "environment_origins")
     @classmethod
     def _they_are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(origin_of, origins))
@@ -118,18 +125,3 @@ class SessionsSettings(AdvertisedSettings):
     def _modules_can_be_named(cls, text: str) -> str:
         parse_modules(text)
         return text
-
-
-def origin_of(url: str) -> str:
-    """Return the origin of a URL, such as ``http://agents:9000``.
-
-    Raises:
-        ValueError: The URL is malformed, or has a user or password in it. The message does not repeat it.
-    """
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ValueError("the URL cannot be parsed; write it as http://host:port/path") from error
-    if parsed.scheme not in _DEFAULT_PORTS or not parsed.host or parsed.userinfo or parsed.fragment:
-        raise ValueError("the URL is not of the form http://host:port/path or https://host:port/path")
-    return f"{parsed.scheme}://{parsed.raw_host.decode('ascii')}:{parsed.port or _DEFAULT_PORTS[parsed.scheme]}"

@@ -3,10 +3,10 @@
     turn --> no tool calls -----------------------------------> the rollout ends
          --> tool calls --> all of them at once --> results --> turn --> ...
 
-It also ends after ``max_iterations`` turns with results, or when the results leave no room for another turn: then they
-are dropped, and the rollout ends with the calls. A tool that raises an error is answered with its text. The rollout is
-lost, with the reason, if a tool does not end or ends its worker, or if a turn after the first is refused: only the
-first is the prompt's fault, and not something that the policy wrote.
+It also ends after ``max_iterations`` turns with results, and with the results after which the environment is over. If
+results leave no room for another turn, they are dropped, and it ends with the calls. A tool that raises an error is
+answered with its text. The rollout is lost, with the reason, if a tool does not end or ends its worker, or if a turn
+after the first is refused: only the first is the prompt's fault, and not something that the policy wrote.
 
 Recorded calls are not made again, except calls of tools that keep state, which is gone with the process that played
 the rollout before. If such a call has another result than the recorded one, the rollout is lost.
@@ -37,6 +37,11 @@ class Tools(Protocol):
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
         """JSON schemas of the tools, in OpenAI's format."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rollout ends with the results that it has."""
         ...
 
     def keeps_state(self, name: str) -> bool:
@@ -123,6 +128,9 @@ async def _play(
         rollout.num_failed += results.num_failed
         if recorded is None:
             await session.record(results)
+        if results.is_last:
+            rollout.completion += results.messages
+            return
         try:
             turn = await session.turn(
                 [*prompt, *rollout.completion, *results.messages], tools.schemas, max_row_tokens=max_row_tokens
@@ -147,7 +155,8 @@ async def _run(calls: Sequence[Any], *, turn: int, tools: Tools) -> ToolResults:
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     results = [task.result() for task in tasks]
-    return ToolResults(turn, [message for message, _ in results], sum(failed for _, failed in results))
+    messages = [message for message, _ in results]
+    return ToolResults(turn, messages, sum(failed for _, failed in results), tools.is_over)
 
 
 async def _run_again(calls: Sequence[Any], recorded: ToolResults, *, tools: Tools) -> None:

@@ -113,7 +113,8 @@ def _need(found: Found, path: str) -> Need | None:
     """Return the scope a request needs. For an unknown path, any key of the right kind gets the 404 or 405."""
     if found.route is not None:
         return found.route.needs
-    return next((need for prefix, need in _NEEDS.items() if path.startswith(prefix)), "read")
+    needs: list[Need] = [need for prefix, need in _NEEDS.items() if path.startswith(prefix)]
+    return needs[0] if needs else "read"
 
 
 class _Watch:

@@ -105,7 +105,8 @@ def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     for name in _OF_THE_FRAMEWORK:
         schemas.pop(name, None)
-    for form in {route.errors for route in routes.routes}:
+    forms: set[ErrorForm] = {route.errors for route in routes.routes}
+    for form in forms:
         schema = _ERRORS[form][1]
         schemas[schema["title"]] = schema
     for path in [*document["paths"]]:

@@ -31,8 +31,8 @@ class AgentOptions(Section):
         default=None,
         min_length=1,
         max_length=1024,
-        description="Class or function that makes an environment for each rollout, 'package.module:name'; its public "
-        "methods are tools",
+        description="Class or function that makes an environment for each rollout, 'package.module:name', whose public "
+        "methods are tools; or the URL of an OpenEnv server",
     )
     max_tool_calling_iterations: int | None = Field(
         default=None, ge=1, description="Most turns of a rollout that call tools; no limit if left out"

@@ -43,6 +43,7 @@ ELSEWHERE: Mapping[str, str] = {
     "log_on_each_node": _LOG_LEVEL,
     "debug": _LOG_LEVEL,
     "disable_tqdm": "follow the run with `headrace watch`",
+    "rollout_func": "write it as an agent program, which plays one rollout: agent: my_agent:run",
     "peft_config": "set use_peft: true and lora_r, lora_alpha, lora_target_modules",
     "optim_args": "set adam_beta1, adam_beta2, adam_epsilon and weight_decay",
     "gradient_checkpointing_kwargs": "set gradient_checkpointing",

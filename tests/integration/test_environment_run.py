@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
+from tests.sessions.tools.openenv_servers import STAND_IN, openenv_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -59,3 +60,23 @@ def test_a_run_with_environments_is_trained_with_their_rewards(
         assert row["rewards"]["user_code:Draws"]["value"] == drawn
         assert row["reward"] == (0.0 if reward_funcs else drawn)
     assert len({row["environment"]["drawn"] for row in rows}) == len(rows)
+
+
+def test_a_run_with_an_openenv_server_is_trained_with_its_rewards(
+    tmp_path: Path, run_file: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_SIMULATED_SPEED_UP", "20")
+    with openenv_server(STAND_IN, "dice", max_sessions=4) as (url, _):
+        monkeypatch.setenv("HEADRACE_ENVIRONMENT_ORIGINS", url)
+        with Stack(tmp_path) as stack:
+            stack.wait_for_rewarder()
+            settings = run_file(reward_funcs=[], environment_factory=url, prompt_as_message=True, max_steps=4)
+            run_id = stack.client.submit(settings).run_id
+            run = stack.wait_for_end(run_id)
+            rows = stack.client.rollouts(run_id, step=4)
+    assert run["status"] == "finished", run
+    assert_every_group_is_accounted_for(run, groups_per_step=4)
+    for row in rows:
+        assert row["prompt"][-1]["content"].endswith('\n\n{"hint": "Guess a number from 0 to 9.", "guesses_left": 3}')
+        assert row["reward"] == row["rewards"]["Dice"]["value"] == row["environment"]["reward"] > 0
+    assert len({row["reward"] for row in rows}) == len(rows)

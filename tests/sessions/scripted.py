@@ -102,6 +102,10 @@ class InProcessTools:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self._functions = functions
 
+    @property
+    def is_over(self) -> bool:
+        return False
+
     def keeps_state(self, name: str) -> bool:
         return False
 

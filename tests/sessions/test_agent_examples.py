@@ -13,7 +13,8 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.sessions.environment_rollout import play_in_environment
 from services.sessions.session import Session
 from services.sessions.tool_rollout import Limits, ToolRollout, play
-from services.sessions.tools.environments import Environments
+from services.sessions.tools.joined_tools import JoinedTools
+from services.sessions.tools.python_environments import PythonEnvironments
 from services.sessions.tools.tool_tasks import ToolPool, ToolTasks
 from services.sessions.tools.user_tools import UserTools
 from services.trainer.data.dataset import open_dataset
@@ -56,7 +57,7 @@ def bisect(request: TurnRequest) -> ChatMessage:
 
 
 async def game(config: RunConfig, policy: Any, columns: dict[str, Any]) -> ToolRollout:
-    environments = await Environments.load(
+    environments = await PythonEnvironments.load(
         str(config.environment_factory),
         tool_places(EXAMPLES),
         LIMITS,
@@ -107,7 +108,9 @@ async def test_the_calculator_answers_the_model(tmp_path: Path) -> None:
         metrics=CountedWorkers(),
     ) as pool:
         tools = await UserTools.load(config.tools, pool, lane="run-test", tool_timeout_s=120.0, check_timeout_s=240.0)
-        rollout = await play(session(ScriptedGenerators(policy)), [user("?")], tools=tools, limits=NO_LIMIT)
+        rollout = await play(
+            session(ScriptedGenerators(policy)), [user("?")], tools=JoinedTools({"tools": tools}), limits=NO_LIMIT
+        )
     assert [message["content"] for message in rollout.completion] == [
         "",
         "17.5",

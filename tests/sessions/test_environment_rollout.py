@@ -1,21 +1,16 @@
 """One rollout in an environment of its own: real processes, scripted turns, and recordings that go on elsewhere."""
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from services.sessions.environment_rollout import play_in_environment
-from services.sessions.recording.recorded import Entry, RolloutEnd
-from services.sessions.session import Session
-from services.sessions.tool_rollout import Limits, ToolRollout
-from services.sessions.tools.environments import Environments
-from shared.messages import PlayedEnvironment, Prompt, PromptGroup
+from services.sessions.recording.recorded import RolloutEnd
+from services.sessions.tools.python_environments import PythonEnvironments
+from shared.messages import PlayedEnvironment
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
-from tests.groups import prompt_group
-from tests.sessions.scripted import InProcessTools, ScriptedGenerators, answer, assistant, call, turns_of, user
+from tests.sessions.environment_play import PROMPT, Play, group, said
+from tests.sessions.scripted import answer, assistant, call, turns_of, user
 from tests.sessions.tools.conftest import LIMITS, tool_places
 
 TRL = '''
@@ -157,14 +152,13 @@ class FailsAtTheEnd(Game):
         raise RuntimeError("no board")
 '''
 
-PROMPT: Prompt = [{"role": "system", "content": "Play."}, {"role": "user", "content": "Begin."}]
 FIRST = assistant("", call("add", '{"number": 2}'))
 SECOND = assistant("", call("add", '{"number": -1}'), call("twice", '{"x": 4}', "call-1"), call("add", '{"number": 3}'))
 POLICY = turns_of(FIRST, SECOND, assistant("done"))
 
 
-async def environments_in(directory: Path, name: str) -> Environments:
-    return await Environments.load(
+async def environments_in(directory: Path, name: str) -> PythonEnvironments:
+    return await PythonEnvironments.load(
         name,
         tool_places(directory),
         LIMITS,
@@ -181,48 +175,8 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def group(prompt: Prompt = PROMPT, **columns: Any) -> PromptGroup:
-    return msgspec.structs.replace(prompt_group(), prompt=prompt, prompt_ids=b"", columns={"start": 1} | columns)
-
-
-def _twice(x: int) -> int:
-    return 2 * x
-
-
-class Play:
-    """Plays one rollout and keeps everything that took part in it."""
-
-    def __init__(
-        self, environments: Environments, policy: Callable[[TurnRequest], Any] = POLICY, entries: Sequence[Entry] = ()
-    ) -> None:
-        self.environments = environments
-        self.generators = ScriptedGenerators(policy)
-        self.tools = InProcessTools(twice=_twice)
-        self.entries = list(entries)
-        self.session = Session(
-            "00000000-0", run_id="run-test", generators=self.generators, record=self.record, entries=entries
-        )
-
-    async def record(self, number: int, entry: Entry) -> None:
-        assert number == len(self.entries)
-        self.entries.append(msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=Entry))
-
-    async def __call__(self, prompt: PromptGroup | None = None) -> ToolRollout:
-        return await play_in_environment(
-            self.session,
-            prompt or group(),
-            environments=self.environments,
-            tools=self.tools,
-            limits=Limits(max_iterations=None, max_completion_length=100),
-        )
-
-
-def said(rollout: ToolRollout) -> list[str]:
-    return [message["content"] for message in rollout.completion]
-
-
 async def test_tools_and_methods_are_called_and_the_environment_rewards_the_rollout(directory: Path) -> None:
-    playing = Play(await environments_in(directory, "ours:Game"))
+    playing = Play(await environments_in(directory, "ours:Game"), POLICY)
     rollout = await playing()
     assert said(rollout) == ["", "3", "", "{'error': 'only upwards'}", "8", "6", "done"]
     assert (rollout.num_calls, rollout.num_failed, rollout.lost) == (4, 1, "")
@@ -245,7 +199,7 @@ async def test_a_rollout_goes_on_in_another_environment_with_the_state_of_the_lo
     directory: Path, num_kept: int
 ) -> None:
     environments = await environments_in(directory, "ours:Game")
-    first = Play(environments)
+    first = Play(environments, POLICY)
     whole = await first()
     assert len(first.entries) == 6
     assert isinstance(first.entries[-1], RolloutEnd)
@@ -289,7 +243,7 @@ async def test_a_rollout_is_lost_if_another_environment_does_not_say_what_was_re
 
 
 async def test_a_reward_that_fails_loses_the_rollout(directory: Path) -> None:
-    rollout = await Play(await environments_in(directory, "ours:FailsAtTheEnd"))()
+    rollout = await Play(await environments_in(directory, "ours:FailsAtTheEnd"), POLICY)()
     assert rollout.lost == "ours:FailsAtTheEnd: get_reward ended with an exception: no board"
     assert said(rollout)[-1] == "done"
     assert rollout.environment == PlayedEnvironment("ours:FailsAtTheEnd", True, " Start at 1.")

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from services.sessions.agents.agent_tasks import AgentCall, AgentPool, DescribedAgent
-from services.sessions.settings import origin_of
+from services.sessions.origins import require_allowed
 from shared.errors import UserError
 from shared.messages import PromptGroup
 from shared.user_code.call_failure import CallFailure
@@ -128,15 +128,7 @@ class AgentUrl:
     """
 
     def __init__(self, url: str, http: httpx.AsyncClient, places: asyncio.Semaphore, *, allowed: Sequence[str]) -> None:
-        try:
-            origin = origin_of(url)
-        except ValueError as error:
-            raise UserError(f"agent: {error}") from error
-        if origin not in allowed:
-            raise UserError(
-                f"agent programs at {origin} are not allowed; an operator allows them with HEADRACE_AGENT_ORIGINS of "
-                "the sessions service"
-            )
+        require_allowed(url, allowed, option="agent", what="agent programs", variable="HEADRACE_AGENT_ORIGINS")
         self.name = url
         self._http = http
         self._places = places

@@ -39,11 +39,13 @@ class ToolResults(msgspec.Struct, frozen=True, tag="tools"):
         turn: Number of the recorded turn that made the calls, from 0.
         messages: A tool message for each call.
         num_failed: Number of calls that raised an error.
+        is_last: Whether the rollout ends with them, because its environment is over.
     """
 
     turn: Count
     messages: list[ChatMessage]
     num_failed: Count
+    is_last: bool = False
 
 
 class RolloutEnd(msgspec.Struct, frozen=True, tag="end"):

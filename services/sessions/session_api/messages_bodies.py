@@ -9,7 +9,7 @@ Of a block only what the policy reads counts: clients move their cache marks fro
 
 import itertools
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -152,14 +152,15 @@ def answer(_: MessagesRequest, answered: AnsweredTurn) -> dict[str, Any]:
 def events(request: MessagesRequest, answered: AnsweredTurn) -> Iterator[str]:
     """Yield the events of a streamed answer: each block is begun, has one delta, and is ended."""
     whole = answer(request, answered)
-    begun = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
+    begun: dict[str, Any] = whole | {"content": [], "stop_reason": None, "usage": whole["usage"] | {"output_tokens": 0}}
     why = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    for data in (
+    steps: list[dict[str, Any]] = [
         {"type": "message_start", "message": begun},
         *(step for index, block in enumerate(whole["content"]) for step in _steps(index, block)),
         {"type": "message_delta", "delta": why, "usage": whole["usage"]},
         {"type": "message_stop"},
-    ):
+    ]
+    for data in steps:
         yield server_sent_event(data, name=data["type"])
 
 
@@ -233,10 +234,10 @@ def _blocks(answered: AnsweredTurn) -> list[dict[str, Any]]:
 def _input(arguments: str) -> dict[str, Any] | str:
     """Return the arguments of a call as an object; otherwise as text, which comes back unchanged."""
     try:
-        value = msgspec.json.decode(arguments.strip() or "{}")
+        value: Any = msgspec.json.decode(arguments.strip() or "{}")
     except (msgspec.DecodeError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) and is_data(value) else arguments
+    return cast("dict[str, Any]", value) if isinstance(value, dict) and is_data(value) else arguments
 
 
 def _steps(index: int, block: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -158,8 +158,8 @@ def answer(request: ResponsesRequest, answered: AnsweredTurn) -> dict[str, Any]:
 def events(request: ResponsesRequest, answered: AnsweredTurn) -> Iterator[str]:
     """Yield the events of a streamed answer: each item of the output is added, has one delta, and is done."""
     whole = answer(request, answered)
-    begun = whole | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    steps = [
+    begun: dict[str, Any] = whole | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    steps: list[tuple[str, dict[str, Any]]] = [
         ("response.created", {"response": begun}),
         ("response.in_progress", {"response": begun}),
         *(step for index, item in enumerate(whole["output"]) for step in _steps(index, item)),
@@ -210,7 +210,7 @@ def _output(answered: AnsweredTurn) -> list[dict[str, Any]]:
     status = "incomplete" if answered.is_cut else "completed"
     items: list[dict[str, Any]] = []
     if answered.shows_text:
-        text = {"type": "output_text", "text": answered.text, "annotations": [], "logprobs": []}
+        text: dict[str, Any] = {"type": "output_text", "text": answered.text, "annotations": [], "logprobs": []}
         head = {"id": f"msg_{answered.answer_id}", "type": "message", "role": "assistant", "status": status}
         items.append({**head, "content": [text]})
     for index, call in enumerate(answered.calls):

@@ -8,7 +8,7 @@ from shared.errors import UserError
 
 
 class ToolSource(Protocol):
-    """Tools of one kind: functions (user_tools.py), an MCP server (mcp_tools.py), an environment (environments.py)."""
+    """Tools of one kind: functions (user_tools.py), or tools of an MCP server (mcp_tools.py)."""
 
     @property
     def schemas(self) -> Sequence[dict[str, Any]]:
@@ -40,6 +40,11 @@ class JoinedTools:
         self._sources = {_name(schema): source for source in sources.values() for schema in source.schemas}
         self.schemas = [schema for source in sources.values() for schema in source.schemas]
         """The JSON schemas of the tools, in OpenAI's format."""
+
+    @property
+    def is_over(self) -> bool:
+        """Return False: these tools take calls as long as the policy makes them."""
+        return False
 
     def keeps_state(self, name: str) -> bool:
         """Return False: what these tools return does not depend on a rollout's earlier calls."""

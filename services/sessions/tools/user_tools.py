@@ -77,10 +77,6 @@ class UserTools:
         """The JSON schemas of the tools, in OpenAI's format."""
         return [what.schema for _, what in self._tools.values()]
 
-    def keeps_state(self, name: str) -> bool:
-        """Return False: a tool keeps no state between two calls."""
-        return False
-
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call the tool that the model calls ``name``; return the text of its result.
 

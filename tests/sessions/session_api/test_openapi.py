@@ -53,7 +53,7 @@ async def open_session(process: ServiceProcess) -> dict[str, Any]:
         assert process.is_alive(), process.log()
         async with process.client() as client:
             opened.append(await client.post("/v1/sessions", json={"run_id": "run-test", "deadline_s": 3600}))
-        return opened[-1].status_code == httpx.codes.CREATED
+        return opened[-1].is_success
 
     await eventually(is_open)
     body: dict[str, Any] = opened[-1].json()

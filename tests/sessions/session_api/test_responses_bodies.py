@@ -33,7 +33,7 @@ def test_text_and_instructions_are_a_users_and_a_system_message() -> None:
 
 
 def test_items_of_one_turn_are_one_assistant_message() -> None:
-    said = {
+    said: dict[str, Any] = {
         "id": "msg_1", "type": "message", "role": "assistant", "status": "completed",
         "content": [{"type": "output_text", "text": "Let me add.", "annotations": []}],
     }  # fmt: skip
@@ -111,25 +111,25 @@ def test_options_that_promise_another_form_of_answer_are_refused_by_name(option:
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-         r"does not support input\[0\].content\[0\] of the type 'input_image'"),
-        ({"input": [user("a"), {"type": "reasoning", "id": "rs_1", "summary": []}]},
-         r"input\[1\] of the type 'reasoning', only of the types message, function_call, function_call_output"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
-        ({"input": [{"type": ["message"], "role": "user", "content": "a"}]}, "is not a string"),
-        ({"input": "a", "tools": [TOOL, {"type": "web_search"}]}, r"tools\[1\] of the type 'web_search'"),
-        ({"input": [item_of_call("add", "{}"), item_of_result([{"type": "input_file", "file_id": "f"}])]},
-         r"input\[1\].output\[0\] of the type 'input_file'"),
-        ({"input": [{"role": "robot", "content": "a"}]}, r"input\[0\] is not what this route takes: .*robot"),
-        ({"input": [{"type": "function_call", "name": "add"}]}, r"input\[0\] .*missing required field `call_id`"),
-        ({"input": []}, "length >= 1"),
-        ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
-        ({}, "missing required field `input`"),
-    ],
-)  # fmt: skip
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+     r"does not support input\[0\].content\[0\] of the type 'input_image'"),
+    ({"input": [user("a"), {"type": "reasoning", "id": "rs_1", "summary": [{}]}]},
+     r"input\[1\] of the type 'reasoning', only of the types message, function_call, function_call_output"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
+    ({"input": [{"type": ["message"], "role": "user", "content": "a"}]}, "is not a string"),
+    ({"input": "a", "tools": [TOOL, {"type": "web_search"}]}, r"tools\[1\] of the type 'web_search'"),
+    ({"input": [item_of_call("add", "{}"), item_of_result([{"type": "input_file", "file_id": "f"}])]},
+     r"input\[1\].output\[0\] of the type 'input_file'"),
+    ({"input": [{"role": "robot", "content": "a"}]}, r"input\[0\] is not what this route takes: .*robot"),
+    ({"input": [{"type": "function_call", "name": "add"}]}, r"input\[0\] .*missing required field `call_id`"),
+    ({"input": []}, "length >= 1"),
+    ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    ({}, "missing required field `input`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "says"), REFUSED)
 def test_content_that_a_turn_cannot_have_is_refused_with_its_place(body: dict[str, Any], says: str) -> None:
     with pytest.raises(BodyError, match=says) as refused:
         asked(RESPONSES, body)

@@ -206,6 +206,7 @@ def refusal(raw: dict[str, Any]) -> UserError | None:
         ("per_device_train_batch_size", "groups_per_step"),
         ("bf16", "dtype: bfloat16"),
         ("use_vllm", "table vllm"),
+        ("rollout_func", "agent: my_agent:run"),
         ("max_num_seqs", "table vllm"),
         ("warmup_ratio", "set warmup_steps, which below 1 is a share"),
         ("learning_rat", "did you mean learning_rate?"),

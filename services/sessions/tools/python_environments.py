@@ -1,4 +1,4 @@
-"""Environments of one run: each has the state of one rollout, in a process that no other rollout uses.
+"""Environments in Python: each has the state of one rollout, in a process that no other rollout uses.
 
     factory --inspect, in a process of its own--> schemas of its tools
     rollout --start--> process --> reset(row) --> tools, one after the other --> state --> reward --> killed
@@ -39,8 +39,11 @@ _Process = WorkerProcess[ToolAnswer, DescribedEnvironment]
 _NUM_INSPECTIONS = 2
 
 
-class Environment:
-    """One environment. ``Environments.started`` makes it."""
+class PythonEnvironment:
+    """See Environment. ``PythonEnvironments.started`` makes it."""
+
+    is_over = False
+    """TRL's environments end a rollout only by what they say."""
 
     def __init__(
         self, factory: str, what: DescribedEnvironment, process: _Process, *, timeout_s: float, import_timeout_s: float
@@ -54,21 +57,16 @@ class Environment:
         self._is_free = asyncio.Lock()
 
     def has(self, name: str) -> bool:
-        """Whether it has a tool of this name."""
+        """See Environment."""
         return name in self._tools
 
-    async def reset(self, row: Mapping[str, Any], *, seed: str) -> str:
-        """Begin a rollout for a row of the data set; return the text to append to the prompt.
-
-        ``seed`` is the rollout's name, with which draws of random numbers are seeded.
-
-        Raises:
-            ToolLostError: It raised an exception, did not end, or ended its process.
-        """
-        return await self._own(MethodCall(RESET, dict(row), seed))
+    async def reset(self, row: Mapping[str, Any], *, rollout_id: str, group_id: str) -> str:
+        """See Environment. Draws of random numbers are seeded with the rollout's id: TRL's differ within a group."""
+        del group_id
+        return await self._own(MethodCall(RESET, dict(row), rollout_id))
 
     async def reward(self) -> float | None:
-        """Return the environment's own reward; None if it has none, or gives none. Raises as ``reset`` does."""
+        """See Environment."""
         if not self._what.has_reward or not (shown := await self._own(MethodCall(REWARD))):
             return None
         reward = float(shown)
@@ -77,7 +75,7 @@ class Environment:
         return reward
 
     async def state(self) -> EnvironmentState:
-        """Return the environment's public attributes. Raises as ``reset`` does."""
+        """See Environment."""
         text = await self._own(MethodCall(STATE))
         try:
             return read_state(text)
@@ -85,12 +83,7 @@ class Environment:
             raise ToolLostError(f"{self._factory}: its attributes cannot be read: {error}") from error
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool; return the text of its result. Calls are made one after the other.
-
-        Raises:
-            ToolError: The environment does not have this tool, or the tool raised an exception.
-            ToolLostError: The call has no result, and the environment cannot be used any more.
-        """
+        """See Environment."""
         if not self.has(name):
             raise ToolError(f"Tool {name} not found.")
         answer = await self._ask(MethodCall(name, json.dumps(arguments)))
@@ -126,8 +119,8 @@ class Environment:
         return answer
 
 
-class Environments:
-    """Starts the environments of one run. ``load`` makes it."""
+class PythonEnvironments:
+    """See Environments. ``load`` makes it."""
 
     def __init__(
         self,
@@ -190,33 +183,29 @@ class Environments:
 
     @property
     def name(self) -> str:
-        """``module:Class`` of the environments' type."""
+        """See Environments: ``module:Class`` of their type."""
         return self._what.name
 
     @property
     def has_reward(self) -> bool:
-        """Whether an environment gives a reward of its own."""
+        """See Environments."""
         return self._what.has_reward
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """The JSON schemas of the tools of an environment, in OpenAI's format."""
+        """See Environments."""
         return self._what.schemas
 
     @contextlib.asynccontextmanager
-    async def started(self) -> AsyncGenerator[Environment]:
-        """Start an environment for one rollout, and kill its process at the end of the block. Waits for a free place.
-
-        Raises:
-            ToolLostError: No process can be started.
-        """
+    async def started(self) -> AsyncGenerator[PythonEnvironment]:
+        """See Environments. The environment's process is killed at the end of the block."""
         async with self._at_once:
             try:
                 process = await _Process.start(self._limits, EnvironmentTasks(self._places))
             except WorkerStartError as error:
                 raise ToolLostError(f"{self._factory}: no process could be started: {error}") from error
             try:
-                yield Environment(
+                yield PythonEnvironment(
                     self._factory,
                     self._what,
                     process,

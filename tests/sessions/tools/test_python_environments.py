@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.sessions.tools.environments import Environments
+from services.sessions.tools.python_environments import PythonEnvironments
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.errors import UserError
 from tests.eventually import eventually
@@ -13,8 +13,8 @@ from tests.rewarder.conftest import is_running
 from tests.sessions.tools.conftest import LIMITS, USER_CODE, tool_places
 
 
-async def environments_of(factory: str, *, timeout_s: float = 120.0) -> Environments:
-    return await Environments.load(
+async def environments_of(factory: str, *, timeout_s: float = 120.0) -> PythonEnvironments:
+    return await PythonEnvironments.load(
         f"environments_under_test:{factory}",
         tool_places(USER_CODE),
         LIMITS,
@@ -24,10 +24,10 @@ async def environments_of(factory: str, *, timeout_s: float = 120.0) -> Environm
     )
 
 
-async def play(environments: Environments, seed: str) -> dict[str, Any]:
+async def play(environments: PythonEnvironments, seed: str) -> dict[str, Any]:
     """Reset an environment, and return its attributes."""
     async with environments.started() as environment:
-        await environment.reset({}, seed=seed)
+        await environment.reset({}, rollout_id=seed, group_id="0")
         return (await environment.state()).attributes
 
 
@@ -38,7 +38,7 @@ async def test_an_environment_keeps_its_state_from_its_reset_to_its_reward(facto
     assert tools == ["add", "crash", "hang", "process", "wait_and_add"]
     assert (environments.name, environments.has_reward) == ("environments_under_test:Counter", True)
     async with environments.started() as environment:
-        assert await environment.reset({"goal": 8, "level": "easy"}, seed="0-0") == "Count to 8."
+        assert await environment.reset({"goal": 8, "level": "easy"}, rollout_id="0-0", group_id="0") == "Count to 8."
         assert await environment.call("add", {"number": 2}) == "2 of 8"
         assert await environment.call("wait_and_add", {"number": 1}) == "3 of 8"
         assert await environment.call("wait_and_add", {"number": 1}) == "4 of 8"
@@ -48,7 +48,10 @@ async def test_an_environment_keeps_its_state_from_its_reset_to_its_reward(facto
 async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> None:
     environments = await environments_of("Counter")
     async with environments.started() as one, environments.started() as other:
-        await asyncio.gather(one.reset({"goal": 8}, seed="0-0"), other.reset({"goal": 9}, seed="0-1"))
+        await asyncio.gather(
+            one.reset({"goal": 8}, rollout_id="0-0", group_id="0"),
+            other.reset({"goal": 9}, rollout_id="0-1", group_id="0"),
+        )
         await one.call("add", {"number": 5})
         assert await other.call("add", {"number": 1}) == "1 of 9"
         processes = [(await environment.call("process", {})).split() for environment in (one, other)]
@@ -59,14 +62,14 @@ async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> Non
 
 async def test_calls_at_the_same_time_are_made_one_after_the_other() -> None:
     async with (await environments_of("Counter")).started() as environment:
-        await environment.reset({"goal": 8}, seed="0-0")
+        await environment.reset({"goal": 8}, rollout_id="0-0", group_id="0")
         said = await asyncio.gather(*(environment.call("add", {"number": 1}) for _ in range(3)))
     assert said == ["1 of 8", "2 of 8", "3 of 8"]
 
 
 async def test_the_model_gets_the_error_of_a_method_and_the_state_stays() -> None:
     async with (await environments_of("Counter")).started() as environment:
-        await environment.reset({"goal": 8}, seed="0-0")
+        await environment.reset({"goal": 8}, rollout_id="0-0", group_id="0")
         await environment.call("add", {"number": 5})
         for name, arguments, says in (
             ("add", {"number": -1}, "only upwards"),
@@ -86,19 +89,19 @@ async def test_an_environment_without_a_reward_or_an_observation_has_none() -> N
     environments = await environments_of("Quiet")
     assert (environments.schemas, environments.has_reward) == ([], False)
     async with environments.started() as environment:
-        assert await environment.reset({}, seed="0-0") == ""
+        assert await environment.reset({}, rollout_id="0-0", group_id="0") == ""
         assert await environment.reward() is None
 
 
 async def test_a_reward_of_none_is_none() -> None:
     async with (await environments_of("NotJudged")).started() as environment:
-        await environment.reset({}, seed="0-0")
+        await environment.reset({}, rollout_id="0-0", group_id="0")
         assert await environment.reward() is None
 
 
 async def test_public_attributes_are_told_as_json_and_for_others_the_reason() -> None:
     async with (await environments_of("Attributes")).started() as environment:
-        await environment.reset({}, seed="0-0")
+        await environment.reset({}, rollout_id="0-0", group_id="0")
         state = await environment.state()
     assert state.attributes == {
         "board": [[1, 2], [3, 4]], "by_number": {"1": "one"}, "done": True, "of_class": 0.5, "of_property": "seen",
@@ -126,7 +129,7 @@ async def test_no_more_environments_than_allowed_run_at_a_time() -> None:
             async with asyncio.timeout(0.2), environments.started():
                 pass
     async with environments.started() as environment:
-        assert await environment.reset({}, seed="0-0") == ""
+        assert await environment.reset({}, rollout_id="0-0", group_id="0") == ""
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ async def test_no_more_environments_than_allowed_run_at_a_time() -> None:
 )
 async def test_an_environment_that_hangs_or_crashes_is_lost(method: str, says: str) -> None:
     async with (await environments_of("Counter", timeout_s=5.0)).started() as environment:
-        await environment.reset({"goal": 8}, seed="0-0")
+        await environment.reset({"goal": 8}, rollout_id="0-0", group_id="0")
         with pytest.raises(ToolLostError, match=says):
             await environment.call(method, {})
         with pytest.raises(ToolLostError):
@@ -148,13 +151,13 @@ async def test_an_environment_that_hangs_or_crashes_is_lost(method: str, says: s
 async def test_a_reset_that_fails_loses_the_rollout_and_says_why() -> None:
     async with (await environments_of("FailsToReset")).started() as environment:
         with pytest.raises(ToolLostError, match="reset ended with an exception: no such level"):
-            await environment.reset({}, seed="0-0")
+            await environment.reset({}, rollout_id="0-0", group_id="0")
 
 
 async def test_an_observation_that_is_not_text_loses_the_rollout_and_says_what_to_return() -> None:
     async with (await environments_of("ReturnsAList")).started() as environment:
         with pytest.raises(ToolLostError, match="it returned a list; return text, or None"):
-            await environment.reset({}, seed="0-0")
+            await environment.reset({}, rollout_id="0-0", group_id="0")
 
 
 @pytest.mark.parametrize(
