@@ -19,6 +19,7 @@ from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
+from tests.eventually import eventually
 from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices, as_agents
 
@@ -97,18 +98,18 @@ async def test_a_push_that_finds_diverged_weights_ends_the_run_while_the_next_ba
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
     await create(redis, config.model_copy(update={"save_steps": 1}), tmp_path)
-    sender = FakeSender(redis)
+    sender, checkpoints = FakeSender(redis), tmp_path / "run" / "checkpoints"
 
     async def fail_the_third(version: int) -> None:
         if version == 2:
-            await asyncio.sleep(0.2)
+            await eventually(lambda: newest_valid(checkpoints) is not None)  # it would be cut off by the failure
             raise PushError("they have diverged")
 
     sender.may_push = fail_the_third
     with pytest.raises(BaseExceptionGroup) as raised:
         await train(redis, played=PlayedServices(redis), sender=sender)
     assert raised.group_contains(PushError, match="they have diverged")
-    checkpoint = newest_valid(tmp_path / "run" / "checkpoints")
+    checkpoint = newest_valid(checkpoints)
     assert checkpoint is not None
     assert checkpoint.step == 1, "no checkpoint has the diverged weights"
 
