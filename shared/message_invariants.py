@@ -10,7 +10,7 @@ Fields, by their type:
 
 A prompt group:
 
-    prompt ids are whole and not negative; there is none if the session that plays the rollouts renders the prompt
+    prompt ids are whole and not negative; they are empty if the session that plays the rollouts renders the prompt
     columns consist of None, bool, int, float, str, bytes, datetimes, lists and maps from text, at most 32 levels deep
 
 A completed group, in addition:
@@ -26,7 +26,7 @@ A completed group, in addition:
 Each row of a rollout:
 
     token ids are not negative; there is one for each mask entry; they begin with the prompt ids, or with at least one
-    other token if the group has no prompt ids; what they begin with is not sampled
+    other token if the group has no prompt ids; these first tokens are not sampled
     the mask is 0 or 1, and marks at least one token as sampled
     there is one logprob for each sampled token. It is at most 0 (1e-3 is allowed, for rounding) and not infinite. NaN
     means that the generator does not know it; at least one logprob of a row is a number

@@ -6,8 +6,8 @@
 
 Turns form trees: a turn continues an earlier one, or begins with no recorded token. A request continues the longest
 recorded conversation with the same tools that is the beginning of its messages. Sampled messages may come back in
-another form (message_match.py). Those of a client come back unchanged, because a template may read any part of them.
-rows.py makes rows of the trees.
+another form (message_match.py). A client's own messages must come back unchanged, because a template may read any part
+of them. rows.py makes rows of the trees.
 """
 
 import itertools

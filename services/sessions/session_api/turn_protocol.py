@@ -141,7 +141,7 @@ def one_of(value: dict[str, Any], kinds: Mapping[str, type[_BodyT]], *, place: s
         value: The object.
         kinds: The kinds by their types.
         place: Where it is in the body.
-        default: Its type if it does not name one.
+        default: The type of an object that does not name one.
 
     Raises:
         BodyError: It has another type, or is malformed.

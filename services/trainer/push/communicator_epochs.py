@@ -4,9 +4,9 @@
     anything else                                 --> close it and open a new one
     a transport without a wire, a late replica    --> it joins the open communicator
 
-weight_sender.py draws the steps. Members are called concurrently. If a join, a begin or the broadcast fails, or has not
-ended shortly before the deadline, the communicator is closed, and blame.py finds the replicas that caused it. Commits
-are independent: a member that holds the new version keeps it, even if others fail.
+weight_sender.py draws the steps. Members are called concurrently. If a join, a begin or the broadcast fails, or is
+still under way shortly before the deadline, the communicator is closed, and blame.py finds the replicas that caused it.
+Commits are independent: a member that holds the new version keeps it, even if others fail.
 
 Epochs are numbered within an incarnation, and each number begins with the incarnation (lineage.py), so they rise across
 incarnations too.
