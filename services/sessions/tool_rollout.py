@@ -23,6 +23,7 @@ from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.arrays import ID_DTYPE
+from shared.message_invariants import is_data
 from shared.messages import PlayedEnvironment
 from shared.turns import ChatMessage, TurnRefusedError
 
@@ -186,12 +187,6 @@ async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:
     return message | {"content": content}, failed
 
 
-def _is_deeper(value: Any, *, than: int) -> bool:
-    found: Any = value  # a narrowed type would be partly unknown
-    inner: Any = found.values() if isinstance(value, dict) else found if isinstance(value, list) else ()
-    return than < 0 or any(_is_deeper(one, than=than - 1) for one in inner)
-
-
 def _arguments(call: Any) -> dict[str, Any]:
     try:
         arguments: Any = json.loads(call["function"]["arguments"])
@@ -199,6 +194,6 @@ def _arguments(call: Any) -> dict[str, Any]:
         raise ToolError(f"the arguments are not JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise ToolError("the arguments are not a JSON object")
-    if _is_deeper(arguments, than=_MAX_DEPTH):
+    if not is_data(arguments, max_depth=_MAX_DEPTH):
         raise ToolError(f"the arguments are nested deeper than {_MAX_DEPTH} levels")
     return cast("dict[str, Any]", arguments)

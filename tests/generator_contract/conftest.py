@@ -86,10 +86,20 @@ async def lonely(tmp_path: Path) -> AsyncIterator[tuple[RedisServer, Redis]]:
 
 
 @pytest.fixture
+def run_options() -> dict[str, object]:
+    """Return additional options of the runs of a file."""
+    return {}
+
+
+@pytest.fixture
 async def trainer(
-    redis: Redis, model_dir: Path, implementation: Implementation, generator: GeneratorProcess
+    redis: Redis,
+    model_dir: Path,
+    implementation: Implementation,
+    generator: GeneratorProcess,
+    run_options: dict[str, object],
 ) -> AsyncIterator[PlayedTrainer]:
     """Return the trainer of a new run. The shared generator has loaded its model, but has no weights yet."""
-    async with a_run(redis, model_dir, implementation) as trainer:
+    async with a_run(redis, model_dir, implementation, **run_options) as trainer:
         await trainer.until_served_by(generator)
         yield trainer

@@ -1,8 +1,6 @@
 """Sessions that live through many pushes: every sampled token is of the policy version that its row names."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +14,8 @@ from shared.messages import Row
 from shared.redis.redis_connection import Redis
 from shared.service.tls import PeerTls
 from shared.turns import ChatMessage
-from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess, Implementation
-from tests.generator_contract.played_trainer import PlayedTrainer, a_run
+from tests.generator_contract.implementations import INTERNAL_KEY, Implementation
+from tests.generator_contract.played_trainer import PlayedTrainer
 from tests.weights.spans import MAX_DIFFERENCE
 
 pytestmark = pytest.mark.timeout(1800)
@@ -26,13 +24,9 @@ NUM_SESSIONS, NUM_TURNS, TOKENS_A_TURN = 4, 10, 6
 
 
 @pytest.fixture
-async def trainer(
-    redis: Redis, model_dir: Path, implementation: Implementation, generator: GeneratorProcess
-) -> AsyncIterator[PlayedTrainer]:
-    """Return the trainer of a new run with a tool."""
-    async with a_run(redis, model_dir, implementation, tools=["tools:add"]) as trainer:
-        await trainer.until_served_by(generator)
-        yield trainer
+def run_options() -> dict[str, object]:
+    """Return a tool; runs without one need no turns."""
+    return {"tools": ["tools:add"]}
 
 
 class Pushed:

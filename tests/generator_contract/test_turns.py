@@ -1,18 +1,14 @@
 """Turns of a conversation over HTTP, from any generator."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import httpx
 import msgspec
 import pytest
 
 from shared.arrays import unpack_ids
 from shared.messages import VersionSpan
-from shared.redis.redis_connection import Redis
 from shared.turns import TURN_PATH, SampledTurn, TurnRequest, decode_turn_answer, encode_turn_requests
-from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess, Implementation
-from tests.generator_contract.played_trainer import PlayedTrainer, a_run
+from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProcess
+from tests.generator_contract.played_trainer import PlayedTrainer
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -20,13 +16,9 @@ QUESTION = {"role": "user", "content": "1 + 1"}
 
 
 @pytest.fixture
-async def trainer(
-    redis: Redis, model_dir: Path, implementation: Implementation, generator: GeneratorProcess
-) -> AsyncIterator[PlayedTrainer]:
-    """Return the trainer of a new run with a tool; other runs need no turns."""
-    async with a_run(redis, model_dir, implementation, tools=["tools:add"]) as trainer:
-        await trainer.until_served_by(generator)
-        yield trainer
+def run_options() -> dict[str, object]:
+    """Return a tool; runs without one need no turns."""
+    return {"tools": ["tools:add"]}
 
 
 async def sampled(client: httpx.AsyncClient, *requests: TurnRequest) -> list[tuple[int, SampledTurn]]:

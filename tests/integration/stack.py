@@ -113,6 +113,13 @@ class Stack:
                 return
         raise AssertionError(f"the run ended before step {step}: {self.client.get(run_id)}")
 
+    def train(self, settings: dict[str, Any], *, groups_per_step: int) -> dict[str, Any]:
+        """Submit a run and wait for its end. Assert that it has finished and lost no group; return its record."""
+        run = self.wait_for_end(self.client.submit(settings).run_id)
+        assert run["status"] == "finished", run
+        assert_every_group_is_accounted_for(run, groups_per_step=groups_per_step)
+        return run
+
     def wait_for_end(self, run_id: str) -> dict[str, Any]:
         """Read the run's events until it has ended; return its record."""
         for _ in self.client.events(run_id):

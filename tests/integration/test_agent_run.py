@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.stack import Stack, assert_every_group_is_accounted_for
+from tests.integration.stack import Stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -48,11 +48,8 @@ def test_a_run_with_tools_ends_with_every_group_accounted_for(
     with Stack(tmp_path, num_simulated=2) as stack:
         stack.wait_for_rewarder()
         code = {"reward_funcs": ["user_code:length"], "tools": ["user_code:add"]}
-        run_id = stack.client.submit(run_file(**code, prompt_as_message=True)).run_id
-        run = stack.wait_for_end(run_id)
-        (row, *_) = stack.client.rollouts(run_id, step=8)
-    assert run["status"] == "finished", run
-    assert_every_group_is_accounted_for(run, groups_per_step=4)
+        run = stack.train(run_file(**code, prompt_as_message=True), groups_per_step=4)
+        (row, *_) = stack.client.rollouts(run["run_id"], step=8)
     assert run["progress"]["pushes_confirmed"] == run["progress"]["pushes"] >= 8
     assert row["completion"][0]["content"].startswith("simulated token"), row
 
@@ -69,11 +66,8 @@ def test_a_run_with_an_agent_program_is_trained_with_the_rewards_that_it_returns
         stack.wait_for_rewarder()
         options = {"agent": "my_agent:run", "agent_timeout_s": 240, "prompt_as_message": True}
         settings = run_file(reward_funcs=[], max_steps=4, **options)
-        run_id = stack.client.submit(settings).run_id
-        run = stack.wait_for_end(run_id)
-        rows = stack.client.rollouts(run_id, step=4)
-    assert run["status"] == "finished", run
-    assert_every_group_is_accounted_for(run, groups_per_step=4)
+        run = stack.train(settings, groups_per_step=4)
+        rows = stack.client.rollouts(run["run_id"], step=4)
     for row in rows:
         _, _, last = row["completion"]
         assert row["reward"] == row["rewards"]["my_agent:run"]["value"] == len(last["content"])

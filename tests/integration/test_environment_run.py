@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.stack import Stack, assert_every_group_is_accounted_for
+from tests.integration.stack import Stack
 from tests.sessions.tools.openenv_servers import STAND_IN, openenv_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -49,11 +49,8 @@ def test_a_run_with_environments_is_trained_with_their_rewards(
         settings = run_file(
             reward_funcs=reward_funcs, environment_factory="user_code:Draws", prompt_as_message=True, max_steps=4
         )
-        run_id = stack.client.submit(settings).run_id
-        run = stack.wait_for_end(run_id)
-        rows = stack.client.rollouts(run_id, step=4)
-    assert run["status"] == "finished", run
-    assert_every_group_is_accounted_for(run, groups_per_step=4)
+        run = stack.train(settings, groups_per_step=4)
+        rows = stack.client.rollouts(run["run_id"], step=4)
     for row in rows:
         drawn, question = row["environment"]["drawn"], row["environment"]["question"]
         assert row["prompt"][-1]["content"] == f"{question} Draw {drawn}."
@@ -71,11 +68,8 @@ def test_a_run_with_an_openenv_server_is_trained_with_its_rewards(
         with Stack(tmp_path) as stack:
             stack.wait_for_rewarder()
             settings = run_file(reward_funcs=[], environment_factory=url, prompt_as_message=True, max_steps=4)
-            run_id = stack.client.submit(settings).run_id
-            run = stack.wait_for_end(run_id)
-            rows = stack.client.rollouts(run_id, step=4)
-    assert run["status"] == "finished", run
-    assert_every_group_is_accounted_for(run, groups_per_step=4)
+            run = stack.train(settings, groups_per_step=4)
+            rows = stack.client.rollouts(run["run_id"], step=4)
     for row in rows:
         assert row["prompt"][-1]["content"].endswith('\n\n{"hint": "Guess a number from 0 to 9.", "guesses_left": 3}')
         assert row["reward"] == row["rewards"]["Dice"]["value"] == row["environment"]["reward"] > 0

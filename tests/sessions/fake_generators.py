@@ -40,6 +40,25 @@ Script = Callable[[TurnRequest], Reply | Awaitable[Reply]]
 """Called for each turn. Only replies that are not awaited can be a problem."""
 
 
+class HangsOnce:
+    """A script in which the second turn of the group's second rollout hangs the first time that it is asked for.
+
+    Args:
+        reply: Returns the reply to a request, and to the number of turns before it.
+    """
+
+    def __init__(self, reply: Callable[[TurnRequest, int], Reply]) -> None:
+        self.hangs = asyncio.Event()
+        self._reply = reply
+
+    async def __call__(self, request: TurnRequest) -> Reply:
+        num_before = [message["role"] for message in request.messages].count("assistant")
+        if num_before == 1 and request.request_id.startswith("00000000-1-") and not self.hangs.is_set():
+            self.hangs.set()
+            await asyncio.sleep(600)
+        return self._reply(request, num_before)
+
+
 class FakeGenerator:
     """One generator.
 

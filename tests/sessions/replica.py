@@ -50,12 +50,21 @@ async def completed(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> 
     return decode_completed_group(fields["payload"])
 
 
-async def agent_run(redis: Redis, config: RunConfig, *tools: str, **changes: object) -> RunKeys:
-    """Make a run with these tools, one prompt and its first weights."""
+async def begin_run(
+    redis: Redis,
+    config: RunConfig,
+    *,
+    asks: str = "2+2?",
+    columns: dict[str, object] | None = None,
+    **options: object,
+) -> RunKeys:
+    """Make a run with these options, one prompt for two rollouts, and its first weights."""
     store, keys = RunStore(redis), RunKeys("run-test")
-    await store.create("run-test", config.model_copy(update={"tools": list(tools), **changes}), run_dir="unused")
+    await store.create("run-test", config.model_copy(update=options), run_dir="unused")
     await store.set_status("run-test", "running")
-    group = msgspec.structs.replace(prompt_group(num_generations=2), prompt=[user("2+2?")], prompt_ids=b"")
+    group = msgspec.structs.replace(prompt_group(num_generations=2), prompt=[user(asks)], prompt_ids=b"")
+    if columns is not None:
+        group = msgspec.structs.replace(group, columns=columns)
     await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
     await redis.set(keys.required_version, "1:3")
     return keys

@@ -1,29 +1,22 @@
 """Agent programs in the sessions service as a process: real workers, OpenAI's client, fake generators, kill -9."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import msgspec
 import pytest
 from fastapi import FastAPI, Request
 
-from shared.messages import CompletedGroup, PlayedEnvironment, encode
-from shared.redis.keys import RunKeys
+from shared.messages import CompletedGroup, PlayedEnvironment
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunStore
 from shared.refusals import decode_refusals
 from shared.run_options.run_config import RunConfig
-from shared.serving.http_limits import HttpLimits
-from shared.serving.http_server import HttpServer
-from shared.serving.listening import listening_socket
 from shared.turns import TurnRequest
 from tests.eventually import eventually
-from tests.groups import prompt_group
 from tests.sessions.fake_generators import Reply, generator
-from tests.sessions.replica import completed, service
+from tests.sessions.replica import begin_run, completed, service
 from tests.sessions.scripted import answer, assistant, user
+from tests.sessions.served import served
 
 openai = pytest.importorskip("openai")
 
@@ -106,17 +99,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def agent_run(redis: Redis, config: RunConfig, agent: str, **changes: object) -> RunKeys:
-    """Make a run with one prompt and its first weights."""
-    store, keys = RunStore(redis), RunKeys("run-test")
-    await store.create("run-test", config.model_copy(update={"agent": agent, **changes}), run_dir="unused")
-    await store.set_status("run-test", "running")
-    group = msgspec.structs.replace(
-        prompt_group(num_generations=2), prompt=[user("2+2?")], prompt_ids=b"", columns={"answer": "4", "level": 1}
-    )
-    await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
-    await redis.set(keys.required_version, "1:3")
-    return keys
+ROW: dict[str, object] = {"answer": "4", "level": 1}
 
 
 def rewards(group: CompletedGroup) -> list[float | None]:
@@ -137,7 +120,7 @@ def counts(request: TurnRequest) -> Reply:
 async def played(
     redis: Redis, redis_url: str, config: RunConfig, directory: Path, agent: str, *, timeout_s: float = 120.0
 ) -> CompletedGroup:
-    keys = await agent_run(redis, config, agent, agent_timeout_s=timeout_s)
+    keys = await begin_run(redis, config, columns=ROW, agent=agent, agent_timeout_s=timeout_s)
     async with generator(redis, keys, counts):
         with service(redis_url, directory) as process:
             group = await completed(redis, keys, process=process)
@@ -200,7 +183,7 @@ async def test_a_program_may_end_its_session_before_it_ends(
 async def test_a_program_that_fails_because_the_conversation_is_too_long_ends_its_rollout_there(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await agent_run(redis, run_config, "my_agent:overflows", max_completion_length=8)
+    keys = await begin_run(redis, run_config, columns=ROW, agent="my_agent:overflows", max_completion_length=8)
 
     def policy(request: TurnRequest) -> Reply:
         return counts(request) if num_before(request) < 2 else (422, "context_length")
@@ -220,7 +203,7 @@ async def test_a_program_that_fails_because_the_conversation_is_too_long_ends_it
 async def test_after_kill_9_another_replica_starts_the_program_again_and_no_recorded_turn_is_sampled_again(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await agent_run(redis, run_config, "my_agent:waits_between_turns")
+    keys = await begin_run(redis, run_config, columns=ROW, agent="my_agent:waits_between_turns")
     waiting = directory / "waiting"
     async with generator(redis, keys, counts) as fake:
         with service(redis_url, directory, HEADRACE_REPLICA_ID="a") as first:
@@ -244,21 +227,13 @@ async def agent_server() -> AsyncGenerator[str]:
     @app.post("/play", response_model=None)
     async def play(request: Request) -> dict[str, float]:
         body = await request.json()
-        assert body["row"] == {"answer": "4", "level": 1}
+        assert body["row"] == ROW
         async with openai.AsyncOpenAI(base_url=body["base_url"], api_key=body["api_key"]) as client:
             said = await client.chat.completions.create(model="any", messages=body["prompt"])
         return {"reward": float(len(said.choices[0].message.content or ""))}
 
-    with listening_socket("127.0.0.1", 0) as listener:
-        server = HttpServer(app, HttpLimits(), drain_s=1)
-        serving = asyncio.create_task(server.serve(sockets=[listener]), name="agent server")
-        await eventually(lambda: server.started)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            async with asyncio.timeout(120):
-                await serving
+    async with served(app) as url:
+        yield url
 
 
 @pytest.mark.slow
@@ -266,7 +241,7 @@ async def test_a_program_behind_a_url_of_an_allowed_origin_plays_rollouts(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
     async with agent_server() as url:
-        keys = await agent_run(redis, run_config, f"{url}/play")
+        keys = await begin_run(redis, run_config, columns=ROW, agent=f"{url}/play")
         async with generator(redis, keys, counts):
             with service(redis_url, directory, HEADRACE_AGENT_ORIGINS=url) as process:
                 group = await completed(redis, keys, process=process)
@@ -287,7 +262,7 @@ async def test_a_program_behind_a_url_of_an_allowed_origin_plays_rollouts(
 async def test_a_run_whose_program_cannot_be_used_is_refused(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, agent: str, reason: str
 ) -> None:
-    keys = await agent_run(redis, run_config, agent)
+    keys = await begin_run(redis, run_config, columns=ROW, agent=agent)
     with service(redis_url, directory) as process:
         await eventually(lambda: redis.hgetall(keys.refusals))
         assert process.is_alive(), process.log()

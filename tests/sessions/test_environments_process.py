@@ -1,25 +1,19 @@
 """Environments in the sessions service as a process: real environments' processes, signals, kill -9, refusals."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from shared.messages import PromptGroup, encode
-from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunStore
 from shared.refusals import decode_refusals
 from shared.run_options.run_config import RunConfig
 from shared.turns import TurnRequest
 from tests.eventually import eventually
-from tests.groups import prompt_group
 from tests.rewarder.conftest import is_running
-from tests.sessions.fake_generators import Reply, generator
-from tests.sessions.replica import completed, service
-from tests.sessions.scripted import answer, assistant, call, user
+from tests.sessions.fake_generators import HangsOnce, Reply, generator
+from tests.sessions.replica import begin_run, completed, service
+from tests.sessions.scripted import answer, assistant, call
 
 ENVIRONMENTS = '''
 import os, pathlib, random, signal, time
@@ -98,19 +92,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def environment_run(redis: Redis, config: RunConfig, name: str, **changes: object) -> RunKeys:
-    """Make a run with an environment, one prompt and the first weights."""
-    store, keys = RunStore(redis), RunKeys("run-test")
-    changed = config.model_copy(update={"environment_factory": f"my_envs:{name}", **changes})
-    await store.create("run-test", changed, run_dir="unused")
-    await store.set_status("run-test", "running")
-    group: PromptGroup = prompt_group(num_generations=2)
-    group = msgspec.structs.replace(group, prompt=[user("Begin.")], prompt_ids=b"")
-    await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
-    await redis.set(keys.required_version, "1:3")
-    return keys
-
-
 def number_in(request: TurnRequest) -> int:
     """Return the number that the environment has drawn for this rollout."""
     return int(str(request.messages[0]["content"]).rpartition(" ")[2].rstrip("."))
@@ -124,19 +105,16 @@ def guess(request: TurnRequest) -> Any:
 async def test_after_kill_9_another_replica_rebuilds_the_environments_and_samples_no_recorded_turn_again(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await environment_run(redis, run_config, "Game", tool_timeout_s=240.0)
-    hangs = asyncio.Event()
+    keys = await begin_run(redis, run_config, asks="Begin.", environment_factory="my_envs:Game", tool_timeout_s=240.0)
 
-    async def policy(request: TurnRequest) -> Reply:
-        num_before = [message["role"] for message in request.messages].count("assistant")
-        if num_before == 1 and request.request_id.startswith("00000000-1-") and not hangs.is_set():
-            hangs.set()
-            await asyncio.sleep(600)
+    def reply(request: TurnRequest, num_before: int) -> Reply:
         calls = [[guess(request), guess(request)], [call("wait", "{}")], []][num_before]
         return answer(request, assistant("" if calls else "done", *calls), token_ids=[10 * num_before + 1, 2])
 
+    policy = HangsOnce(reply)
+
     def has_begun() -> bool:
-        return hangs.is_set() and (directory / "waiting").exists()
+        return policy.hangs.is_set() and (directory / "waiting").exists()
 
     async with generator(redis, keys, policy) as fake:
         with service(redis_url, directory, HEADRACE_REPLICA_ID="a") as first:
@@ -175,7 +153,7 @@ async def test_after_kill_9_another_replica_rebuilds_the_environments_and_sample
 async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_their_rollouts_and_nothing_else(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await environment_run(redis, run_config, "Game", tool_timeout_s=2.0)
+    keys = await begin_run(redis, run_config, asks="Begin.", environment_factory="my_envs:Game", tool_timeout_s=2.0)
 
     def policy(request: TurnRequest) -> Reply:
         name = "die" if request.request_id.startswith("00000000-0-") else "hang"
@@ -217,7 +195,7 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
 async def test_a_run_whose_environments_cannot_be_used_is_refused_and_says_why(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, name: str, options: dict[str, Any], says: str
 ) -> None:
-    keys = await environment_run(redis, run_config, name, **options)
+    keys = await begin_run(redis, run_config, asks="Begin.", environment_factory=f"my_envs:{name}", **options)
     with service(redis_url, directory) as process:
 
         async def is_refused() -> Any:

@@ -1,37 +1,19 @@
 """A run with an OpenEnv server in the sessions service as a process: allowed origins, rewards, kill -9, refusals."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from shared.messages import encode
-from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.redis.run_store import RunStore
 from shared.refusals import decode_refusals
 from shared.run_options.run_config import RunConfig
 from shared.turns import TurnRequest
 from tests.eventually import eventually
-from tests.groups import prompt_group
-from tests.sessions.fake_generators import Reply, generator
-from tests.sessions.replica import completed, service
-from tests.sessions.scripted import answer, assistant, call, user
+from tests.sessions.fake_generators import HangsOnce, Reply, generator
+from tests.sessions.replica import begin_run, completed, service
+from tests.sessions.scripted import answer, assistant, call
 from tests.sessions.tools.openenv_servers import SERVERS, openenv_server
-
-
-async def openenv_run(redis: Redis, config: RunConfig, url: str) -> RunKeys:
-    """Make a run with an OpenEnv server, one prompt and the first weights."""
-    store, keys = RunStore(redis), RunKeys("run-test")
-    changed = config.model_copy(update={"environment_factory": url, "reward_funcs": []})
-    await store.create("run-test", changed, run_dir="unused")
-    await store.set_status("run-test", "running")
-    group = msgspec.structs.replace(prompt_group(num_generations=2), prompt=[user("Begin.")], prompt_ids=b"")
-    await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
-    await redis.set(keys.required_version, "1:3")
-    return keys
 
 
 @pytest.mark.slow
@@ -39,21 +21,17 @@ async def openenv_run(redis: Redis, config: RunConfig, url: str) -> RunKeys:
 async def test_after_kill_9_another_replica_plays_the_recorded_steps_in_new_sessions(
     redis: Redis, redis_url: str, run_config: RunConfig, tmp_path: Path, program: list[str]
 ) -> None:
-    hangs = asyncio.Event()
-
-    async def policy(request: TurnRequest) -> Reply:
-        num_before = [message["role"] for message in request.messages].count("assistant")
-        if num_before == 1 and request.request_id.startswith("00000000-1-") and not hangs.is_set():
-            hangs.set()
-            await asyncio.sleep(600)
+    def guess(request: TurnRequest, num_before: int) -> Reply:
         turn = assistant("", call("step", f'{{"number": {num_before}}}'))
         return answer(request, turn, token_ids=[10 * num_before + 1, 2])
 
+    policy = HangsOnce(guess)
+
     with openenv_server(program, "game", max_sessions=2) as (url, _):
-        keys = await openenv_run(redis, run_config, url)
+        keys = await begin_run(redis, run_config, asks="Begin.", environment_factory=url, reward_funcs=[])
         async with generator(redis, keys, policy):
             with service(redis_url, tmp_path, HEADRACE_REPLICA_ID="a", HEADRACE_ENVIRONMENT_ORIGINS=url) as first:
-                await eventually(lambda: hangs.is_set() or not first.is_alive())
+                await eventually(lambda: policy.hangs.is_set() or not first.is_alive())
                 assert first.is_alive(), first.log()
             with service(redis_url, tmp_path, HEADRACE_REPLICA_ID="b", HEADRACE_ENVIRONMENT_ORIGINS=url) as second:
                 group = await completed(redis, keys, process=second)
@@ -93,7 +71,7 @@ async def test_after_kill_9_another_replica_plays_the_recorded_steps_in_new_sess
 async def test_a_run_whose_server_cannot_be_used_is_refused_and_says_why(
     redis: Redis, redis_url: str, run_config: RunConfig, tmp_path: Path, url: str, settings: dict[str, str], says: str
 ) -> None:
-    keys = await openenv_run(redis, run_config, url)
+    keys = await begin_run(redis, run_config, asks="Begin.", environment_factory=url, reward_funcs=[])
     with service(redis_url, tmp_path, **settings) as process:
 
         async def is_refused() -> Any:

@@ -16,7 +16,7 @@ from shared.turns import TurnRequest
 from tests.eventually import eventually
 from tests.groups import prompt_group
 from tests.sessions.fake_generators import Reply, generator
-from tests.sessions.replica import agent_run, completed, service
+from tests.sessions.replica import begin_run, completed, service
 from tests.sessions.scripted import answer, assistant, call
 
 TOOLS = '''
@@ -69,7 +69,7 @@ def directory(tmp_path: Path) -> Path:
 async def test_after_kill_9_another_replica_goes_on_and_samples_no_recorded_turn_again(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await agent_run(redis, run_config, "my_tools:add", "my_tools:wait")
+    keys = await begin_run(redis, run_config, tools=["my_tools:add", "my_tools:wait"])
     says = [assistant("", call("add", '{"a": 2, "b": 2}')), assistant("", call("wait", "{}")), assistant("4")]
     hangs = asyncio.Event()
     num_second_turns = 0
@@ -109,7 +109,7 @@ async def test_after_kill_9_another_replica_goes_on_and_samples_no_recorded_turn
 async def test_a_tool_that_ends_its_worker_and_one_that_hangs_lose_their_rollouts_and_nothing_else(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await agent_run(redis, run_config, "my_tools:die", "my_tools:hang", tool_timeout_s=0.5)
+    keys = await begin_run(redis, run_config, tools=["my_tools:die", "my_tools:hang"], tool_timeout_s=0.5)
     names = ["die", "hang"]
 
     def policy(request: TurnRequest) -> Reply:
@@ -129,7 +129,7 @@ async def test_a_tool_that_ends_its_worker_and_one_that_hangs_lose_their_rollout
 async def test_a_run_whose_tool_is_missing_is_refused_and_a_plain_run_is_left_alone(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await agent_run(redis, run_config, "my_tools:add", "my_tools:subtract")
+    keys = await begin_run(redis, run_config, tools=["my_tools:add", "my_tools:subtract"])
     plain = RunKeys("run-plain")
     await RunStore(redis).create("run-plain", run_config, run_dir="unused")
     await RunStore(redis).set_status("run-plain", "running")

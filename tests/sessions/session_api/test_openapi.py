@@ -17,7 +17,7 @@ from tests.eventually import eventually
 from tests.http.service_process import KEY, ServiceProcess
 from tests.schema_check import check_schema
 from tests.sessions.fake_generators import generator
-from tests.sessions.replica import agent_run, service
+from tests.sessions.replica import begin_run, service
 from tests.sessions.scripted import answer, assistant
 
 pytestmark = [
@@ -77,7 +77,7 @@ async def test_every_answer_is_one_that_the_openapi_document_promises(
     (tmp_path / "my_tools.py").write_text(TOOL)
     async with generator(redis, RunKeys("run-test"), lambda request: answer(request, assistant("4"))) as sampled:
         with service(redis_server.url, tmp_path, HEADRACE_MAX_OPEN_SESSIONS="4") as process:
-            await agent_run(redis, run_config, "my_tools:add")
+            await begin_run(redis, run_config, tools=["my_tools:add"])
             session = await open_session(process)
             url, more = f"http://127.0.0.1:{process.port}", of_session(session)
             # An ended session answers only that it is over, so the session is ended in a second round.

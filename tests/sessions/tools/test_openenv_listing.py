@@ -1,6 +1,5 @@
 """What an OpenEnv server offers, and servers that are none."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,10 +10,8 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from services.sessions.tools.openenv_listing import list_tools
 from shared.errors import UserError
-from shared.serving.http_limits import HttpLimits
-from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
-from tests.eventually import eventually
+from tests.sessions.served import served
 
 METADATA = {"name": "Board", "description": "Board environment"}
 BARE = {"title": "Action", "type": "object", "properties": {"metadata": {"type": "object"}}}
@@ -38,16 +35,8 @@ async def server(**answers: Any) -> AsyncGenerator[str]:
             assert (await request.json())["method"] == "tools/list"
         return found if isinstance(found, Response) else JSONResponse(found)
 
-    with listening_socket("127.0.0.1", 0) as listener:
-        serving_app = HttpServer(app, HttpLimits(), drain_s=1)
-        serving = asyncio.create_task(serving_app.serve(sockets=[listener]), name="OpenEnv server")
-        await eventually(lambda: serving_app.started)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/base"
-        finally:
-            serving_app.should_exit = True
-            async with asyncio.timeout(120):
-                await serving
+    async with served(app) as url:
+        yield f"{url}/base"
 
 
 @pytest.mark.parametrize("action", [BARE, CALL])
