@@ -194,7 +194,11 @@ async def test_the_run_over_it_is_gone_and_holds_nothing_of_it_in_the_next(
         return not listed and not await alive(redis, leases=keys.leases(GENERATORS))
 
     await eventually(is_gone)
-    assert await generator.reason() == "no run to serve"
+
+    async def waits_for_a_run() -> bool:
+        return await generator.reason() == "no run to serve"
+
+    await eventually(waits_for_a_run)
     async with a_run(redis, model_dir, implementation) as second:
         await second.until_served_by(generator)
         assert not await generator.is_ready()
