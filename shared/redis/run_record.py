@@ -83,6 +83,11 @@ class RunRecord(msgspec.Struct, frozen=True):
     pause: Pause | None = None
     """Why it is paused; None unless its status is ``paused``."""
 
+    @property
+    def name(self) -> str | None:
+        """The run's name, which other runs may have too; None without one."""
+        return self.config.get("name")
+
     def parsed_config(self) -> RunConfig:
         """Return the config as it was validated at submit.
 

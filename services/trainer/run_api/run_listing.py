@@ -72,5 +72,5 @@ async def _fitting(
         for position in positions
         if position[1] in records
         and (not statuses or records[position[1]].status in statuses)
-        and (name is None or records[position[1]].config.get("name") == name)
+        and (name is None or records[position[1]].name == name)
     }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.problems import Problem, documented, no_such_run
 from services.trainer.run_api.run_listing import Position, find_runs
+from services.trainer.run_api.run_reference import RunToChange, RunToRead, is_run_id
 from services.trainer.run_api.run_view import (
     ListedRun,
     RunDetail,
@@ -57,69 +58,58 @@ async def list_runs(
     )
 
 
-@router.get("/{run_id}", response_model=RunDetail, responses=documented(404))
-async def get_run(run_id: str, api: Api) -> RunDetail:
+@router.get("/{run_id}", response_model=RunDetail, responses=documented(404, 409))
+async def get_run(run: RunToRead, api: Api) -> RunDetail:
     """Show one run: its progress, and why it is waiting."""
-    return await _detail(api, await existing_run(api, run_id))
+    return await _detail(api, run)
 
 
-@router.post("/{run_id}/stop", status_code=202, response_model=RunDetail, responses=documented(404))
-async def stop_run(run_id: str, api: Api) -> RunDetail:
+@router.post("/{run_id}/stop", status_code=202, response_model=RunDetail, responses=documented(404, 409))
+async def stop_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a run to stop after its current step, with a checkpoint and a final model. Repeating it has no effect."""
-    await existing_run(api, run_id)
-    await api.supervisor.stop_run(run_id)
-    return await _detail(api, await existing_run(api, run_id))
+    await api.supervisor.stop_run(run.run_id)
+    return await _changed(api, run)
 
 
 @router.post("/{run_id}/pause", status_code=202, response_model=RunDetail, responses=documented(404, 409))
-async def pause_run(run_id: str, api: Api) -> RunDetail:
+async def pause_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a run to pause after its current batch, until it is resumed. Its groups in flight wait."""
-    _refuse_ended(await existing_run(api, run_id))
-    if not await api.supervisor.pause_run(run_id):
-        raise _is_stopping(run_id)
-    return await _detail(api, await existing_run(api, run_id))
+    _refuse_ended(run)
+    if not await api.supervisor.pause_run(run.run_id):
+        raise _is_stopping(run.run_id)
+    return await _changed(api, run)
 
 
 @router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409, 429))
-async def resume_run(run_id: str, api: Api) -> RunDetail:
+async def resume_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a paused run to continue, whether a user or its rewards paused it, or a failed run from its checkpoint.
 
     A failed run is queued again. A run that is not paused does not change.
     """
-    record = await existing_run(api, run_id)
-    if record.status == "failed":
+    if run.status == "failed":
         async with api.creating:
-            await _refuse_without_checkpoint(record)
+            await _refuse_without_checkpoint(run)
             await refuse_if_queue_is_full(api)
-            await api.supervisor.resume_run(run_id)
-        return await _detail(api, await existing_run(api, run_id))
-    _refuse_ended(record)
-    if not await api.supervisor.resume_run(run_id):
-        raise _is_stopping(run_id)
-    return await _detail(api, await existing_run(api, run_id))
+            await api.supervisor.resume_run(run.run_id)
+        return await _changed(api, run)
+    _refuse_ended(run)
+    if not await api.supervisor.resume_run(run.run_id):
+        raise _is_stopping(run.run_id)
+    return await _changed(api, run)
 
 
 @router.delete("/{run_id}", status_code=204, responses=documented(404, 409))
-async def delete_run(run_id: str, api: Api) -> Response:
+async def delete_run(run: RunToChange, api: Api) -> Response:
     """Delete the record of a run that has ended. Its directory, with checkpoints and model, stays."""
-    record = await existing_run(api, run_id)
-    if record.status not in TERMINAL:
+    if run.status not in TERMINAL:
         raise Problem(
             409,
             "Run not ended",
-            f"The run is {record.status}. POST /v1/runs/{run_id}/stop first, and delete it when it has stopped.",
-            run_id=run_id,
+            f"The run is {run.status}. POST /v1/runs/{run.run_id}/stop first, and delete it when it has stopped.",
+            run_id=run.run_id,
         )
-    await api.store.delete(run_id)
+    await api.store.delete(run.run_id)
     return Response(status_code=204)
-
-
-async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
-    """Return the run's record, or raise the 404 problem."""
-    record = await api.store.get(run_id) if is_run_id(run_id) else None
-    if record is None:
-        raise no_such_run(run_id if is_run_id(run_id) else "")
-    return record
 
 
 def _refuse_ended(record: RunRecord) -> None:
@@ -144,9 +134,12 @@ def _is_stopping(run_id: str) -> Problem:
     return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 
-def is_run_id(text: str) -> bool:
-    """Whether ``text`` could be a run id. Anything else never reaches Redis."""
-    return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+async def _changed(api: TrainerApi, before: RunRecord) -> RunDetail:
+    """Return the run as it is after a change."""
+    record = await api.store.get(before.run_id)
+    if record is None:
+        raise no_such_run(before.run_id)
+    return await _detail(api, record)
 
 
 async def _detail(api: TrainerApi, record: RunRecord) -> RunDetail:

@@ -148,7 +148,7 @@ def summary(record: RunRecord) -> RunSummary:
     del shown["waiting_kind"]  # ListedRun has it, with the causes that only the run API sees
     return RunSummary(
         run_id=record.run_id,
-        name=record.config.get("name"),
+        name=record.name,
         status=record.status,
         desired=record.desired,
         reason=record.reason,
