@@ -177,6 +177,22 @@ class RunStore:
         await self._write(run_id, fields, waits_for_room=waits_for_room)
         await self.lists.leave_others(run_id, status, waits_for_room=waits_for_room)
 
+    async def change_config(self, record: RunRecord, config: RunConfig) -> None:
+        """Replace the settings of a run.
+
+        Args:
+            record: The run as it is.
+            config: Its new settings.
+
+        Raises:
+            NoRoomError: Redis has no room.
+        """
+        await self.index.enter({record.run_id: config.name})
+        fields: dict[Any, Any] = {"config": msgspec.json.encode(config.model_dump(mode="json"))}
+        await self._write(record.run_id, fields, waits_for_room=False)
+        if config.name != record.name:
+            await self.index.leave_name(record.run_id, record.name)
+
     async def write_pause(self, run_id: str, pause: Pause | None) -> None:
         """Write that the run is paused and why, or that it is running again."""
         fields: dict[Any, Any] = {"status": "running", "reason": ""}

@@ -27,8 +27,8 @@ _MAX_READ = 100
 _MAX_SHOWN = 10
 
 _MEANING = (
-    "The run's id, or its name, or the beginning of its id (at least 8 characters). A request that changes a run needs a "
-    "name that no other run has. To other requests, a name that several runs have means the one that has not ended"
+    "The run's id, or its name, or the beginning of its id (at least 8 characters). A request that changes a run needs "
+    "a name that no other run has. To other requests, a name that several runs have means the one that has not ended"
 )
 Api = Annotated[TrainerApi, Depends(trainer_api)]
 _Reference = Annotated[str, Path(alias="run_id", description=_MEANING)]

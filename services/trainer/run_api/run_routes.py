@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.problems import Problem, documented, no_such_run
-from services.trainer.run_api.run_listing import Position, find_runs
+from services.trainer.run_api.run_listing import Position, Wanted, find_runs
 from services.trainer.run_api.run_reference import RunToChange, RunToRead, is_run_id
 from services.trainer.run_api.run_view import (
     ListedRun,
@@ -25,6 +25,7 @@ from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
 from services.trainer.run_files import RunFiles
 from shared.redis.run_record import TERMINAL, RunRecord, Status
+from shared.run_options.labels import MAX_TAGS
 from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
 from shared.serving.query_number import WHOLE
 
@@ -45,12 +46,14 @@ async def list_runs(
     api: Api,
     status: Annotated[list[Status] | None, Query(description="Only runs with one of these statuses")] = None,
     name: Annotated[str | None, Query(max_length=64, description="Only runs with this name")] = None,
+    tag: Annotated[list[str] | None, Query(max_length=MAX_TAGS, description="Only runs with all of these tags")] = None,
     limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
     cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
 ) -> RunList:
     """List runs, newest first."""
     before = None if cursor is None else _position(cursor)
-    found = await find_runs(api.store, limit=limit, before=before, statuses=frozenset(status or ()), name=name)
+    wanted = Wanted(statuses=frozenset(status or ()), name=name, tags=frozenset(tag or ()))
+    found = await find_runs(api.store, wanted, limit=limit, before=before)
     current_run = await api.store.current_run()
     return RunList(
         runs=[await _listed(api, record, current_run) for record in found.records],
@@ -68,7 +71,7 @@ async def get_run(run: RunToRead, api: Api) -> RunDetail:
 async def stop_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a run to stop after its current step, with a checkpoint and a final model. Repeating it has no effect."""
     await api.supervisor.stop_run(run.run_id)
-    return await _changed(api, run)
+    return await after_change(api, run.run_id)
 
 
 @router.post("/{run_id}/pause", status_code=202, response_model=RunDetail, responses=documented(404, 409))
@@ -77,7 +80,7 @@ async def pause_run(run: RunToChange, api: Api) -> RunDetail:
     _refuse_ended(run)
     if not await api.supervisor.pause_run(run.run_id):
         raise _is_stopping(run.run_id)
-    return await _changed(api, run)
+    return await after_change(api, run.run_id)
 
 
 @router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409, 429))
@@ -91,11 +94,11 @@ async def resume_run(run: RunToChange, api: Api) -> RunDetail:
             await _refuse_without_checkpoint(run)
             await refuse_if_queue_is_full(api)
             await api.supervisor.resume_run(run.run_id)
-        return await _changed(api, run)
+        return await after_change(api, run.run_id)
     _refuse_ended(run)
     if not await api.supervisor.resume_run(run.run_id):
         raise _is_stopping(run.run_id)
-    return await _changed(api, run)
+    return await after_change(api, run.run_id)
 
 
 @router.delete("/{run_id}", status_code=204, responses=documented(404, 409))
@@ -134,11 +137,11 @@ def _is_stopping(run_id: str) -> Problem:
     return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 
-async def _changed(api: TrainerApi, before: RunRecord) -> RunDetail:
+async def after_change(api: TrainerApi, run_id: str) -> RunDetail:
     """Return the run as it is after a change."""
-    record = await api.store.get(before.run_id)
+    record = await api.store.get(run_id)
     if record is None:
-        raise no_such_run(before.run_id)
+        raise no_such_run(run_id)
     return await _detail(api, record)
 
 
