@@ -140,7 +140,9 @@ class HeadraceClient:
     ) -> Iterator[Run]:
         """Yield the same runs as ``list``, fetching each page when it is needed."""
         wanted: dict[str, Any] = {"status": [*status], "name": name, "tag": [*tags]}
-        return self._api.pages("/v1/runs", "runs", **{key: value for key, value in wanted.items() if value})
+        return self._api.pages(
+            "/v1/runs", "runs", **{key: value for key, value in wanted.items() if value not in (None, [])}
+        )
 
     def get(self, run_id: str) -> Run:
         """Return one run: config, status, reason, progress and ``waiting_for``."""

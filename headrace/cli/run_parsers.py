@@ -56,7 +56,7 @@ def add_runs(add_parser: AddParser) -> None:
             _add_changes(command)
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
-            command.add_argument("--limit", type=positive, default=20, help="most rollouts to show (20)")
+            command.add_argument("--limit", type=positive, help="most rollouts to show (20; all with --json)")
         _set(command, name)
 
 

@@ -27,6 +27,7 @@ from shared.lineage import LineageVersion
 
 _PIPE_WIDTH = 120
 _MAX_SHOWN = 60
+_MAX_ROLLOUTS = 20
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -185,7 +186,7 @@ def rollouts(arguments: argparse.Namespace) -> int:
         _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")
         return 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{run_id}, step {rows[0].get('step')}")
-    shown = rows[: arguments.limit]
+    shown = rows[: arguments.limit or _MAX_ROLLOUTS]
     of_agents = {name: read for name, read in _OF_AGENTS.items() if any(read(row) for row in shown)}
     for column in ("prompt", "completion", "reward", "advantage", "version", "staleness", *of_agents):
         table.add_column(column, justify="left" if column in ("prompt", "completion", "lost") else "right")
@@ -200,8 +201,8 @@ def rollouts(arguments: argparse.Namespace) -> int:
             *(Text(read(row) or "-") for read in of_agents.values()),
         )
     _console().print(table)
-    if len(rows) > arguments.limit:
-        _out(f"{len(rows) - arguments.limit} more: --limit {len(rows)}")
+    if len(rows) > len(shown):
+        _out(f"{len(rows) - len(shown)} more: --limit {len(rows)}")
     return 0
 
 
