@@ -20,6 +20,7 @@ from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import ABSENT, ELSEWHERE
 from shared.run_options.generation import GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions
+from shared.run_options.labels import LabelOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.pushing import PushingOptions
@@ -72,6 +73,7 @@ Options that do not exist:
 {absent}"""
 SECTIONS: list[tuple[type[Section], str]] = [
     (RunConfig, "The run"),
+    (LabelOptions, "Name, tags and metadata"),
     (DataOptions, "Data sets"),
     (DatasetSource, "An entry of `datasets`"),
     (GenerationOptions, "Generation"),

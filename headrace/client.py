@@ -5,8 +5,10 @@
         for event in client.events(submission.run_id):
             print(event.kind, event.data)
 
-Runs are plain dictionaries, as the API sends them. Every failed request raises HeadraceApiError, whose text is a
-sentence. Every request has a timeout. The proxy variables of the environment are ignored.
+Runs are plain dictionaries, as the API sends them. In place of a run's id, every method takes its name or the beginning
+of its id; if several runs fit, the error has status 409, and its ``problem`` lists them as ``candidates``. Every failed
+request raises HeadraceApiError, whose text is a sentence. Every request has a timeout. The proxy variables of the
+environment are ignored.
 """
 
 import threading
@@ -129,18 +131,29 @@ class HeadraceClient:
         """
         self._api.wait_until_heard()
 
-    def list(self, *, status: Collection[str] = (), name: str | None = None) -> list[Run]:
-        """Return the runs with these statuses and this name, newest first; all runs without arguments."""
-        return [*self.each_run(status=status, name=name)]
+    def list(self, *, status: Collection[str] = (), name: str | None = None, tags: Collection[str] = ()) -> list[Run]:
+        """Return the runs with one of these statuses, this name and all of these tags, newest first."""
+        return [*self.each_run(status=status, name=name, tags=tags)]
 
-    def each_run(self, *, status: Collection[str] = (), name: str | None = None) -> Iterator[Run]:
+    def each_run(
+        self, *, status: Collection[str] = (), name: str | None = None, tags: Collection[str] = ()
+    ) -> Iterator[Run]:
         """Yield the same runs as ``list``, fetching each page when it is needed."""
-        wanted: dict[str, Any] = {"status": [*status]} if status else {}
-        return self._api.pages("/v1/runs", "runs", **wanted, **({} if name is None else {"name": name}))
+        wanted: dict[str, Any] = {"status": [*status], "name": name, "tag": [*tags]}
+        return self._api.pages(
+            "/v1/runs", "runs", **{key: value for key, value in wanted.items() if value not in (None, [])}
+        )
 
     def get(self, run_id: str) -> Run:
         """Return one run: config, status, reason, progress and ``waiting_for``."""
         return self._api.request("GET", f"/v1/runs/{_quoted(run_id)}")
+
+    def edit(self, run_id: str, changes: Mapping[str, Any]) -> Run:
+        """Change ``name``, ``tags``, ``metadata`` or ``max_steps`` of a run; the others stay.
+
+        ``tags`` replaces all tags. ``metadata`` has the entries to set; None removes one.
+        """
+        return self._api.request("PATCH", f"/v1/runs/{_quoted(run_id)}", json=dict(changes))
 
     def stop(self, run_id: str) -> Run:
         """Ask a run to stop after the step it is in; it keeps a checkpoint. Asking twice is harmless."""
@@ -186,6 +199,7 @@ class HeadraceClient:
         backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()
         while not stop.is_set():
             try:
+                run_id = str(self.get(run_id)["run_id"])  # from now on a name means this run
                 for event in self._api.events(f"/v1/runs/{_quoted(run_id)}/events", last_event_id):
                     last_event_id = event.id or last_event_id
                     backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()

@@ -19,12 +19,13 @@ from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.known_keys import key_of_environment, unused_variables
 from headrace.local import process_table
 from headrace.local.state_dir import Endpoint, StateDir, choose_state_dir
+from headrace.run_lines import run_lines
 from shared.errors import HeadraceError, UserError
 from shared.service.tls import CA_VARIABLE
 
 _ANSWER_S, _SUBMIT_S = 15.0, 120.0
 """The run API waits 10 s for Redis before it reports Redis as unreachable. A submit reads model and dataset."""
-_NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
+_NO_SUCH_RUN, _AMBIGUOUS_RUN, _UNAUTHORIZED = "/problems/no-such-run", "/problems/ambiguous-run", 401
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,6 +101,10 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
         return str(error)
     if error.problem.get("type") == _NO_SUCH_RUN:
         return f"there is no run {error.problem.get('run_id') or 'of this id'}; `headrace runs` lists them"
+    if error.problem.get("type") == _AMBIGUOUS_RUN:
+        return (
+            f"several runs fit {error.problem['run_id']}; use the id of one:\n{run_lines(error.problem['candidates'])}"
+        )
     if error.status == _UNAUTHORIZED:
         return _refused(arguments)
     return str(error)

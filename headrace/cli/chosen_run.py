@@ -1,7 +1,14 @@
-"""Chooses a run for a command that does not name one: the training run, or else the next run that fits the command.
+"""Chooses the run for a command that does not name one.
 
-Runs train one after another. The newest run may be queued while another one trains, or may have ended long ago. A
-queued run is paused or stopped only by name, because the training run may have ended while the user typed.
+    the runs that fit the command best --one--> that run, which is printed
+                                       --several, on a terminal--> the user chooses from a list
+                                       --several, without a terminal--> a refusal with the list
+
+Runs train one after another, so usually one run trains and the command means it, even if newer ones are queued. A
+queued run is paused, edited or stopped only if the user names or chooses it, because the training run may have ended
+while the user typed.
+
+A run that is named is looked up by the API (services/trainer/run_api/run_reference.py has the rules).
 """
 
 import sys
@@ -10,8 +17,9 @@ from itertools import islice
 from typing import Literal
 
 from headrace.client import NOT_ENDED, HeadraceApiError, HeadraceClient, Run
+from headrace.run_lines import run_lines
 
-Purpose = Literal["look", "rollouts", "pause", "resume", "stop"]
+Purpose = Literal["look", "rollouts", "pause", "resume", "stop", "edit"]
 _Choice = tuple[str, Callable[[Run], bool]]
 """A description of the choice for the user, and a predicate for the runs that it fits."""
 
@@ -21,48 +29,71 @@ _PAUSES: _Choice = (
     lambda run: run["status"] == "running" and run["desired"] == "pause",
 )
 _PAUSED: _Choice = ("the paused run", lambda run: run["status"] == "paused")
-_NEXT: _Choice = ("the next run in the queue", lambda run: run["status"] == "queued" and run["desired"] != "pause")
+_QUEUED: _Choice = ("the queued run", lambda run: run["status"] == "queued")
 _HELD_BACK: _Choice = (
-    "the next paused run in the queue",
+    "the paused run in the queue",
     lambda run: run["status"] == "queued" and run["desired"] == "pause",
 )
 _HAS_BEGUN: _Choice = ("the newest run that has begun", lambda run: run.get("started_at_s") is not None)
 _NEWEST: _Choice = ("the newest run", lambda _: True)
-_OLDEST_FIRST = (_NEXT, _HELD_BACK)
-_MAY_HAVE_ENDED = (_HAS_BEGUN, _NEWEST)
 
 _CHOICES: dict[Purpose, tuple[_Choice, ...]] = {
-    "look": (_TRAINS, _PAUSED, _NEXT, _HELD_BACK),
-    "rollouts": (_TRAINS, _PAUSED, _HAS_BEGUN),
-    "pause": (_TRAINS, _PAUSED),
-    "resume": (_PAUSED, _PAUSES, _HELD_BACK, _TRAINS),
-    "stop": (_TRAINS, _PAUSED),
+    "look": (_TRAINS, _PAUSED, _QUEUED),
+    "rollouts": (_TRAINS, _PAUSED),
+    "pause": (_TRAINS, _PAUSED, _QUEUED),
+    "resume": (_PAUSED, _PAUSES, _HELD_BACK, _TRAINS, _QUEUED),
+    "stop": (_TRAINS, _PAUSED, _QUEUED),
+    "edit": (_TRAINS, _PAUSED, _QUEUED),
 }
-_BY_NAME: frozenset[Purpose] = frozenset({"pause", "stop"})
-"""Commands that affect a queued run only if its id is given."""
+"""Choices among the runs that have not ended, best first."""
+_OTHERWISE: dict[Purpose, tuple[_Choice, ...]] = {"rollouts": (_HAS_BEGUN, _NEWEST)}
+"""Choices among all runs if none of the above fits; the newest run by default."""
+_BY_NAME: frozenset[Purpose] = frozenset({"pause", "stop", "edit"})
+"""Commands that change a queued run only if the user names or chooses it."""
+_MAX_LISTED = 20
 
 
-def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) -> str:
-    """Return ``run_id`` if it is given. Otherwise choose a run and print which one to standard error.
+def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -> str:
+    """Return ``named`` if it is given. Otherwise choose a run, print which one to standard error, and return its id.
 
     Raises:
-        HeadraceApiError: No run exists, or none that this command may choose without a name.
+        HeadraceApiError: No run exists; or several fit, and the user did not choose one.
     """
-    if run_id is not None:
-        return run_id
+    if named is not None:
+        return named
     not_ended = client.list(status=NOT_ENDED)
-    for choice in (*_CHOICES[purpose], _NEWEST):
-        if choice is _NEWEST and purpose in _BY_NAME and not_ended:
-            queued = "1 is" if len(not_ended) == 1 else f"{len(not_ended)} are"
-            raise HeadraceApiError(
-                f"no run is training, and {queued} queued; name the run to {purpose}: "
-                f"headrace {purpose} {not_ended[-1]['run_id']}  (`headrace runs` lists all)"
-            )
-        what, fits = choice
-        fitting = (run for run in (client.each_run() if choice in _MAY_HAVE_ENDED else not_ended) if fits(run))
-        found = [str(run["run_id"]) for run in (fitting if choice in _OLDEST_FIRST else islice(fitting, 1))]
+    for what, fits in _CHOICES[purpose]:
+        found = [run for run in not_ended if fits(run)]
+        if len(found) == 1 and not (purpose in _BY_NAME and found[0]["status"] == "queued"):
+            return _taken(found[0], what)
         if found:
-            chosen = found[-1 if choice in _OLDEST_FIRST else 0]
-            sys.stderr.write(f"{chosen}: {what}\n")
-            return chosen
+            return _taken(_asked_for(found, purpose), "chosen")
+    for what, fits in _OTHERWISE.get(purpose, (_NEWEST,)):
+        for run in islice(filter(fits, client.each_run()), 1):
+            return _taken(run, what)
     raise HeadraceApiError("no runs yet: submit one with `headrace submit FILE`")
+
+
+def _taken(run: Run, what: str) -> str:
+    name = f" ({run['name']})" if run.get("name") else ""
+    sys.stderr.write(f"{run['run_id']}{name}: {what}\n")
+    return str(run["run_id"])
+
+
+def _asked_for(found: list[Run], purpose: Purpose) -> Run:
+    """Ask the user for one of several runs. Without a terminal, refuse with the list."""
+    shown = found[:_MAX_LISTED]
+    is_queue = found[0]["status"] == "queued"
+    how_many = f"{len(found)} {'are' if len(found) > 1 else 'is'}"
+    says = f"no run is training, and {how_many} queued" if is_queue else f"{how_many} {found[0]['status']}"
+    more = f"\n  and {len(found) - len(shown)} more; `headrace runs` lists all" if len(found) > len(shown) else ""
+    if not sys.stdin.isatty():
+        command = "show" if purpose == "look" else purpose
+        listed = f"{run_lines(shown)}{more}"
+        raise HeadraceApiError(f"{says}; name the run: headrace {command} RUN\n{listed}")
+    sys.stderr.write(f"{says}:\n{run_lines(shown, numbered=True)}{more}\nwhich run? [1-{len(shown)}] ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline().strip()
+    if not answer.isdecimal() or not 1 <= int(answer) <= len(shown):
+        raise HeadraceApiError("no run was chosen")
+    return shown[int(answer) - 1]

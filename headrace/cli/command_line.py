@@ -3,7 +3,7 @@
     up, scale, down                        up.py                      processes on this machine
     demo                                   ../demo/command.py         the same, with a model and data of its own
     submit, runs, show, watch, rollouts    runs.py                    HTTP, wherever the service is
-    pause, resume, stop                    runs.py                    the same
+    edit, pause, resume, stop              runs.py                    the same
     rewards check                          rewards.py                 a function on rows of a data set
     rewards list                           rewards.py, reward_list.py a running rewarder
     keys add, keys list, keys revoke       ../keys/                   a file that services read

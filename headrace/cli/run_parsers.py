@@ -8,6 +8,7 @@ import argparse
 from headrace import service_finder
 from headrace.argument_checks import AddParser, Command, positive, seconds
 
+_SORTS = ("created", "started", "ended", "name", "status", "step")
 _STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
 
 
@@ -23,10 +24,17 @@ def add_runs(add_parser: AddParser) -> None:
         "--status", action="append", default=[], choices=_STATUSES, help="only runs with this status; repeatable"
     )
     runs.add_argument("--name", help="only runs with this name")
+    runs.add_argument(
+        "--tag", action="append", default=[], help="only runs with this tag; repeatable: with all of them"
+    )
+    runs.add_argument("--sort", choices=_SORTS, help="order by this instead of by submit")
+    runs.add_argument("--reverse", action="store_true", help="the other way round")
+    _add_json(runs)
     _set(runs, "runs")
     for name, text in (
         ("show", "show one run: its state and what it is waiting for"),
         ("watch", "follow a run live; Ctrl-C ends the watching, not the run"),
+        ("edit", "change the name, tags, metadata or number of steps of a run"),
         ("pause", "pause a run after its current batch, until it is resumed; groups in flight wait"),
         (
             "resume",
@@ -40,12 +48,32 @@ def add_runs(add_parser: AddParser) -> None:
             "run",
             metavar="RUN",
             nargs="?",
-            help="run id (default: the training run)",
+            help="id or name of a run, or the beginning of its id (default: the run that trains)",
         )
+        if name in ("show", "rollouts"):
+            _add_json(command)
+        if name == "edit":
+            _add_changes(command)
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
-            command.add_argument("--limit", type=positive, default=20, help="most rollouts to show (20)")
+            command.add_argument("--limit", type=positive, help="most rollouts to show (20; all with --json)")
         _set(command, name)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object, with the names of the HTTP API")
+
+
+def _add_changes(edit: argparse.ArgumentParser) -> None:
+    edit.add_argument("--name", help="new name; an empty one removes it")
+    edit.add_argument("--add-tag", action="append", default=[], metavar="TAG", help="repeatable")
+    edit.add_argument("--remove-tag", action="append", default=[], metavar="TAG", help="repeatable")
+    edit.add_argument(
+        "--metadata", action="append", default=[], metavar="NAME=VALUE", help="repeatable; NAME= removes the entry"
+    )
+    edit.add_argument(
+        "--max-steps", type=positive, metavar="N", help="new number of optimizer steps, more than it has made"
+    )
 
 
 def add_rewards(add_parser: AddParser) -> None:
@@ -104,7 +132,7 @@ def add_export(add_parser: AddParser) -> None:
     export.add_argument(
         "what",
         metavar="RUN|DIR",
-        help="run id or run directory, for its newest checkpoint; or a checkpoint's directory",
+        help="a run's id, name or directory, for its newest checkpoint; or a checkpoint's directory",
     )
     export.add_argument("--to", required=True, metavar="DIR", help="directory to write; a model there is replaced")
     export.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of the weights (the run's)")

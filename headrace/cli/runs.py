@@ -1,9 +1,10 @@
-"""The commands that talk to a running service: submit, runs, show, watch, pause, resume, stop, rollouts."""
+"""The commands that talk to a running service: submit, runs, show, watch, edit, pause, resume, stop, rollouts."""
 
 import argparse
+import json
+import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,16 +15,19 @@ from rich.text import Text
 
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
+from headrace.cli.run_table import SORTS, table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
-from headrace.run_file import read_run_file
+from headrace.run_file import parse_settings, read_run_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow
 from shared.chat_text import chat_text
+from shared.errors import UserError
 from shared.lineage import LineageVersion
 
 _PIPE_WIDTH = 120
 _MAX_SHOWN = 60
+_MAX_ROLLOUTS = 20
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -51,31 +55,23 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def runs(arguments: argparse.Namespace) -> int:
-    """List runs, newest first."""
+    """List runs, newest first, or in the order asked for."""
     with service_finder.connect(arguments) as client:
-        found = client.list(status=arguments.status, name=arguments.name)
-    if not found and (arguments.status or arguments.name is not None):
+        found = client.list(status=arguments.status, name=arguments.name, tags=arguments.tag)
+    if arguments.sort is not None:
+        found.sort(key=SORTS[arguments.sort])
+    if arguments.reverse:
+        found.reverse()
+    if arguments.json:
+        return _as_json({"runs": found})
+    if not found and (arguments.status or arguments.tag or arguments.name is not None):
         _out("no run matches; `headrace runs` lists all runs")
         return 0
     if not found:
         _out("no runs yet: submit one with `headrace submit FILE`")
         return 0
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("run", "name", "status", "step", "trained", "dropped", "started", "took"):
-        table.add_column(column, justify="right" if column in ("step", "trained", "dropped", "took") else "left")
-    for run in found:
-        watch = RunWatch(run)
-        table.add_row(
-            watch.run_id,
-            str(run.get("name") or "-"),
-            Text(watch.status, style=watch_view.status_style(watch.status)),
-            f"{watch.step}/{watch.max_steps}" if watch.max_steps else "-",
-            str(watch.count("groups_trained")),
-            str(sum(watch.dropped.values())),
-            _local_time(run.get("started_at_s")),
-            _took(watch),
-        )
-    _console().print(table)
+    console = _console()
+    console.print(table_of(found, width=console.width))
     waiting: dict[str, list[str]] = {}
     for watch in map(RunWatch, found):
         if watch.is_paused:
@@ -90,13 +86,19 @@ def runs(arguments: argparse.Namespace) -> int:
 def show(arguments: argparse.Namespace) -> int:
     """Show the current state of one run."""
     with service_finder.connect(arguments) as client:
-        run_id = choose_run(client, arguments.run, purpose="look")
-        watch = RunWatch(client.get(run_id))
-        for metrics in client.metrics(run_id):
+        run = client.get(choose_run(client, arguments.run, purpose="look"))
+        if arguments.json:
+            return _as_json(run)
+        watch = RunWatch(run)
+        for metrics in client.metrics(watch.run_id):
             watch.take_metrics(metrics)
     console = _console()
     console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
-    _out(f"directory: {watch.run['run_dir']}")
+    for name, value in run.get("metadata", {}).items():
+        _out(f"{name}: {value}")
+    if run.get("tags"):
+        _out(f"tags: {' '.join(run['tags'])}")
+    _out(f"directory: {run['run_dir']}")
     return 0
 
 
@@ -104,6 +106,28 @@ def watch(arguments: argparse.Namespace) -> int:
     """Follow a run until it ends."""
     with service_finder.connect(arguments) as client:
         return _watch(client, choose_run(client, arguments.run, purpose="look"))
+
+
+def edit(arguments: argparse.Namespace) -> int:
+    """Change the name, tags, metadata or length of a run."""
+    changes: dict[str, Any] = {}
+    if arguments.name is not None:
+        changes["name"] = arguments.name or None
+    if arguments.metadata:
+        changes["metadata"] = parse_settings(arguments.metadata, option="--metadata")
+    if arguments.max_steps is not None:
+        changes["max_steps"] = arguments.max_steps
+    if not (changes or arguments.add_tag or arguments.remove_tag):
+        raise UserError("nothing to change: give --name, --add-tag, --remove-tag, --metadata or --max-steps")
+    with service_finder.connect(arguments) as client:
+        run_id = choose_run(client, arguments.run, purpose="edit")
+        if arguments.add_tag or arguments.remove_tag:
+            tags = dict.fromkeys([*client.get(run_id)["tags"], *arguments.add_tag])
+            changes["tags"] = [tag for tag in tags if tag not in arguments.remove_tag]
+        run = client.edit(run_id, changes)
+    for name in changes:
+        _out(f"{run['run_id']} has {name}: {_in_words(run['config'][name])}")
+    return 0
 
 
 def pause(arguments: argparse.Namespace) -> int:
@@ -123,9 +147,10 @@ def pause(arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """Ask a paused or failed run to go on."""
     with service_finder.connect(arguments) as client:
-        run_id = choose_run(client, arguments.run, purpose="resume")
-        before = client.get(run_id)
-        run = client.resume(run_id)
+        chosen = choose_run(client, arguments.run, purpose="resume")
+        before = client.get(chosen)
+        run = client.resume(chosen)
+    run_id = run["run_id"]
     if before["status"] == "failed":
         _out(f"{run_id} continues from its newest checkpoint when it is its turn")
         return 0
@@ -137,9 +162,9 @@ def resume(arguments: argparse.Namespace) -> int:
 def stop(arguments: argparse.Namespace) -> int:
     """Ask a run to stop."""
     with service_finder.connect(arguments) as client:
-        run_id = choose_run(client, arguments.run, purpose="stop")
-        had_ended = client.get(run_id)["status"] in ENDED
-        run = client.stop(run_id)
+        chosen = choose_run(client, arguments.run, purpose="stop")
+        had_ended = client.get(chosen)["status"] in ENDED
+        run = client.stop(chosen)
     if had_ended:
         _out(f"{run['run_id']} has ended already ({run['status']})")
     elif run["status"] in ENDED:
@@ -152,13 +177,16 @@ def stop(arguments: argparse.Namespace) -> int:
 def rollouts(arguments: argparse.Namespace) -> int:
     """Show the rollouts of one step."""
     with service_finder.connect(arguments) as client:
-        run_id = choose_run(client, arguments.run, purpose="rollouts")
+        run_id = str(client.get(choose_run(client, arguments.run, purpose="rollouts"))["run_id"])
         rows = client.rollouts(run_id, step=arguments.step)
+    if arguments.json:
+        step = rows[0].get("step") if rows else None
+        return _as_json({"run_id": run_id, "step": step, "rollouts": rows[: arguments.limit]})
     if not rows:
         _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")
         return 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{run_id}, step {rows[0].get('step')}")
-    shown = rows[: arguments.limit]
+    shown = rows[: arguments.limit or _MAX_ROLLOUTS]
     of_agents = {name: read for name, read in _OF_AGENTS.items() if any(read(row) for row in shown)}
     for column in ("prompt", "completion", "reward", "advantage", "version", "staleness", *of_agents):
         table.add_column(column, justify="left" if column in ("prompt", "completion", "lost") else "right")
@@ -173,8 +201,8 @@ def rollouts(arguments: argparse.Namespace) -> int:
             *(Text(read(row) or "-") for read in of_agents.values()),
         )
     _console().print(table)
-    if len(rows) > arguments.limit:
-        _out(f"{len(rows) - arguments.limit} more: --limit {len(rows)}")
+    if len(rows) > len(shown):
+        _out(f"{len(rows) - len(shown)} more: --limit {len(rows)}")
     return 0
 
 
@@ -200,7 +228,8 @@ def _versions(spans: list[list[int]] | None) -> str:
     return "-".join(map(str, dict.fromkeys(found[:1] + found[-1:]))) or "-"
 
 
-def _watch(client: HeadraceClient, run_id: str) -> int:
+def _watch(client: HeadraceClient, named: str) -> int:
+    run_id = str(client.get(named)["run_id"])
     try:
         seen = follow(client, run_id, console=_console())
     except KeyboardInterrupt:
@@ -210,23 +239,25 @@ def _watch(client: HeadraceClient, run_id: str) -> int:
     return 1 if seen.status == "failed" else 0
 
 
+def _as_json(found: Mapping[str, Any]) -> int:
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={entry}" for name, entry in cast("dict[str, Any]", value).items()) or "-"
+    if isinstance(value, list):
+        return " ".join(cast("list[str]", value)) or "-"
+    return "-" if value is None else str(value)
+
+
 def _console() -> Console:
     return terminal.console(pipe_width=_PIPE_WIDTH)
 
 
 def _out(text: str) -> None:
     _console().print(terminal.printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def _local_time(seconds: Any) -> str:
-    if seconds is None:
-        return "-"
-    return datetime.fromtimestamp(float(seconds)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _took(run: RunWatch) -> str:
-    gone_s = run.seconds_gone(time.time())
-    return "-" if gone_s is None else watch_view.clock(gone_s)
 
 
 def _number(value: Any, form: str = ".3f") -> str:

@@ -35,14 +35,15 @@ class Measured:
     device_peak_bytes: float | None
 
 
-def read_run(client: HeadraceClient, run_id: str) -> Measured:
+def read_run(client: HeadraceClient, named: str) -> Measured:
     """Return the measurements of a run.
 
     Raises:
         UserError: The run has made too few steps.
         HeadraceApiError: The run does not exist, or the API cannot be reached.
     """
-    run = client.get(run_id)
+    run = client.get(named)
+    run_id = str(run["run_id"])
     alive = sum(1 for one in run.get("generators", ()) if one.get("is_alive"))
     progress: Mapping[str, Any] = run.get("progress", {})
     return measured(

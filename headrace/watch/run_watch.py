@@ -63,12 +63,6 @@ class RunWatch:
         return str(self.run["run_id"])
 
     @property
-    def title(self) -> str:
-        """The run's name, if it has one, and its id."""
-        name = self.run.get("name")
-        return f"{name} ({self.run_id})" if name else self.run_id
-
-    @property
     def status(self) -> str:
         """The run's status."""
         return str(self.run["status"])

@@ -34,7 +34,7 @@ def panel(watch: RunWatch, *, now_s: float, width: int) -> RenderableType:
     status = Text(watch.status, style=status_style(watch.status))
     return Panel(
         Group(_head(watch, now_s, inner), "", _reward_plot(watch, inner), "", _numbers(watch, inner), *_foot(watch)),
-        title=Text.assemble("headrace  ", (watch.title, "bold")),
+        title=Text.assemble((watch.run_id, "bold"), f"  {watch.run.get('name') or ''}"),
         subtitle=status,
         title_align="left",
         subtitle_align="right",

@@ -70,7 +70,8 @@ def invalid_run(errors: Sequence[tuple[str, str]], **more: Any) -> Problem:
 
 def no_such_run(run_id: str) -> Problem:
     """Return the 404 problem of a run that does not exist."""
-    return Problem(404, "No such run", "There is no run with this id. GET /v1/runs lists them.", run_id=run_id)
+    detail = "No run has this id or name, or an id that begins with it. GET /v1/runs lists them."
+    return Problem(404, "No such run", detail, run_id=run_id)
 
 
 def add_problem_handlers(app: FastAPI) -> None:

@@ -7,7 +7,7 @@
     infer     sample from the policy in training
     score     score completions, try and check reward functions, check tools
     submit    submit runs, and check them
-    operate   pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
+    operate   edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
     session   requests of a session, with its own key, which the application checks
 
@@ -32,7 +32,7 @@ MEANINGS: Final[dict[Scope, str]] = {
     "infer": "sample from the policy in training",
     "score": "score completions, try and check reward functions, check tools",
     "submit": "submit runs, and check them",
-    "operate": "pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",
+    "operate": "edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",
 }
 
 
@@ -123,8 +123,9 @@ TRAINER: Final = RouteTable(
     _ABOUT,
     _INTERNAL_ABOUT,
     Route("submit_run", "POST", "/v1/runs", "submit", "run.submit", query=("dry_run",)),
-    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "status")),
+    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "status", "tag")),
     Route("get_run", "GET", _RUN, "read"),
+    Route("edit_run", "PATCH", _RUN, "operate", "run.edit"),
     Route("pause_run", "POST", f"{_RUN}/pause", "operate", "run.pause"),
     Route("resume_run", "POST", f"{_RUN}/resume", "operate", "run.resume"),
     Route("stop_run", "POST", f"{_RUN}/stop", "operate", "run.stop"),

@@ -3,6 +3,8 @@
     headrace:runs                      sorted set: run id by creation time
     headrace:runs:queued               sorted set: runs that wait for their turn (run_lists.py)
     headrace:runs:served               sorted set: runs that are running or paused
+    headrace:runs:by_id                sorted set: run ids as text (run_index.py)
+    headrace:runs:by_name              sorted set: NAME/RUN as text
     headrace:current_run               the run the generator fleet serves now
     headrace:fleet                     hash: every generator replica, with or without a run -> address
     headrace:leases:fleet              sorted set: these replicas by lease expiry (ms, server clock)
@@ -34,6 +36,8 @@ from dataclasses import dataclass
 RUNS = "headrace:runs"
 QUEUED_RUNS = "headrace:runs:queued"
 SERVED_RUNS = "headrace:runs:served"
+RUNS_BY_ID = "headrace:runs:by_id"
+RUNS_BY_NAME = "headrace:runs:by_name"
 CURRENT_RUN = "headrace:current_run"
 SUBMIT = "headrace:submit"
 FLEET = "headrace:fleet"

@@ -15,6 +15,7 @@ import msgspec
 
 from shared.errors import UserError
 from shared.pause import Desired, Pause
+from shared.run_options.labels import MetadataValue
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
@@ -82,6 +83,21 @@ class RunRecord(msgspec.Struct, frozen=True):
     progress: Progress
     pause: Pause | None = None
     """Why it is paused; None unless its status is ``paused``."""
+
+    @property
+    def name(self) -> str | None:
+        """The run's name, which other runs may have too; None without one."""
+        return self.config.get("name")
+
+    @property
+    def tags(self) -> list[str]:
+        """The run's tags."""
+        return self.config.get("tags", [])  # an older release did not write them
+
+    @property
+    def metadata(self) -> dict[str, MetadataValue]:
+        """The run's metadata."""
+        return self.config.get("metadata", {})
 
     def parsed_config(self) -> RunConfig:
         """Return the config as it was validated at submit.

@@ -16,6 +16,7 @@ from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.pause import Desired, Pause, Wishes
 from shared.redis.keys import CURRENT_RUN, RUNS, RunKeys
 from shared.redis.redis_connection import Redis, call, patiently
+from shared.redis.run_index import RunIndex
 from shared.redis.run_lists import RunLists
 from shared.redis.run_record import TERMINAL, Progress, RunRecord, Status, decode_record
 from shared.run_options.run_config import RunConfig
@@ -30,6 +31,7 @@ class RunStore:
 
     def __init__(self, redis: Redis) -> None:
         self.lists = RunLists(redis)
+        self.index = RunIndex(redis)
         self._redis = redis
         self._incarnation: int | None = None
 
@@ -52,7 +54,7 @@ class RunStore:
         except NoRoomError as error:
             # A first try, whose answer was lost, may have written the record all the same.
             if await self.get(run_id) is None:
-                await self._remove_half(run_id, error)
+                await self._remove_half(run_id, config.name, error)
                 raise
         record = await self.get(run_id)
         if record is None:
@@ -76,10 +78,12 @@ class RunStore:
         # Listed first: readers skip a run whose creation stopped here, and creating it again completes it.
         await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
         await self.lists.enter(run_id, "queued", waits_for_room=False)
+        await self.index.enter({run_id: config.name})
         await self._asked(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
 
-    async def _remove_half(self, run_id: str, cause: NoRoomError) -> None:
+    async def _remove_half(self, run_id: str, name: str | None, cause: NoRoomError) -> None:
         try:
+            await self.index.leave(run_id, name)
             await self.delete(run_id)
         except NoRoomError:  # on a full disk, nothing can be deleted either
             raise UnavailableError(str(cause)) from cause
@@ -153,9 +157,11 @@ class RunStore:
         return [record for record in records if record.status == "queued"]
 
     async def mend_lists(self) -> None:
-        """Make the lists of runs agree with their records. A crash, or an older release, may have left them apart."""
+        """Make lists and index agree with the records. A crash, or an older release, may have left them apart."""
         statuses = await self.statuses(await self.list_ids())
         await self.lists.mend(statuses)
+        missing = statuses.keys() - await self.index.ids()
+        await self.index.enter({record.run_id: record.name for record in await self.get_all([*missing])})
 
     async def set_status(self, run_id: str, status: Status, *, reason: str = "", waits_for_room: bool = True) -> None:
         """Write the status and the time at which it was reached.
@@ -170,6 +176,22 @@ class RunStore:
         await self.lists.enter(run_id, status, waits_for_room=waits_for_room)
         await self._write(run_id, fields, waits_for_room=waits_for_room)
         await self.lists.leave_others(run_id, status, waits_for_room=waits_for_room)
+
+    async def change_config(self, record: RunRecord, config: RunConfig) -> None:
+        """Replace the settings of a run.
+
+        Args:
+            record: The run as it is.
+            config: Its new settings.
+
+        Raises:
+            NoRoomError: Redis has no room.
+        """
+        await self.index.enter({record.run_id: config.name})
+        fields: dict[Any, Any] = {"config": msgspec.json.encode(config.model_dump(mode="json"))}
+        await self._write(record.run_id, fields, waits_for_room=False)
+        if config.name != record.name:
+            await self.index.leave_name(record.run_id, record.name)
 
     async def write_pause(self, run_id: str, pause: Pause | None) -> None:
         """Write that the run is paused and why, or that it is running again."""
@@ -239,8 +261,10 @@ class RunStore:
 
     async def delete(self, run_id: str) -> None:
         """Delete the run's streams and record. Its directory stays."""
+        record = await self.get(run_id)
         await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
         await self.lists.leave_others(run_id, "deleted", waits_for_room=False)
+        await self.index.leave(run_id, None if record is None else record.name)
         keys = RunKeys(run_id)
         started = await self._patiently(lambda: self._redis.hgetall(keys.started), "reading which groups were begun")
         sessions = [keys.sessions(group_id.decode()) for group_id in started]

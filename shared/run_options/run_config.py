@@ -4,7 +4,6 @@ The run API validates them once, before anything starts. They are then stored in
 Unknown keys are refused, and so are combinations that make no sense, with the reason.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from types import NoneType, UnionType
@@ -21,6 +20,7 @@ from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions
+from shared.run_options.labels import LabelOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.pushing import PushingOptions
@@ -30,10 +30,10 @@ from shared.run_options.training import TrainingOptions
 from shared.run_options.wording import EMPTY, what_is_wrong
 
 _MAX_PROBLEMS = 100
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
 class RunConfig(
+    LabelOptions,
     GenerationOptions,
     AgentOptions,
     LossOptions,
@@ -46,7 +46,6 @@ class RunConfig(
     """One GRPO run. ``model`` and the data set are required; ``reward_funcs`` too, without an environment or agent."""
 
     # Model
-    name: str | None = Field(default=None, description="Name for people; the API makes the run id")
     model: str = Field(description="Directory or Hugging Face id of a causal language model")
     model_revision: str | None = Field(default=None, description="Git revision of a hub model")
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -92,13 +91,6 @@ class RunConfig(
     drop_zero_std_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal (counted) instead of training on them"
     )
-
-    @field_validator("name")
-    @classmethod
-    def _a_name_is_a_plain_word(cls, name: str | None) -> str | None:
-        if name is not None and not _NAME.fullmatch(name):
-            raise ValueError("use letters, digits, '.', '_' and '-', at most 64 of them")
-        return name
 
     @field_validator("reward_funcs")
     @classmethod

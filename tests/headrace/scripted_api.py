@@ -70,6 +70,9 @@ def serving(script: Callable[[Asked], Any]) -> Generator[ScriptedApi]:
         def do_POST(self) -> None:
             self._answer()
 
+        def do_PATCH(self) -> None:
+            self._answer()
+
         def date_time_string(self, timestamp: float | None = None) -> str:
             return super().date_time_string((timestamp or time.time()) + api.clock_ahead_s)
 

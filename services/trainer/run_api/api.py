@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from services.trainer.problems import Problem, add_problem_handlers, documented
 from services.trainer.run_api.about_routes import router as about_routes
+from services.trainer.run_api.edit_route import router as edit_route
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
 from services.trainer.run_api.submit_route import router as submit_route
@@ -50,6 +51,7 @@ def create_app(api: TrainerApi) -> FastAPI:
     add_problem_handlers(app)
     app.include_router(submit_route)
     app.include_router(run_routes)
+    app.include_router(edit_route)
     app.include_router(data_routes)
     app.include_router(about_routes)
     app.add_api_route("/livez", livez, tags=["health"])

@@ -26,6 +26,7 @@ class DeadLetter(BaseModel):
 class DeadLetters(BaseModel):
     """A page of dead letters, oldest first."""
 
+    run_id: str
     dead_letters: list[DeadLetter]
     next_cursor: str | None = Field(description=NEXT_MEANING)
 
@@ -49,7 +50,7 @@ async def list_dead_letters(redis: Redis, run_id: str, *, after: str | None, lim
         for entry, fields in raw[:limit]
     ]
     next_cursor = encode_cursor(letters[-1].entry) if len(raw) > limit else None
-    return DeadLetters(dead_letters=letters, next_cursor=next_cursor)
+    return DeadLetters(run_id=run_id, dead_letters=letters, next_cursor=next_cursor)
 
 
 async def replay_dead_letter(redis: Redis, run_id: str, entry: str) -> None:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.dead_letters import DeadLetters, list_dead_letters, replay_dead_letter
 from services.trainer.run_api.event_stream import parse_event_id
-from services.trainer.run_api.run_routes import existing_run
+from services.trainer.run_api.run_reference import RunToChange, RunToRead
 from services.trainer.run_api.stream_ids import parse_stream_id
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
@@ -30,6 +30,7 @@ _AFTER_STEP = "Only entries above this optimizer step"
 class Metrics(BaseModel):
     """One object per step, with TRL's metric names."""
 
+    run_id: str
     metrics: list[dict[str, Any]]
     next_cursor: str | None = Field(description=NEXT_MEANING)
 
@@ -37,6 +38,7 @@ class Metrics(BaseModel):
 class RunEvaluations(BaseModel):
     """One object per evaluation, with TRL's metric names prefixed with ``eval_``."""
 
+    run_id: str
     evaluations: list[dict[str, Any]]
     next_cursor: str | None = Field(description=NEXT_MEANING)
 
@@ -44,49 +46,51 @@ class RunEvaluations(BaseModel):
 class Rollouts(BaseModel):
     """Rollouts trained in one optimizer step: prompt, completion, rewards, advantage, policy versions."""
 
+    run_id: str
     step: int | None = Field(description="The optimizer step; null if no rollouts were logged yet")
     newest_step: int | None
     rollouts: list[dict[str, Any]]
     next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
-@router.get("/metrics", response_model=Metrics, responses=documented(400, 404, 422))
+@router.get("/metrics", response_model=Metrics, responses=documented(400, 404, 409, 422))
 async def get_metrics(
-    run_id: str,
-    api: Api,
+    run: RunToRead,
     after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP), WHOLE] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000), WHOLE] = 1000,
     cursor: Cursor = None,
 ) -> Metrics:
     """Show the metrics of optimizer steps above ``after_step``, oldest first."""
-    run_dir = Path((await existing_run(api, run_id)).run_dir)
+    run_dir = Path(run.run_dir)
     after = after_step if cursor is None else max(after_step, decode_cursor(cursor, float))
     found, has_more = await asyncio.to_thread(read_metrics, run_dir, after_step=after, limit=limit)
-    return Metrics(metrics=found, next_cursor=encode_cursor(found[-1]["step"]) if has_more else None)
+    next_cursor = encode_cursor(found[-1]["step"]) if has_more else None
+    return Metrics(run_id=run.run_id, metrics=found, next_cursor=next_cursor)
 
 
-@router.get("/evaluations", response_model=RunEvaluations, responses=documented(400, 404, 422))
+@router.get("/evaluations", response_model=RunEvaluations, responses=documented(400, 404, 409, 422))
 async def get_evaluations(
-    run_id: str,
-    api: Api,
+    run: RunToRead,
     after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP), WHOLE] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000), WHOLE] = 1000,
     cursor: Cursor = None,
 ) -> RunEvaluations:
     """Show the evaluations that began above ``after_step``, oldest first."""
-    run_dir = Path((await existing_run(api, run_id)).run_dir)
+    run_dir = Path(run.run_dir)
     after = after_step if cursor is None else max(after_step, decode_cursor(cursor, float))
     found, has_more = await asyncio.to_thread(read_evaluations, run_dir, after_step=after, limit=limit)
-    return RunEvaluations(evaluations=found, next_cursor=encode_cursor(found[-1]["step"]) if has_more else None)
+    next_cursor = encode_cursor(found[-1]["step"]) if has_more else None
+    return RunEvaluations(run_id=run.run_id, evaluations=found, next_cursor=next_cursor)
 
 
 @router.get(
     "/events",
     response_class=StreamingResponse,
-    responses=documented(400, 404) | {200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}},
+    responses=documented(400, 404, 409)
+    | {200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}},
 )
 async def get_events(
-    run_id: str,
+    run: RunToRead,
     api: Api,
     last_event_id: Annotated[str | None, Header(description="Continue after this event")] = None,
     after: Annotated[
@@ -95,14 +99,12 @@ async def get_events(
 ) -> Response:
     """Stream the run's events from its beginning, or after the given event, until the run ends."""
     start = parse_event_id(last_event_id or after)
-    await existing_run(api, run_id)
-    return api.streams.answer(run_id, after=start)
+    return api.streams.answer(run.run_id, after=start)
 
 
-@router.get("/rollouts", response_model=Rollouts, responses=documented(400, 404, 422))
+@router.get("/rollouts", response_model=Rollouts, responses=documented(400, 404, 409, 422))
 async def get_rollouts(
-    run_id: str,
-    api: Api,
+    run: RunToRead,
     step: Annotated[
         int | None, Query(ge=0, le=MAX_STEP, description="Optimizer step; the newest by default"), WHOLE
     ] = None,
@@ -116,7 +118,7 @@ async def get_rollouts(
         if not 0 <= of_step <= MAX_STEP or offset < 0 or step not in (None, of_step):
             raise bad_cursor()
         step = of_step
-    run_dir = Path((await existing_run(api, run_id)).run_dir)
+    run_dir = Path(run.run_dir)
     steps = await asyncio.to_thread(rollout_steps, run_dir)
     newest = steps[-1] if steps else None
     if step is None:
@@ -125,36 +127,33 @@ async def get_rollouts(
         there = (
             f"There are rollouts of {len(steps)} steps, {steps[0]} to {steps[-1]}." if steps else "There are none yet."
         )
-        raise Problem(404, "No such step", f"No rollouts of step {step} were logged. {there}", run_id=run_id)
+        raise Problem(404, "No such step", f"No rollouts of step {step} were logged. {there}", run_id=run.run_id)
     if step is None:
-        return Rollouts(step=None, newest_step=None, rollouts=[], next_cursor=None)
+        return Rollouts(run_id=run.run_id, step=None, newest_step=None, rollouts=[], next_cursor=None)
     found, has_more = await asyncio.to_thread(read_rollouts, run_dir, step=step, offset=offset, limit=limit)
     next_cursor = encode_cursor((step, offset + len(found))) if has_more else None
-    return Rollouts(step=step, newest_step=newest, rollouts=found, next_cursor=next_cursor)
+    return Rollouts(run_id=run.run_id, step=step, newest_step=newest, rollouts=found, next_cursor=next_cursor)
 
 
-@router.get("/dead_letters", response_model=DeadLetters, responses=documented(400, 404, 422))
+@router.get("/dead_letters", response_model=DeadLetters, responses=documented(400, 404, 409, 422))
 async def get_dead_letters(
-    run_id: str,
+    run: RunToRead,
     api: Api,
     limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
     cursor: Cursor = None,
 ) -> DeadLetters:
     """List prompt groups that were buried, with the reason."""
-    await existing_run(api, run_id)
     after = None if cursor is None else parse_stream_id(decode_cursor(cursor, str))
     if cursor is not None and after is None:
         raise bad_cursor()
-    return await list_dead_letters(api.redis, run_id, after=after, limit=limit)
+    return await list_dead_letters(api.redis, run.run_id, after=after, limit=limit)
 
 
 @router.post("/dead_letters/{entry}/replay", status_code=202, response_model=None, responses=documented(404, 409))
-async def replay(run_id: str, entry: str, api: Api) -> dict[str, str]:
+async def replay(run: RunToChange, entry: str, api: Api) -> dict[str, str]:
     """Put a buried group back into the stream it was buried from. Fix the cause first."""
-    record = await existing_run(api, run_id)
-    if record.status in TERMINAL:
-        raise Problem(
-            409, "Run ended", f"The run is {record.status}, so the group would not be processed.", run_id=run_id
-        )
-    await replay_dead_letter(api.redis, run_id, entry)
-    return {"run_id": run_id, "entry": entry, "status": "replayed"}
+    if run.status in TERMINAL:
+        detail = f"The run is {run.status}, so the group would not be processed."
+        raise Problem(409, "Run ended", detail, run_id=run.run_id)
+    await replay_dead_letter(api.redis, run.run_id, entry)
+    return {"run_id": run.run_id, "entry": entry, "status": "replayed"}

@@ -1,6 +1,6 @@
-"""Finds runs by status and name, newest first, a page at a time.
+"""Finds runs by status, name and tags, newest first, a page at a time.
 
-    candidates, a few at once --statuses--> those with the right status --records--> those with the right name
+    candidates, a few at once --statuses--> those with the right status --records--> those with the right name and tags
 
 Runs that have not ended are on separate lists, so that listing them costs the same however many runs have ended. With
 other filters a request looks at a bounded number of runs, and returns where the next request continues. A page may
@@ -33,15 +33,36 @@ class FoundRuns:
     next_before: Position | None
 
 
-async def find_runs(
-    store: RunStore, *, limit: int, before: Position | None, statuses: frozenset[Status], name: str | None
-) -> FoundRuns:
-    """Return up to ``limit`` runs created before ``before``. No ``statuses`` means any status, no ``name`` any name."""
+@dataclass(frozen=True)
+class Wanted:
+    """The runs to find.
+
+    Args:
+        statuses: One of these; none means any status.
+        name: This name; None means any.
+        tags: All of these tags.
+    """
+
+    statuses: frozenset[Status] = frozenset()
+    name: str | None = None
+    tags: frozenset[str] = frozenset()
+
+    def includes(self, record: RunRecord) -> bool:
+        """Return whether a run is one of them."""
+        return (
+            (not self.statuses or record.status in self.statuses)
+            and (self.name is None or record.name == self.name)
+            and self.tags <= set(record.tags)
+        )
+
+
+async def find_runs(store: RunStore, wanted: Wanted, *, limit: int, before: Position | None) -> FoundRuns:
+    """Return up to ``limit`` of the wanted runs, of those created before ``before``."""
     found = dict[Position, RunRecord]()
-    at_once, num_looked_at = max(limit + 1, _AT_ONCE if statuses or name is not None else 0), 0
+    at_once, num_looked_at = max(limit + 1, 0 if wanted == Wanted() else _AT_ONCE), 0
     while num_looked_at < max(_MAX_LOOKED_AT, limit + 1):
-        looked_at = await _page(store, before=before, statuses=statuses, limit=at_once)
-        found |= await _fitting(store, looked_at, statuses=statuses, name=name)
+        looked_at = await _page(store, before=before, statuses=wanted.statuses, limit=at_once)
+        found |= await _fitting(store, looked_at, wanted)
         if len(found) > limit:
             page = list(found)[:limit]
             return FoundRuns([found[position] for position in page], page[-1])
@@ -59,18 +80,10 @@ async def _page(
     return sorted({position for page in pages for position in page}, reverse=True)[:limit]
 
 
-async def _fitting(
-    store: RunStore, positions: list[Position], *, statuses: Collection[Status], name: str | None
-) -> dict[Position, RunRecord]:
+async def _fitting(store: RunStore, positions: list[Position], wanted: Wanted) -> dict[Position, RunRecord]:
     run_ids = [run_id for _, run_id in positions]
-    if statuses:
+    if wanted.statuses:
         known = await store.statuses(run_ids)
-        run_ids = [run_id for run_id in run_ids if known.get(run_id) in statuses]
-    records = {record.run_id: record for record in await store.get_all(run_ids)}
-    return {
-        position: records[position[1]]
-        for position in positions
-        if position[1] in records
-        and (not statuses or records[position[1]].status in statuses)
-        and (name is None or records[position[1]].config.get("name") == name)
-    }
+        run_ids = [run_id for run_id in run_ids if known.get(run_id) in wanted.statuses]
+    records = {record.run_id: record for record in await store.get_all(run_ids) if wanted.includes(record)}
+    return {position: records[position[1]] for position in positions if position[1] in records}

@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field
 
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.problems import Problem, documented, no_such_run
-from services.trainer.run_api.run_listing import Position, find_runs
+from services.trainer.run_api.run_listing import Position, Wanted, find_runs
+from services.trainer.run_api.run_reference import RunToChange, RunToRead, is_run_id
 from services.trainer.run_api.run_view import (
     ListedRun,
     RunDetail,
@@ -24,6 +25,7 @@ from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
 from services.trainer.run_files import RunFiles
 from shared.redis.run_record import TERMINAL, RunRecord, Status
+from shared.run_options.labels import MAX_TAGS
 from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
 from shared.serving.query_number import WHOLE
 
@@ -44,12 +46,14 @@ async def list_runs(
     api: Api,
     status: Annotated[list[Status] | None, Query(description="Only runs with one of these statuses")] = None,
     name: Annotated[str | None, Query(max_length=64, description="Only runs with this name")] = None,
+    tag: Annotated[list[str] | None, Query(max_length=MAX_TAGS, description="Only runs with all of these tags")] = None,
     limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
     cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
 ) -> RunList:
     """List runs, newest first."""
     before = None if cursor is None else _position(cursor)
-    found = await find_runs(api.store, limit=limit, before=before, statuses=frozenset(status or ()), name=name)
+    wanted = Wanted(statuses=frozenset(status or ()), name=name, tags=frozenset(tag or ()))
+    found = await find_runs(api.store, wanted, limit=limit, before=before)
     current_run = await api.store.current_run()
     return RunList(
         runs=[await _listed(api, record, current_run) for record in found.records],
@@ -57,69 +61,58 @@ async def list_runs(
     )
 
 
-@router.get("/{run_id}", response_model=RunDetail, responses=documented(404))
-async def get_run(run_id: str, api: Api) -> RunDetail:
+@router.get("/{run_id}", response_model=RunDetail, responses=documented(404, 409))
+async def get_run(run: RunToRead, api: Api) -> RunDetail:
     """Show one run: its progress, and why it is waiting."""
-    return await _detail(api, await existing_run(api, run_id))
+    return await _detail(api, run)
 
 
-@router.post("/{run_id}/stop", status_code=202, response_model=RunDetail, responses=documented(404))
-async def stop_run(run_id: str, api: Api) -> RunDetail:
+@router.post("/{run_id}/stop", status_code=202, response_model=RunDetail, responses=documented(404, 409))
+async def stop_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a run to stop after its current step, with a checkpoint and a final model. Repeating it has no effect."""
-    await existing_run(api, run_id)
-    await api.supervisor.stop_run(run_id)
-    return await _detail(api, await existing_run(api, run_id))
+    await api.supervisor.stop_run(run.run_id)
+    return await after_change(api, run.run_id)
 
 
 @router.post("/{run_id}/pause", status_code=202, response_model=RunDetail, responses=documented(404, 409))
-async def pause_run(run_id: str, api: Api) -> RunDetail:
+async def pause_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a run to pause after its current batch, until it is resumed. Its groups in flight wait."""
-    _refuse_ended(await existing_run(api, run_id))
-    if not await api.supervisor.pause_run(run_id):
-        raise _is_stopping(run_id)
-    return await _detail(api, await existing_run(api, run_id))
+    _refuse_ended(run)
+    if not await api.supervisor.pause_run(run.run_id):
+        raise _is_stopping(run.run_id)
+    return await after_change(api, run.run_id)
 
 
 @router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409, 429))
-async def resume_run(run_id: str, api: Api) -> RunDetail:
+async def resume_run(run: RunToChange, api: Api) -> RunDetail:
     """Ask a paused run to continue, whether a user or its rewards paused it, or a failed run from its checkpoint.
 
     A failed run is queued again. A run that is not paused does not change.
     """
-    record = await existing_run(api, run_id)
-    if record.status == "failed":
+    if run.status == "failed":
         async with api.creating:
-            await _refuse_without_checkpoint(record)
+            await _refuse_without_checkpoint(run)
             await refuse_if_queue_is_full(api)
-            await api.supervisor.resume_run(run_id)
-        return await _detail(api, await existing_run(api, run_id))
-    _refuse_ended(record)
-    if not await api.supervisor.resume_run(run_id):
-        raise _is_stopping(run_id)
-    return await _detail(api, await existing_run(api, run_id))
+            await api.supervisor.resume_run(run.run_id)
+        return await after_change(api, run.run_id)
+    _refuse_ended(run)
+    if not await api.supervisor.resume_run(run.run_id):
+        raise _is_stopping(run.run_id)
+    return await after_change(api, run.run_id)
 
 
 @router.delete("/{run_id}", status_code=204, responses=documented(404, 409))
-async def delete_run(run_id: str, api: Api) -> Response:
+async def delete_run(run: RunToChange, api: Api) -> Response:
     """Delete the record of a run that has ended. Its directory, with checkpoints and model, stays."""
-    record = await existing_run(api, run_id)
-    if record.status not in TERMINAL:
+    if run.status not in TERMINAL:
         raise Problem(
             409,
             "Run not ended",
-            f"The run is {record.status}. POST /v1/runs/{run_id}/stop first, and delete it when it has stopped.",
-            run_id=run_id,
+            f"The run is {run.status}. POST /v1/runs/{run.run_id}/stop first, and delete it when it has stopped.",
+            run_id=run.run_id,
         )
-    await api.store.delete(run_id)
+    await api.store.delete(run.run_id)
     return Response(status_code=204)
-
-
-async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
-    """Return the run's record, or raise the 404 problem."""
-    record = await api.store.get(run_id) if is_run_id(run_id) else None
-    if record is None:
-        raise no_such_run(run_id if is_run_id(run_id) else "")
-    return record
 
 
 def _refuse_ended(record: RunRecord) -> None:
@@ -144,9 +137,12 @@ def _is_stopping(run_id: str) -> Problem:
     return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 
-def is_run_id(text: str) -> bool:
-    """Whether ``text`` could be a run id. Anything else never reaches Redis."""
-    return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+async def after_change(api: TrainerApi, run_id: str) -> RunDetail:
+    """Return the run as it is after a change."""
+    record = await api.store.get(run_id)
+    if record is None:
+        raise no_such_run(run_id)
+    return await _detail(api, record)
 
 
 async def _detail(api: TrainerApi, record: RunRecord) -> RunDetail:

@@ -21,6 +21,7 @@ from shared.redis.run_record import TERMINAL, Progress, RunRecord, WaitingKind
 from shared.refusals import Kind, Refusal, decode_refusals
 from shared.registration import decode_registration
 from shared.run_options.agents import AGENTIC
+from shared.run_options.labels import MetadataValue
 
 _PATIENCE_S = 10.0
 _RECENT_S = 600.0
@@ -42,6 +43,8 @@ class RunSummary(BaseModel):
 
     run_id: str
     name: str | None
+    tags: list[str]
+    metadata: dict[str, MetadataValue]
     status: str = Field(description="queued, running, paused, finished, stopped or failed")
     desired: str = Field(description="run, or pause or stop after a request for it")
     reason: str = Field(description="Why it ended or is paused")
@@ -148,7 +151,9 @@ def summary(record: RunRecord) -> RunSummary:
     del shown["waiting_kind"]  # ListedRun has it, with the causes that only the run API sees
     return RunSummary(
         run_id=record.run_id,
-        name=record.config.get("name"),
+        name=record.name,
+        tags=record.tags,
+        metadata=record.metadata,
         status=record.status,
         desired=record.desired,
         reason=record.reason,

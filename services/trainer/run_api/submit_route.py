@@ -138,15 +138,7 @@ async def refuse_if_queue_is_full(api: TrainerApi) -> None:
 
 async def _create_there(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
     run_dir = api.settings.runs_dir / run_id
-    try:
-        await asyncio.to_thread(_write_config, run_dir, valid.config)
-    except OSError as error:
-        raise Problem(
-            503,
-            "Storage unavailable",
-            f"The run's directory could not be created in {api.settings.runs_dir}: {error.strerror}. Free space or "
-            "fix the permissions there, or set HEADRACE_RUNS_DIR.",
-        ) from error
+    await write_config(run_dir, valid.config)
     try:
         return await api.store.create(run_id, valid.config, run_dir=str(run_dir))
     except NoRoomError:
@@ -164,14 +156,27 @@ def _new_run_id() -> str:
     return "run-" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 
-def _write_config(run_dir: Path, config: RunConfig) -> None:
-    """Write the run's options so that a power loss leaves the file whole."""
-    text = msgspec.json.format(msgspec.json.encode(config.model_dump(mode="json")), indent=2)
-    write_whole(run_dir / "config.json", text + b"\n", aside=f".{hashlib.sha256(text).hexdigest()[:8]}.tmp")
+async def write_config(run_dir: Path, config: RunConfig) -> None:
+    """Write the run's options into its directory so that a power loss leaves the file whole.
+
+    Raises:
+        Problem: 503 if the directory cannot be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(config.model_dump(mode="json")), indent=2) + b"\n"
+    aside = f".{hashlib.sha256(text).hexdigest()[:8]}.tmp"
+    try:
+        await asyncio.to_thread(write_whole, run_dir / "config.json", text, aside=aside)
+    except OSError as error:
+        raise Problem(
+            503,
+            "Storage unavailable",
+            f"The run's directory could not be written in {run_dir.parent}: {error.strerror}. Free space or fix the "
+            "permissions there, or set HEADRACE_RUNS_DIR.",
+        ) from error
 
 
 def _remove_config(run_dir: Path) -> None:
-    """Undo ``_write_config``. A directory with other files stays."""
+    """Undo ``write_config``. A directory with other files stays."""
     with contextlib.suppress(OSError):
         (run_dir / "config.json").unlink()
         run_dir.rmdir()

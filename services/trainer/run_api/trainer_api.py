@@ -34,6 +34,8 @@ class TrainerApi:
     stopping: asyncio.Event
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a run is added to the queue."""
+    editing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the settings of a run are changed."""
 
 
 def make_api(

@@ -1,5 +1,6 @@
 """Commands without a run id choose the training run, even if a newer one is queued, and print which one they chose."""
 
+import io
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ PAUSING = [*WITH_QUEUE[:2], a_run("pausing", "running", desired="pause"), WITH_Q
     [
         ("show", TRAINING, "training", "the training run"),
         ("show", PAUSED, "paused", "the paused run"),
-        ("show", WITH_QUEUE, "queued-1", "the next run in the queue"),
+        ("show", WITH_QUEUE[1:], "queued-1", "the queued run"),
         ("show", ENDED_LAST, "never-begun", "the newest run"),
         ("watch", TRAINING, "training", "the training run"),
         ("pause", TRAINING, "training", "the training run"),
@@ -51,7 +52,7 @@ PAUSING = [*WITH_QUEUE[:2], a_run("pausing", "running", desired="pause"), WITH_Q
         ("stop", PAUSED, "paused", "the paused run"),
         ("resume", PAUSED, "paused", "the paused run"),
         ("resume", PAUSING, "pausing", "the run that is about to pause"),
-        ("resume", HELD_BACK, "held-1", "the next paused run in the queue"),
+        ("resume", HELD_BACK[1:], "held-1", "the paused run in the queue"),
         ("resume", TRAINING, "training", "the training run"),
         ("rollouts", TRAINING, "training", "the training run"),
         ("rollouts", WITH_QUEUE, "ended", "the newest run that has begun"),
@@ -96,9 +97,65 @@ def test_a_run_that_has_not_begun_is_paused_and_stopped_by_name_only(
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     with serving(lambda asked: {"runs": WITH_QUEUE[:2], "next_cursor": None}) as api:
         assert cli.main([command, "--url", api.url]) == 1
-    said = f"headrace: no run is training, and 2 are queued; name the run to {command}: headrace {command} queued-1"
-    assert capsys.readouterr().err.startswith(said)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"headrace: no run is training, and 2 are queued; name the run: headrace {command} RUN"
+    assert [line.split()[0] for line in said[1:]] == ["queued-2", "queued-1"]
     assert {asked.path.partition("?")[0] for asked in api.asked} == {"/v1/runs"}
+
+
+def test_one_queued_run_is_not_stopped_unless_it_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda asked: {"runs": WITH_QUEUE[1:2], "next_cursor": None}) as api:
+        assert cli.main(["stop", "--url", api.url]) == 1
+    assert "no run is training, and 1 is queued; name the run: headrace stop RUN" in capsys.readouterr().err
+
+
+class _Typed(io.StringIO):
+    """The input of a user at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        (WITH_QUEUE, "no run is training, and 2 are queued:"),
+        ([a_run("b", "running"), a_run("a", "running"), *WITH_QUEUE], "2 are running:"),
+    ],
+)
+def test_a_user_at_a_terminal_chooses_from_a_list(
+    runs: Runs, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(asked: Asked) -> Any:
+        if asked.method == "POST":
+            return a_run(asked.path.split("/")[3], "queued", desired="pause")
+        return {"runs": runs, "next_cursor": None}
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    monkeypatch.setattr("sys.stdin", _Typed("2\n"))
+    with serving(script) as api:
+        assert cli.main(["pause", "--url", api.url]) == 0
+    second = runs[1]["run_id"]
+    said = capsys.readouterr().err
+    assert said.startswith(says)
+    assert f"  2  {second}  " in said
+    assert said.endswith(f"which run? [1-2] {second}: chosen\n")
+    assert api.asked[-1].path == f"/v1/runs/{second}/pause"
+
+
+@pytest.mark.parametrize("typed", ["", "\n", "0\n", "3\n", "queued-1\n"])
+def test_an_answer_that_is_not_on_the_list_chooses_no_run(
+    typed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    monkeypatch.setattr("sys.stdin", _Typed(typed))
+    with serving(lambda asked: {"runs": WITH_QUEUE, "next_cursor": None}) as api:
+        assert cli.main(["stop", "--url", api.url]) == 1
+    assert capsys.readouterr().err.endswith("headrace: no run was chosen\n")
+    assert all(asked.method == "GET" for asked in api.asked)
 
 
 def test_the_run_that_trains_is_found_behind_a_page_of_queued_ones(

@@ -304,5 +304,18 @@ def test_help_names_every_command_at_once(capsys: pytest.CaptureFixture[str]) ->
         cli.main(["--help"])
     assert asked.value.code == 0
     shown = capsys.readouterr().out
-    for command in ("up", "down", "submit", "runs", "show", "watch", "pause", "resume", "stop", "rollouts", "demo"):
+    for command in (
+        "up",
+        "down",
+        "submit",
+        "runs",
+        "show",
+        "watch",
+        "edit",
+        "pause",
+        "resume",
+        "stop",
+        "rollouts",
+        "demo",
+    ):
         assert f"\n    {command} " in shown

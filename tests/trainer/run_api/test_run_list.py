@@ -10,14 +10,9 @@ from shared.pause import Pause
 from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Status
 from shared.redis.run_store import RunStore
+from tests.trainer.run_api.submitting import submit
 
 Run = dict[str, Any]
-
-
-async def submit(client: httpx.AsyncClient, run: Run, name: str) -> str:
-    reply = await client.post("/v1/runs", json=run | {"name": name})
-    assert reply.status_code == 202, reply.text
-    return str(reply.json()["run"]["run_id"])
 
 
 async def listed(client: httpx.AsyncClient, **params: Any) -> list[str]:

@@ -17,14 +17,9 @@ from shared.redis.run_record import Progress
 from shared.redis.run_store import RunStore
 from shared.refusals import refuse, take_back
 from tests.trainer.api_rig import KEY
+from tests.trainer.run_api.submitting import submit
 
 Run = dict[str, Any]
-
-
-async def submit(client: httpx.AsyncClient, run: Run) -> str:
-    reply = await client.post("/v1/runs", json=run)
-    assert reply.status_code == 202, reply.text
-    return str(reply.json()["run"]["run_id"])
 
 
 async def test_every_route_but_health_is_refused_without_the_key(client: httpx.AsyncClient, api: TrainerApi) -> None:

@@ -1,0 +1,116 @@
+"""Decides which run a client means by the text in place of ``{run_id}``. All routes use it, and so all commands.
+
+    1  an id              that run
+    2  else a name        the run of that name. If several have it: the one that has not ended, for a request that only
+                          reads, if exactly one has not ended; otherwise the request is refused
+    3  else the beginning of exactly one id, of at least 8 characters (`run-` and 4 more)
+
+A request that changes a run never chooses between runs: the one that was meant may have ended a moment ago. A refusal
+is a 409 with the runs that fit. Every answer has the full id.
+
+An id costs one read. Otherwise a request reads at most 100 records, and a name that more runs have is always ambiguous.
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, Path
+from pydantic import BaseModel
+
+from services.trainer.problems import Problem, no_such_run
+from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from shared.redis.run_record import TERMINAL, RunRecord
+from shared.redis.run_store import RunStore
+from shared.service.current_request import name_subject
+
+MIN_BEGINNING = 8
+_MAX_READ = 100
+_MAX_SHOWN = 10
+
+_MEANING = (
+    "The run's id, or its name, or the beginning of its id (at least 8 characters). A request that changes a run needs "
+    "a name that no other run has. To other requests, a name that several runs have means the one that has not ended"
+)
+Api = Annotated[TrainerApi, Depends(trainer_api)]
+_Reference = Annotated[str, Path(alias="run_id", description=_MEANING)]
+
+
+class Candidate(BaseModel):
+    """A run that an ambiguous reference fits."""
+
+    run_id: str
+    name: str | None
+    status: str
+    created_at_s: float
+    started_at_s: float | None
+
+
+async def _run_to_read(reference: _Reference, api: Api) -> RunRecord:
+    found = await fitting(api.store, reference)
+    not_ended = [record for record in found if record.status not in TERMINAL]
+    is_name = len(found) <= _MAX_READ and all(record.name == reference for record in found)
+    return only(not_ended if is_name and len(not_ended) == 1 else found, reference)
+
+
+async def _run_to_change(reference: _Reference, api: Api) -> RunRecord:
+    record = only(await fitting(api.store, reference), reference)
+    name_subject(record.run_id)
+    return record
+
+
+RunToRead = Annotated[RunRecord, Depends(_run_to_read)]
+RunToChange = Annotated[RunRecord, Depends(_run_to_change)]
+
+
+async def fitting(store: RunStore, reference: str) -> list[RunRecord]:
+    """Return the runs that a reference fits, newest first; up to 101 of one name, or 11 whose ids begin with it."""
+    if not is_reference(reference):
+        return []
+    record = await store.get(reference)
+    if record is not None:
+        return [record]
+    ids = await store.index.named(reference, limit=_MAX_READ + 1)
+    found = [record for record in await store.get_all(ids) if record.name == reference]
+    if not found and len(reference) >= MIN_BEGINNING:
+        found = await store.get_all(await store.index.beginning_with(reference, limit=_MAX_SHOWN + 1))
+    return sorted(found, key=lambda record: (record.created_at_s, record.run_id), reverse=True)
+
+
+def only(found: list[RunRecord], reference: str) -> RunRecord:
+    """Return the only run, or raise the problem: 404 without a run, 409 with several."""
+    if not found:
+        raise no_such_run(reference if is_reference(reference) else "")
+    if len(found) == 1:
+        return found[0]
+    shown = [
+        Candidate(
+            run_id=record.run_id,
+            name=record.name,
+            status=record.status,
+            created_at_s=record.created_at_s,
+            started_at_s=record.started_at_s,
+        )
+        for record in found[:_MAX_SHOWN]
+    ]
+    how_many = f"More than {_MAX_SHOWN} runs" if len(found) > _MAX_SHOWN else f"{len(found)} runs"
+    what = "have this name" if found[0].name == reference else "have an id that begins like this"
+    told = ", ".join(f"{one.run_id} ({one.name or 'no name'}, {one.status})" for one in shown)
+    raise Problem(
+        409,
+        "Ambiguous run",
+        f"{how_many} {what}. Use the id of one: {told}{', ...' if len(found) > _MAX_SHOWN else ''}.",
+        run_id=reference,
+        candidates=[one.model_dump() for one in shown],
+    )
+
+
+def is_run_id(text: str) -> bool:
+    """Whether ``text`` could be a run id."""
+    return is_reference(text) and "." not in text
+
+
+def is_reference(text: str) -> bool:
+    """Whether ``text`` could be a run's id or name. Anything else never reaches Redis."""
+    return 0 < len(text) <= 64 and text.isascii() and text.translate(_PUNCTUATION).isalnum()
+
+
+_PUNCTUATION = str.maketrans("", "", "-_.")
