@@ -18,7 +18,7 @@ from headrace.client import ENDED, HeadraceApiError, HeadraceClient
 from headrace.run_file import read_run_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
-from headrace.watch.watch import final_sentence, follow
+from headrace.watch.watch import final_sentence, follow, take_all
 from shared.chat_text import chat_text
 from shared.lineage import LineageVersion
 
@@ -92,8 +92,7 @@ def show(arguments: argparse.Namespace) -> int:
     with service_finder.connect(arguments) as client:
         run_id = choose_run(client, arguments.run, purpose="look")
         watch = RunWatch(client.get(run_id))
-        for metrics in client.metrics(run_id):
-            watch.take_metrics(metrics)
+        take_all(watch, client)
     console = _console()
     console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
     _out(f"directory: {watch.run['run_dir']}")

@@ -74,10 +74,13 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, conf
     for index, outcome in enumerate(rollouts[0].rewards):
         values_B = np.array([_value(rollout, index) for rollout in rollouts], dtype=np.float64)
         failed_B = [is_failure(rollout.rewards[index].outcome) for rollout in rollouts]
+        # A lost rollout was never given to the function.
+        latencies_B = [rollout.rewards[index].latency_s for rollout in rollouts if not rollout.lost]
         prefix = f"rewards/{names[outcome.name]}"
         metrics[f"{prefix}/mean"] = _mean(values_B)
         metrics[f"{prefix}/std"] = _std(values_B)
         metrics[f"{prefix}/failed_ratio"] = float(np.mean(failed_B))
+        metrics[f"{prefix}/latency_s"] = _mean(np.array(latencies_B, dtype=np.float64))
     ages = [
         staleness(policy_version=policy_version, oldest_policy_version=group.waiting.oldest_policy_version)
         for group in groups
