@@ -8,6 +8,7 @@ import argparse
 from headrace import service_finder
 from headrace.argument_checks import AddParser, Command, positive, seconds
 
+RUN_HELP = "run id, or a path of a run's directory, such as .headrace/runs/run-... (default: the training run)"
 _STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
 
 
@@ -16,13 +17,20 @@ def add_runs(add_parser: AddParser) -> None:
     submit = add_parser("submit", help="submit a run from a YAML or JSON file")
     submit.add_argument("file", metavar="FILE")
     submit.add_argument("--watch", action="store_true", help="then follow it")
-    submit.add_argument("--dry-run", action="store_true", help="only check whether it would be accepted")
+    submit.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only check whether it would be accepted; without services, what this machine can check alone",
+    )
     _set(submit, "submit")
     runs = add_parser("runs", help="list runs, newest first")
     runs.add_argument(
         "--status", action="append", default=[], choices=_STATUSES, help="only runs with this status; repeatable"
     )
     runs.add_argument("--name", help="only runs with this name")
+    runs.add_argument(
+        "directory", metavar="DIR", nargs="?", help="read the run directories in DIR, such as .headrace/runs, instead"
+    )
     _set(runs, "runs")
     for name, text in (
         ("show", "show one run: its state and what it is waiting for"),
@@ -40,11 +48,15 @@ def add_runs(add_parser: AddParser) -> None:
             "run",
             metavar="RUN",
             nargs="?",
-            help="run id (default: the training run)",
+            help=RUN_HELP if name in ("show", "rollouts") else "run id (default: the training run)",
         )
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
             command.add_argument("--limit", type=positive, default=20, help="most rollouts to show (20)")
+            ranked = command.add_mutually_exclusive_group()
+            ranked.add_argument("--best", type=positive, metavar="N", help="only the N with the highest rewards")
+            ranked.add_argument("--worst", type=positive, metavar="N", help="only the N with the lowest rewards")
+            command.add_argument("--full", action="store_true", help="write whole texts, one message below the other")
         _set(command, name)
 
 

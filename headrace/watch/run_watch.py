@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, cast
 
-from headrace.client import ENDED, Run
+from headrace.client import NOT_ENDED, Run
 from headrace.event_stream import Event
 
 EVALUATION = "eval_"
@@ -106,8 +106,8 @@ class RunWatch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run is finished, stopped or failed."""
-        return self.status in ENDED
+        """Whether the run is finished, stopped or failed, or was read from its files."""
+        return self.status not in NOT_ENDED
 
     @property
     def waiting_for(self) -> str:

@@ -16,6 +16,7 @@ from rich.live import Live
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.event_stream import Event
 from headrace.watch import watch_view
+from headrace.watch.run_directory import RunReader
 from headrace.watch.run_watch import RunWatch
 
 _POLL_EVERY_S = 1.0
@@ -105,11 +106,11 @@ class _Follower:
             )
 
 
-def take_all(watch: RunWatch, client: HeadraceClient) -> None:
-    """Take all metrics and evaluations that the API has."""
-    for metrics in client.metrics(watch.run_id):
+def take_all(watch: RunWatch, runs: RunReader) -> None:
+    """Take all metrics and evaluations of the run."""
+    for metrics in runs.metrics(watch.run_id):
         watch.take_metrics(metrics)
-    for evaluation in client.evaluations(watch.run_id):
+    for evaluation in runs.evaluations(watch.run_id):
         watch.take_evaluation(evaluation)
 
 

@@ -120,9 +120,7 @@ def _reward_plot(watch: RunWatch, width: int, height: int) -> RenderableType:
     curve = braille_curve(rewards, width=columns, height=height, low=low, high=high, share=share)
     value = f"{rewards[-1]:.3f}" if rewards else "no step yet"
     text = Text.assemble(("reward", "bold"), "  ", (value, "bold cyan"), "\n")
-    marks = {0: f"{high:.2f}", height - 1: f"{low:.2f}"} | (
-        {height // 2: f"{(low + high) / 2:.2f}"} if height > 2 else {}
-    )
+    marks = {height // 2: f"{(low + high) / 2:.2f}"} | {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
     for row, dots in enumerate(curve):
         tick = "┤" if row in marks else "│"
         text.append(f"{marks.get(row, ''):>{_AXIS_WIDTH - 1}} {tick}", style="grey50")

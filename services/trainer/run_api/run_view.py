@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from services.trainer.telemetry.run_warnings import RunWarning, WarningKind
 from shared.pause import Pause, PausedBy
-from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
+from shared.redis.keys import FLEET, FLEET_LEASES, GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis, patiently
 from shared.redis.run_record import TERMINAL, Progress, RunRecord, WaitingKind
@@ -139,6 +139,8 @@ class Surroundings:
     current_run: str | None
     queues: Queues = field(default_factory=Queues)
     generators: list[GeneratorView] = field(default_factory=list[GeneratorView])
+    joining: list[str] = field(default_factory=list[str])
+    """What live generators do that have not joined the run yet; read only if no generator of the run is alive."""
     num_rewarders: int = 0
     num_sessions: int = 0
     """Live replicas of the sessions service that play the run."""
@@ -231,6 +233,7 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
             dead_letters=dead,
         ),
         generators=generators,
+        joining=[] if any(it.is_alive for it in generators) else await _joining(redis),
         num_rewarders=len(rewarders),
         num_sessions=len(sessions),
         refusals=still_true(
@@ -244,6 +247,18 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
             now_s=time.time(),
         ),
     )
+
+
+async def _joining(redis: Redis) -> list[str]:
+    """Return a sentence about each live generator, whatever it serves."""
+    living = await alive(redis, leases=FLEET_LEASES)
+    entries: dict[bytes, bytes] = await patiently(
+        lambda: redis.hgetall(FLEET), what="reading the generators", timeout_s=_PATIENCE_S
+    )
+    named = sorted((name.decode(), decode_registration(entry).doing) for name, entry in entries.items())
+    return [
+        f"{replica_name('generator', name)} is {doing or 'about to join'}" for name, doing in named if name in living
+    ]
 
 
 def left_out(progress: Progress) -> list[Refusal]:

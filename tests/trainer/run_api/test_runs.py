@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from services.generator.registration import registered
+from services.generator.registration import in_fleet, registered
 from services.trainer.run_api.api import create_app
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
@@ -171,6 +171,10 @@ async def test_a_running_run_shows_its_streams_its_generators_and_what_is_missin
     assert shown["queues"] == {"prompts": 1, "completions": 1, "scored": 2, "settled": 3, "dead_letters": 0}
     assert shown["generators"] == []
     assert shown["waiting_for"].startswith("a generator: no live generator serves this run")
+
+    async with in_fleet(redis, replica_id="generator-1", url="http://127.0.0.1:2", patience_s=5.0, doing="starting"):
+        starting = (await client.get(f"/v1/runs/{run_id}")).json()["waiting_for"]
+    assert starting == "a generator: generator-1 is starting"
 
     await redis.hset(keys.generators, "generator-0", '{"url": "http://127.0.0.1:1"}')
     await redis.hset(keys.generators, "generator-1", '{"url": "http://127.0.0.1:2"}')
