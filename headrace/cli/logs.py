@@ -50,7 +50,7 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
     found = sorted(state.logs.glob("*.log"))
     if what is None:
         if not found:
-            raise UserError(f"there are no logs in {state.logs}: `headrace up` has not run with this state directory")
+            raise UserError(f"{state.logs} contains no logs: `headrace up` did not run with this state directory")
         return found
     if not is_path(what):
         if of_service := [log for log in found if log.stem == what or log.stem.startswith(f"{what}-")]:
@@ -61,7 +61,7 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
         run_dir = Path(what)
     log = run_dir.expanduser() / _RANK_LOG
     if not log.exists():
-        raise UserError(f"there is no {log} on this machine: the run has not started, or trains on another machine")
+        raise UserError(f"{log} does not exist: the run did not start yet, or trains on another machine")
     return [log]
 
 

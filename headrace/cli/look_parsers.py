@@ -13,7 +13,7 @@ def add_plot(add_parser: AddParser) -> None:
         "plot",
         help="draw metrics of one run or several, in the terminal or as an image",
         description="Draws a picture for each metric, with a curve for each run, labelled by its name. docs/metrics.md "
-        "lists the metrics; those of evaluations have the prefix eval_.",
+        "lists the metrics; evaluations have metrics with the prefix eval_.",
     )
     plot.add_argument("runs", metavar="RUN", nargs="*", help=RUN_HELP)
     plot.add_argument(
@@ -21,7 +21,7 @@ def add_plot(add_parser: AddParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a metric; repeatable (reward, eval_reward, completions/mean_length, kl: those that exist)",
+        help="a metric; repeatable (reward, eval_reward, completions/mean_length and kl, if they exist)",
     )
     plot.add_argument("--to", metavar="FILE", help="write an image: .png, .svg or .pdf; needs matplotlib")
     service_finder.add_arguments(plot)

@@ -1,4 +1,4 @@
-"""`headrace submit FILE --dry-run` while no service runs: checks what this machine can check alone.
+"""`headrace submit FILE --dry-run` while no service runs: checks as much as possible on this machine.
 
     settings        names, types, values, and what they need of each other
     data sets       every row of files on this machine

@@ -10,6 +10,7 @@ Texts of one turn are rows of a table. Conversations of several turns, and every
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from rich import box
@@ -70,23 +71,22 @@ def rollout_table(rows: Sequence[Row], *, title: str) -> Table:
     """Return one row a rollout."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title)
     functions = _functions(rows)
-    # A single function with weight 1 would show the reward a second time.
-    shown_functions = functions if len(functions) > 1 else {}
+    # The value of a single function with weight 1 is the reward.
+    is_reward = len(functions) == 1 and all(
+        _value_of(name, row) == _number(row.get("reward")) for name in functions for row in rows
+    )
     columns: dict[str, Callable[[Row], str]] = {
         "prompt": lambda row: _shortened(_conversation(row.get("prompt"))),
         "completion": lambda row: _shortened(_conversation(row.get("completion"))),
         "reference": lambda row: _shortened(row["reference"]) if row.get("reference") is not None else "",
         "reward": lambda row: _number(row.get("reward")),
-        **{
-            short: lambda row, name=name: value_in_words(row.get("rewards", {}).get(name))  # type: ignore[misc]
-            for name, short in shown_functions.items()
-        },
+        **({} if is_reward else {short: partial(_value_of, name) for name, short in functions.items()}),
         "advantage": lambda row: _number(row.get("advantage")),
         "finish": lambda row: str(row.get("finish_reason") or ""),
         "version": lambda row: _versions(row.get("policy_versions")),
         "staleness": lambda row: _number(row.get("staleness"), "d"),
         "rows": _rows,
-        "failed tool calls": lambda row: f"{row['tool_failures']}/{row['tool_calls']}" if "tool_calls" in row else "",
+        "failed tool calls": _failed_calls,
         "lost": lambda row: _shortened(row.get("lost", "")),
     }
     texts = {column: [read(row) for row in rows] for column, read in columns.items()}
@@ -97,6 +97,10 @@ def rollout_table(rows: Sequence[Row], *, title: str) -> Table:
     for cells in zip(*filled.values(), strict=True):
         table.add_row(*(Text(cell or "-") for cell in cells))
     return table
+
+
+def _value_of(name: str, row: Row) -> str:
+    return value_in_words(row.get("rewards", {}).get(name))
 
 
 def value_in_words(outcome: Mapping[str, Any] | None) -> str:
@@ -114,6 +118,10 @@ def written_out(row: Row, functions: Mapping[str, str]) -> Text:
         f"{row.get('finish_reason') or 'no finish reason'}, {row.get('num_tokens')} tokens, "
         f"version {_versions(row.get('policy_versions'))}, staleness {_number(row.get('staleness'), 'd')}\n",
     )
+    if _rows(row):
+        text.append(f"  tokens of its rows {_rows(row)}\n")
+    if _failed_calls(row):
+        text.append(f"  failed tool calls {_failed_calls(row)}\n")
     said: Mapping[str, Any] = row.get("rewards", {})
     for name, short in functions.items():
         outcome = said.get(name) or {}
@@ -158,7 +166,7 @@ def _messages(text: Any, role: str) -> list[tuple[str, str]]:
 
 
 def _num_messages(text: Any) -> int:
-    return len(cast("list[Any]", text)) if isinstance(text, list) else 1
+    return len(cast("list[dict[str, Any]]", text)) if isinstance(text, list) else 1
 
 
 def _conversation(text: Any) -> Any:
@@ -171,6 +179,10 @@ def _conversation(text: Any) -> Any:
 def _rows(row: Row) -> str:
     """Return the number of sampled tokens in each row of a rewritten history."""
     return "+".join(str(of_row.get("num_tokens")) for of_row in row.get("rows", ()))
+
+
+def _failed_calls(row: Row) -> str:
+    return f"{row['tool_failures']}/{row['tool_calls']}" if "tool_calls" in row else ""
 
 
 def _versions(spans: list[list[int]] | None) -> str:

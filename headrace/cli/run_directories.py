@@ -16,7 +16,7 @@ _PIPE_WIDTH = 120
 
 
 def list_directories(path: Path) -> int:
-    """List the runs, the one that trained last first."""
+    """List the runs, in the order of their last step, newest first."""
     console = terminal.console(pipe_width=_PIPE_WIDTH)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("run", "name", "step", "trained", "dropped", "reward", "evaluation"):

@@ -20,7 +20,7 @@ def add_runs(add_parser: AddParser) -> None:
     submit.add_argument(
         "--dry-run",
         action="store_true",
-        help="only check whether it would be accepted; without services, what this machine can check alone",
+        help="only check whether it would be accepted; without services, as far as possible",
     )
     _set(submit, "submit")
     runs = add_parser("runs", help="list runs, newest first")

@@ -1,12 +1,12 @@
 """Reads a run from the files in its directory, while no service runs.
 
     config.json                               name and settings
-    metrics.jsonl, evaluations.jsonl          what it trained, and its evaluations
-    rollouts/step_00000012.jsonl              what it wrote
+    metrics.jsonl, evaluations.jsonl          the metrics of its steps and of its evaluations
+    rollouts/step_00000012.jsonl              the completions that a step trained
     pushes.jsonl                              the generators of the last push
 
-Its methods are those of HeadraceClient that read a run, so the commands do not tell the two apart. The files do not say
-how the run ended, what it waits for, or which replicas are alive.
+HeadraceClient has the same methods, so commands use one or the other. The files do not tell how the run ended, why it
+waits, or which replicas are alive.
 """
 
 import json

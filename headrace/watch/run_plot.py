@@ -3,7 +3,7 @@ r"""Draws the metrics of one run or several, one picture a metric: as an image, 
     runs by label, metrics --> draw_image --> PNG, SVG or PDF
                           \--> drawn      --> braille, one colour a run
 
-The steps are on the x-axis, the same for all runs. Metrics with the prefix ``eval_`` are those of evaluations.
+The steps are on the x-axis, the same for all runs. Evaluations have metrics with the prefix ``eval_``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from headrace.watch.braille_plot import braille_curve, merged, nice_bounds
+from headrace.watch.braille_plot import braille_curve, merged
 from headrace.watch.run_watch import EVALUATION, RunWatch
 from services.trainer.telemetry.metric_catalogue import find_metric
 from shared.errors import UserError
@@ -53,7 +53,7 @@ def metrics_to_draw(runs: Runs, wanted: Sequence[str]) -> list[str]:
         if name not in there:
             near = nearest(name, there)
             known = f"did you mean {near}?" if near else "docs/metrics.md lists them"
-            raise UserError(f"there is no number of the metric {name} yet; {known}")
+            raise UserError(f"the metric {name} does not have a value yet; {known}")
     found = [*dict.fromkeys(wanted)] or [name for name in DEFAULT_METRICS if name in there]
     if not found:
         raise UserError("there is nothing to draw yet: no step was trained")
@@ -117,7 +117,9 @@ def title_of(metric: str) -> str:
 
 def _picture(runs: Runs, metric: str, *, width: int) -> Text:
     columns = width - _AXIS_WIDTH - 1
-    low, high = nice_bounds([value for run in runs.values() for _, value in run.points(metric)])
+    values = [value for run in runs.values() for _, value in run.points(metric)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    high = high if high > low else low + 1.0
     last_step = max((point[0] for run in runs.values() for point in run.points(metric)), default=0)
     text = Text(title_of(metric), style="bold")
     curves: list[list[str]] = []

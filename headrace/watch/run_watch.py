@@ -126,7 +126,7 @@ class RunWatch:
 
     @property
     def warnings(self) -> list[dict[str, str]]:
-        """What looks wrong in the newest metrics: ``kind`` and ``says`` of each."""
+        """Problems that the newest metrics show: ``kind`` and ``says`` of each."""
         return cast("list[dict[str, str]]", self.run.get("warnings") or [])
 
     @property
@@ -185,7 +185,7 @@ class RunWatch:
         return [value for _, value in self.points(name)]
 
     def points(self, name: str) -> list[tuple[int, float]]:
-        """Return a metric's steps and values. Metrics with the prefix ``eval_`` are those of evaluations."""
+        """Return a metric's steps and values. Evaluations have metrics with the prefix ``eval_``."""
         rows = self.evaluations if name.startswith(EVALUATION) else self.by_step
         return [(step, row[name]) for step, row in sorted(rows.items()) if name in row]
 

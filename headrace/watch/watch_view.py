@@ -39,7 +39,7 @@ def panel(watch: RunWatch, *, now_s: float, width: int, height: int | None = Non
     status = Text(watch.status, style=status_style(watch.status))
     above: list[RenderableType] = [_head(watch, now_s, inner), *_warnings(watch), ""]
     learned = reward_table(watch, inner)
-    below = ["", *([] if learned is None else [learned]), _numbers(watch, inner), *_foot(watch)]
+    below: list[RenderableType] = ["", *([] if learned is None else [learned]), _numbers(watch, inner), *_foot(watch)]
     plot_height = _PLOT_HEIGHT
     if height is not None:
         measured = Console(width=inner, file=io.StringIO()).render_lines(Group(*above, *below))

@@ -99,7 +99,11 @@ def make_app(
 def _form_of(scope: Scope) -> Form | None:
     """Return the form of a request's errors: on OpenAI's routes, a problem that also has OpenAI's `error`."""
     is_openai = scope["path"] in PATHS and scope["path"] != GENERATE_PATH
-    return (lambda problem: problem | openai_error(problem)) if is_openai else None
+    return _with_openai_error if is_openai else None
+
+
+def _with_openai_error(body: dict[str, Any]) -> dict[str, Any]:
+    return body | openai_error(body)
 
 
 class _Bounded:

@@ -121,9 +121,9 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     detail: str = ""
     components: dict[str, Finite] = {}
     metrics: dict[str, Finite] = {}
-    """What the call logged with ``log_metric``; the same for all completions."""
+    """The means that the call logged with ``log_metric``; the same for all completions."""
     extra: dict[str, str | Finite] = {}
-    """What it logged for this completion with ``log_extra``."""
+    """The values that the call logged for this completion with ``log_extra``."""
 
 
 def answers_all(verdicts: Sequence[Verdict], num_completions: int) -> bool:

@@ -157,7 +157,7 @@ def test_a_dry_run_without_services_checks_settings_and_files_and_says_what_it_d
 
 def test_logs_are_those_of_all_services_of_one_or_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logs = run_dir.parents[1] / "logs"
-    with pytest.raises(UserError, match="there are no logs in"):
+    with pytest.raises(UserError, match="contains no logs"):
         find_logs(argparse.Namespace(what=None, state_dir=None))
     logs.mkdir()
     for name in ("trainer", "generator-0", "generator-1"):
@@ -180,7 +180,7 @@ def test_logs_are_those_of_all_services_of_one_or_of_a_run(run_dir: Path, capsys
         in (capsys.readouterr().err)
     )
     assert cli.main(["logs", "./.headrace"]) == 1
-    assert "the run has not started, or trains on another machine" in capsys.readouterr().err
+    assert "the run did not start yet, or trains on another machine" in capsys.readouterr().err
 
 
 def test_a_followed_log_gives_whole_lines_once_and_begins_anew_when_it_was_cut_back(tmp_path: Path) -> None:

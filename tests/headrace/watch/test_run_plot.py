@@ -4,7 +4,6 @@ import importlib.util
 import io
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,7 +16,7 @@ from shared.errors import UserError
 pytestmark = pytest.mark.unit
 
 
-def run(run_id: str, name: str | None = None, *, rewards: tuple[float, ...] = (0.25, 0.5), **more: Any) -> RunWatch:
+def run(run_id: str, name: str | None = None, *, rewards: tuple[float, ...] = (0.25, 0.5), **more: float) -> RunWatch:
     watch = RunWatch({"run_id": run_id, "name": name, "status": "finished", "progress": {}})
     for step, reward in enumerate(rewards, 1):
         watch.take_metrics({"step": step, "reward": reward, **more})
@@ -30,7 +29,8 @@ def test_runs_are_labelled_by_name_and_by_their_id_where_names_are_equal_or_miss
 
 
 def test_by_default_the_metrics_are_drawn_that_a_run_has() -> None:
-    first, second = run("run-a", kl=0.1), run("run-b", **{"completions/mean_length": 5.0})
+    first, second = run("run-a", kl=0.1), run("run-b")
+    second.take_metrics({"step": 3, "completions/mean_length": 5.0})
     assert metrics_to_draw({"a": first, "b": second}, []) == ["reward", "completions/mean_length", "kl"]
     second.take_evaluation({"step": 1, "eval_reward": 0.5})
     assert "eval_reward" in metrics_to_draw({"a": first, "b": second}, [])
@@ -41,7 +41,7 @@ def test_by_default_the_metrics_are_drawn_that_a_run_has() -> None:
 def test_a_metric_that_no_run_has_is_refused_with_the_nearest() -> None:
     runs = {"a": run("run-a", kl=0.1)}
     assert metrics_to_draw(runs, ["kl", "reward", "kl"]) == ["kl", "reward"]
-    with pytest.raises(UserError, match=r"no number of the metric rewards yet; did you mean reward\?"):
+    with pytest.raises(UserError, match=r"the metric rewards does not have a value yet; did you mean reward\?"):
         metrics_to_draw(runs, ["rewards"])
 
 
