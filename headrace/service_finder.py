@@ -62,6 +62,14 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     )
 
 
+def is_there(arguments: argparse.Namespace) -> bool:
+    """Whether the arguments or the environment name a service, or `headrace up` runs here."""
+    if _url_elsewhere(arguments):
+        return True
+    endpoint = StateDir(choose_state_dir(arguments.state_dir)).endpoint()
+    return endpoint is not None and process_table.is_alive(endpoint.launcher)
+
+
 def ca_file_elsewhere(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the CA file for a service on another machine; None trusts the public CAs."""
     named = environment.get(CA_VARIABLE, "")
@@ -91,8 +99,18 @@ def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()
     if endpoint is None or not process_table.is_alive(endpoint.launcher):
-        raise UserError(f"no headrace service found (looked at {state.path}): start one with `headrace up`{instead}")
+        raise UserError(
+            f"no headrace service found (looked at {state.path}): start one with `headrace up`{instead}"
+            f"{_readable_runs(state)}"
+        )
     return state, endpoint
+
+
+def _readable_runs(state: StateDir) -> str:
+    """Return how to read the runs of a state directory without services; empty if it has none."""
+    if not any(state.runs.glob("*/config.json")):
+        return ""
+    return f", or read its runs from their files with `headrace runs {state.runs}` and `headrace show {state.runs}/RUN`"
 
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
@@ -107,6 +125,8 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
         )
     if error.status == _UNAUTHORIZED:
         return _refused(arguments)
+    if error.status is None and not _url_elsewhere(arguments):
+        return f"{error}{_readable_runs(StateDir(choose_state_dir(arguments.state_dir)))}"
     return str(error)
 
 

@@ -4,8 +4,11 @@ A completion may contain an escape sequence that clears the screen, or a functio
 draw as an emoji.
 """
 
+import json
 import sys
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 
@@ -29,6 +32,12 @@ def printable(text: str) -> str:
         else character
         for character in text
     )
+
+
+def say_json(found: Mapping[str, Any]) -> int:
+    """Print one JSON document, and return the exit status of success."""
+    say(json.dumps(found, indent=2))
+    return 0
 
 
 def say(line: str) -> None:

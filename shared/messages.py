@@ -82,7 +82,8 @@ class RewardOutcome(msgspec.Struct, frozen=True, gc=False):
     """The outcome of one reward function for one completion. Only ``scored`` has a value.
 
     ``components`` are the parts of the value, if the function reports them. ``version`` identifies the function: the
-    same code, or the same endpoint, has the same version. It is empty if unknown.
+    same code, or the same endpoint, has the same version. It is empty if unknown. ``metrics`` and ``extra`` are what it
+    logged with TRL's ``log_metric``, the same for the whole group, and with ``log_extra``.
     """
 
     name: Name
@@ -93,6 +94,8 @@ class RewardOutcome(msgspec.Struct, frozen=True, gc=False):
     latency_s: Seconds = 0.0
     components: dict[str, Finite] = {}
     version: str = ""
+    metrics: dict[str, Finite] = {}
+    extra: dict[str, str | Finite] = {}
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):

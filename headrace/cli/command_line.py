@@ -2,8 +2,10 @@
 
     up, scale, down                        up.py                      processes on this machine
     demo                                   ../demo/command.py         the same, with a model and data of its own
-    submit, runs, show, watch, rollouts    runs.py                    HTTP, wherever the service is
+    submit, runs, watch                    runs.py                    HTTP, wherever the service is
     edit, pause, resume, stop              runs.py                    the same
+    show, rollouts, plot                   runs.py, rollouts.py, ...  HTTP, or the files in a run's directory
+    logs                                   logs.py                    files on this machine
     rewards check                          rewards.py                 a function on rows of a data set
     rewards list                           rewards.py, reward_list.py a running rewarder
     keys add, keys list, keys revoke       ../keys/                   a file that services read
@@ -22,6 +24,7 @@ from collections.abc import Sequence
 from headrace import service_finder
 from headrace.argument_checks import Command, SentenceParser
 from headrace.cli.deployment_parsers import add_demo, add_doctor, add_keys, add_plan, add_up
+from headrace.cli.look_parsers import add_logs, add_plot
 from headrace.cli.run_parsers import add_export, add_rewards, add_runs
 from shared.errors import HeadraceError
 
@@ -55,6 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_up(commands.add_parser)
     add_runs(commands.add_parser)
+    add_plot(commands.add_parser)
+    add_logs(commands.add_parser)
     add_rewards(commands.add_parser)
     add_keys(commands.add_parser)
     add_export(commands.add_parser)

@@ -8,6 +8,10 @@ import argparse
 from headrace import service_finder
 from headrace.argument_checks import AddParser, Command, positive, seconds
 
+RUN_HELP = (
+    "id or name of a run, the beginning of its id, or a path of a run's directory, such as .headrace/runs/run-... "
+    "(default: the run that trains)"
+)
 _SORTS = ("created", "started", "ended", "name", "status", "step")
 _STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
 
@@ -17,7 +21,11 @@ def add_runs(add_parser: AddParser) -> None:
     submit = add_parser("submit", help="submit a run from a YAML or JSON file")
     submit.add_argument("file", metavar="FILE")
     submit.add_argument("--watch", action="store_true", help="then follow it")
-    submit.add_argument("--dry-run", action="store_true", help="only check whether it would be accepted")
+    submit.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="only check whether it would be accepted; without services, as far as possible",
+    )
     _set(submit, "submit")
     runs = add_parser("runs", help="list runs, newest first")
     runs.add_argument(
@@ -30,6 +38,9 @@ def add_runs(add_parser: AddParser) -> None:
     runs.add_argument("--sort", choices=_SORTS, help="order by this instead of by submit")
     runs.add_argument("--reverse", action="store_true", help="the other way round")
     _add_json(runs)
+    runs.add_argument(
+        "directory", metavar="DIR", nargs="?", help="read the run directories in DIR, such as .headrace/runs, instead"
+    )
     _set(runs, "runs")
     for name, text in (
         ("show", "show one run: its state and what it is waiting for"),
@@ -48,7 +59,9 @@ def add_runs(add_parser: AddParser) -> None:
             "run",
             metavar="RUN",
             nargs="?",
-            help="id or name of a run, or the beginning of its id (default: the run that trains)",
+            help=RUN_HELP
+            if name in ("show", "rollouts")
+            else "id or name of a run, or the beginning of its id (default: the run that trains)",
         )
         if name in ("show", "rollouts"):
             _add_json(command)
@@ -57,6 +70,10 @@ def add_runs(add_parser: AddParser) -> None:
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
             command.add_argument("--limit", type=positive, help="most rollouts to show (20; all with --json)")
+            ranked = command.add_mutually_exclusive_group()
+            ranked.add_argument("--best", type=positive, metavar="N", help="only the N with the highest rewards")
+            ranked.add_argument("--worst", type=positive, metavar="N", help="only the N with the lowest rewards")
+            command.add_argument("--full", action="store_true", help="write whole texts, one message below the other")
         _set(command, name)
 
 

@@ -1,38 +1,34 @@
-"""The commands that talk to a running service: submit, runs, show, watch, edit, pause, resume, stop, rollouts."""
+"""The commands that talk to a running service: submit, runs, show, watch, edit, pause, resume, stop."""
 
 import argparse
-import json
-import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
+from headrace.cli.run_directories import list_directories
+from headrace.cli.run_source import opened
 from headrace.cli.run_table import SORTS, table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
 from headrace.run_file import parse_settings, read_run_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
-from headrace.watch.watch import final_sentence, follow
-from shared.chat_text import chat_text
+from headrace.watch.watch import final_sentence, follow, take_all
 from shared.errors import UserError
-from shared.lineage import LineageVersion
 
 _PIPE_WIDTH = 120
-_MAX_SHOWN = 60
-_MAX_ROLLOUTS = 20
 
 
 def submit(arguments: argparse.Namespace) -> int:
     """Submit a run file."""
     config = read_run_file(Path(arguments.file))
+    if arguments.dry_run and not service_finder.is_there(arguments):
+        from headrace.cli.offline_check import check_offline
+
+        return check_offline(arguments.file, config)
     with service_finder.connect(arguments) as client:
         client.wait_until_heard()
         submission = client.check(config) if arguments.dry_run else client.submit(config)
@@ -56,6 +52,8 @@ def submit(arguments: argparse.Namespace) -> int:
 
 def runs(arguments: argparse.Namespace) -> int:
     """List runs, newest first, or in the order asked for."""
+    if arguments.directory is not None:
+        return list_directories(Path(arguments.directory))
     with service_finder.connect(arguments) as client:
         found = client.list(status=arguments.status, name=arguments.name, tags=arguments.tag)
     if arguments.sort is not None:
@@ -63,7 +61,7 @@ def runs(arguments: argparse.Namespace) -> int:
     if arguments.reverse:
         found.reverse()
     if arguments.json:
-        return _as_json({"runs": found})
+        return terminal.say_json({"runs": found})
     if not found and (arguments.status or arguments.tag or arguments.name is not None):
         _out("no run matches; `headrace runs` lists all runs")
         return 0
@@ -85,13 +83,12 @@ def runs(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Show the current state of one run."""
-    with service_finder.connect(arguments) as client:
-        run = client.get(choose_run(client, arguments.run, purpose="look"))
+    with opened(arguments, arguments.run) as (runs_here, run_id):
+        run = runs_here.get(run_id)
         if arguments.json:
-            return _as_json(run)
+            return terminal.say_json(run)
         watch = RunWatch(run)
-        for metrics in client.metrics(watch.run_id):
-            watch.take_metrics(metrics)
+        take_all(watch, runs_here)
     console = _console()
     console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
     for name, value in run.get("metadata", {}).items():
@@ -176,56 +173,9 @@ def stop(arguments: argparse.Namespace) -> int:
 
 def rollouts(arguments: argparse.Namespace) -> int:
     """Show the rollouts of one step."""
-    with service_finder.connect(arguments) as client:
-        run_id = str(client.get(choose_run(client, arguments.run, purpose="rollouts"))["run_id"])
-        rows = client.rollouts(run_id, step=arguments.step)
-    if arguments.json:
-        step = rows[0].get("step") if rows else None
-        return _as_json({"run_id": run_id, "step": step, "rollouts": rows[: arguments.limit]})
-    if not rows:
-        _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")
-        return 0
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{run_id}, step {rows[0].get('step')}")
-    shown = rows[: arguments.limit or _MAX_ROLLOUTS]
-    of_agents = {name: read for name, read in _OF_AGENTS.items() if any(read(row) for row in shown)}
-    for column in ("prompt", "completion", "reward", "advantage", "version", "staleness", *of_agents):
-        table.add_column(column, justify="left" if column in ("prompt", "completion", "lost") else "right")
-    for row in shown:
-        table.add_row(
-            Text(_shortened(row.get("prompt"))),
-            Text(_shortened(_said(row.get("completion")))),
-            _number(row.get("reward")),
-            _number(row.get("advantage")),
-            _versions(row.get("policy_versions")),
-            _number(row.get("staleness"), "d"),
-            *(Text(read(row) or "-") for read in of_agents.values()),
-        )
-    _console().print(table)
-    if len(rows) > len(shown):
-        _out(f"{len(rows) - len(shown)} more: --limit {len(rows)}")
-    return 0
+    from headrace.cli import rollouts as of_rollouts
 
-
-_OF_AGENTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "rows": lambda row: "+".join(str(of_row.get("num_tokens")) for of_row in row.get("rows", ())),
-    "failed tool calls": lambda row: f"{row['tool_failures']}/{row['tool_calls']}" if "tool_calls" in row else "",
-    "lost": lambda row: _shortened(row.get("lost", "")),
-}
-"""Columns that are shown if a rollout has something in them. ``rows`` is the number of sampled tokens in each row."""
-
-
-def _said(completion: Any) -> Any:
-    """Return the messages of a completion as text."""
-    if not isinstance(completion, list):
-        return completion
-    messages = cast("list[dict[str, Any]]", completion)
-    return " ".join(f"{message.get('role', '')}: {chat_text(message)}" for message in messages)
-
-
-def _versions(spans: list[list[int]] | None) -> str:
-    """Return a rollout's first and last policy version; 2:57 is version 57 of the run's second trainer."""
-    found = sorted({LineageVersion(incarnation, version) for version, _, _, incarnation in spans or ()})
-    return "-".join(map(str, dict.fromkeys(found[:1] + found[-1:]))) or "-"
+    return of_rollouts.rollouts(arguments)
 
 
 def _watch(client: HeadraceClient, named: str) -> int:
@@ -237,11 +187,6 @@ def _watch(client: HeadraceClient, named: str) -> int:
         return 0
     _out(final_sentence(seen.run))
     return 1 if seen.status == "failed" else 0
-
-
-def _as_json(found: Mapping[str, Any]) -> int:
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    return 0
 
 
 def _in_words(value: Any) -> str:
@@ -258,13 +203,3 @@ def _console() -> Console:
 
 def _out(text: str) -> None:
     _console().print(terminal.printable(text), markup=False, highlight=False, soft_wrap=True)
-
-
-def _number(value: Any, form: str = ".3f") -> str:
-    return f"{value:{form}}" if isinstance(value, int | float) else "-"
-
-
-def _shortened(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = terminal.printable(" ".join(text.split()))
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -9,6 +9,8 @@
 Returns plain text. watch_view.py chooses the values and the colours.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -17,7 +19,14 @@ _EMPTY = 0x2800
 
 
 def braille_curve(
-    values: Sequence[float], *, width: int, height: int, low: float, high: float, share: float = 1.0
+    values: Sequence[float],
+    *,
+    width: int,
+    height: int,
+    low: float,
+    high: float,
+    share: float = 1.0,
+    begin: float = 0.0,
 ) -> list[str]:
     """Return `height` lines of `width` characters.
 
@@ -27,22 +36,40 @@ def braille_curve(
         height: Height in lines, each four dots high.
         low: Value at the bottom dot.
         high: Value at the top dot.
-        share: Fraction of the width that the values fill, 0 to 1. A growing share makes the curve grow to the right.
+        share: Fraction of the width at which the values end, 0 to 1. A growing share makes the curve grow to the right.
+        begin: Fraction of the width at which they begin, below ``share``.
     """
     cells = [[0] * width for _ in range(height)]
-    columns = max(1, round(2 * width * min(1.0, max(0.0, share))))
+    end = max(1, round(2 * width * min(1.0, max(0.0, share))))
+    first = min(end - 1, round(2 * width * max(0.0, begin)))
     last: int | None = None
-    for column in range(columns if values else 0):
-        row = _row(_value_at(values, column, columns), 4 * height, low, high)
+    for column in range(first, end if values else first):
+        row = _row(_value_at(values, column - first, end - first), 4 * height, low, high)
         for dot in _dots_between(last, row):
             cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
         last = row
     return ["".join(chr(_EMPTY + cell) for cell in line) for line in cells]
 
 
+def merged(curves: Sequence[Sequence[str]]) -> list[list[tuple[str, int]]]:
+    """Return curves of one size on top of each other: for each cell its character and the number of the curve.
+
+    A cell with dots of several curves belongs to the last of them.
+    """
+    lines: list[list[tuple[str, int]]] = []
+    for of_curves in zip(*curves, strict=True):
+        line: list[tuple[str, int]] = []
+        for cells in zip(*of_curves, strict=True):
+            dots = [ord(cell) - _EMPTY for cell in cells]
+            owner = max((number for number, its in enumerate(dots) if its), default=0)
+            line.append((chr(_EMPTY + functools.reduce(operator.or_, dots)), owner))
+        lines.append(line)
+    return lines
+
+
 def sparkline(values: Sequence[float], *, width: int) -> str:
     """Return the newest `width` values as bars, scaled so that the largest value has the tallest bar."""
-    shown = list(values)[-width:]
+    shown = list(values)[max(0, len(values) - width) :]
     largest = max((abs(value) for value in shown), default=0.0) or 1.0
     return "".join(_BARS[min(7, int(8 * max(0.0, value) / largest))] for value in shown)
 

@@ -1,8 +1,8 @@
 """The state of a watched run: its record, its metrics by step, and its newest messages.
 
-    GET run ------> |          |
-    GET metrics --> | RunWatch | --> watch_view.py
-    events -------> |          |
+    GET run ------------------> |          |
+    GET metrics, evaluations -> | RunWatch | --> watch_view.py
+    events -------------------> |          |
 
 It uses no clock, network or terminal. The caller passes everything in, so a test can do the same.
 """
@@ -11,11 +11,20 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, cast
 
-from headrace.client import ENDED, Run
+from headrace.client import NOT_ENDED, Run
 from headrace.event_stream import Event
 
+EVALUATION = "eval_"
+"""Prefix of the metrics of an evaluation."""
 _NUM_MESSAGES = 3
 _RATE_STEPS = 20
+_QUEUES = {
+    "prompts": "with generators",
+    "completions": "with rewarders",
+    "scored": "scored",
+    "settled": "unsaved",
+    "dead_letters": "dead letters",
+}
 
 
 class RunWatch:
@@ -24,6 +33,8 @@ class RunWatch:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.by_step: dict[int, dict[str, float]] = {}
+        self.evaluations: dict[int, dict[str, float]] = {}
+        """The evaluations by the steps at which they began."""
         self.messages: deque[str] = deque(maxlen=_NUM_MESSAGES)
 
     def take_run(self, run: Run) -> None:
@@ -32,22 +43,27 @@ class RunWatch:
 
     def take_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Store the metrics of one step. A step repeated after a crash replaces its first try and all later steps."""
-        numbers = {
-            name: float(value)
-            for name, value in metrics.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        numbers = _numbers(metrics)
         if "step" not in numbers:
             return
         step = int(numbers["step"])
         if step in self.by_step and self.by_step[step] != numbers:
             self.by_step = {known: old for known, old in self.by_step.items() if known < step}
+            self.evaluations = {known: old for known, old in self.evaluations.items() if known < step}
         self.by_step[step] = numbers
+
+    def take_evaluation(self, metrics: Mapping[str, Any]) -> None:
+        """Store one evaluation."""
+        numbers = _numbers(metrics)
+        if "step" in numbers:
+            self.evaluations[int(numbers["step"])] = numbers
 
     def take_event(self, event: Event) -> None:
         """Store the metrics or the message of an event."""
         if event.kind == "metrics":
             self.take_metrics(event.data)
+        elif event.kind == "evaluation":
+            self.take_evaluation(event.data)
         elif event.kind == "log" and isinstance(event.data.get("message"), str):
             self.messages.append(event.data["message"])
         elif event.kind == "status" and event.data.get("status") in ("paused", "running"):
@@ -84,8 +100,8 @@ class RunWatch:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run is finished, stopped or failed."""
-        return self.status in ENDED
+        """Whether the run is finished, stopped or failed, or was read from its files."""
+        return self.status not in NOT_ENDED
 
     @property
     def waiting_for(self) -> str:
@@ -103,6 +119,18 @@ class RunWatch:
         ]
 
     @property
+    def warnings(self) -> list[dict[str, str]]:
+        """Problems that the newest metrics show: ``kind`` and ``says`` of each."""
+        return cast("list[dict[str, str]]", self.run.get("warnings") or [])
+
+    @property
+    def reward_functions(self) -> list[str]:
+        """The names of the reward functions in metrics, in the run's order."""
+        names = (name for row in reversed(self.by_step.values()) for name in row)
+        found = [name.removesuffix("/failed_ratio").removeprefix("rewards/") for name in names if _is_of_reward(name)]
+        return [*dict.fromkeys(found)]
+
+    @property
     def progress_in_words(self) -> str:
         """The number of steps made, or the state of a run without steps."""
         if self.max_steps:
@@ -116,11 +144,10 @@ class RunWatch:
     def queues(self) -> str:
         """The number of prompt groups in each stream; after the run has ended, only dead letters."""
         depths = cast("dict[str, int]", self.run.get("queues") or {})
-        names = ("dead_letters",) if self.has_ended else ("prompts", "completions", "scored", "dead_letters")
         return ", ".join(
-            f"{depths[name]} {name.replace('_', ' ')}"
-            for name in names
-            if name in depths and (name != "dead_letters" or depths[name])
+            f"{depths[name]} {words}"
+            for name, words in _QUEUES.items()
+            if name in depths and (depths[name] if name == "dead_letters" else not self.has_ended)
         )
 
     @property
@@ -149,7 +176,12 @@ class RunWatch:
 
     def series(self, name: str) -> list[float]:
         """Return a metric's values in the order of steps, without the steps that lack it."""
-        return [row[name] for _, row in sorted(self.by_step.items()) if name in row]
+        return [value for _, value in self.points(name)]
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Return a metric's steps and values. Evaluations have metrics with the prefix ``eval_``."""
+        rows = self.evaluations if name.startswith(EVALUATION) else self.by_step
+        return [(step, row[name]) for step, row in sorted(rows.items()) if name in row]
 
     def last(self, name: str) -> float | None:
         """Return a metric's newest value."""
@@ -171,6 +203,18 @@ class RunWatch:
 
     def _progress(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.run.get("progress") or {})
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _is_of_reward(name: str) -> bool:
+    return name.startswith("rewards/") and name.endswith("/failed_ratio")
 
 
 def _replica(refusal: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from rich.live import Live
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.event_stream import Event
 from headrace.watch import watch_view
+from headrace.watch.run_directory import RunReader
 from headrace.watch.run_watch import RunWatch
 
 _POLL_EVERY_S = 1.0
@@ -38,8 +39,7 @@ def follow(client: HeadraceClient, run_id: str, *, console: Console, stall_s: fl
         HeadraceApiError: The API was unreachable for a minute, the run does not exist, or it stalled.
     """
     watch = RunWatch(client.get(run_id))
-    for metrics in client.metrics(run_id):
-        watch.take_metrics(metrics)
+    take_all(watch, client)
     events: queue.Queue[Event] = queue.Queue()
     stop = threading.Event()
     threading.Thread(
@@ -89,15 +89,11 @@ class _Follower:
             self._answered_at = time.monotonic()
             if self.watch.has_ended:
                 # Events may still be on their way; the metrics file has all of them.
-                self._take_all_metrics()
+                take_all(self.watch, self._client)
         except HeadraceApiError as error:
             is_refusal = error.status is not None and error.status < 500
             if is_refusal or time.monotonic() - self._answered_at > _PATIENCE_S:
                 raise
-
-    def _take_all_metrics(self) -> None:
-        for metrics in self._client.metrics(self.watch.run_id):
-            self.watch.take_metrics(metrics)
 
     def _notice_stall(self) -> None:
         now = time.monotonic()
@@ -110,9 +106,17 @@ class _Follower:
             )
 
 
+def take_all(watch: RunWatch, runs: RunReader) -> None:
+    """Take all metrics and evaluations of the run."""
+    for metrics in runs.metrics(watch.run_id):
+        watch.take_metrics(metrics)
+    for evaluation in runs.evaluations(watch.run_id):
+        watch.take_evaluation(evaluation)
+
+
 def _draw(follower: _Follower, console: Console) -> None:
     def picture() -> object:
-        return watch_view.panel(follower.watch, now_s=time.time(), width=console.width)
+        return watch_view.panel(follower.watch, now_s=time.time(), width=console.width, height=console.height)
 
     with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
         while True:
@@ -124,7 +128,7 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 def _print_lines(follower: _Follower, console: Console) -> None:
     """Print a line every few seconds if the state has changed, and otherwise once a minute."""
-    shown, shown_at = "", -_SAME_LINE_EVERY_S
+    shown, shown_at, warned = "", -_SAME_LINE_EVERY_S, set[str]()
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)
         watch, now = follower.watch, time.monotonic()
@@ -133,6 +137,10 @@ def _print_lines(follower: _Follower, console: Console) -> None:
             line = watch_view.line(watch, now_s=time.time())
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             shown, shown_at = state, now
+            for warning in watch.warnings:  # once a kind: the numbers in it change all the time
+                if warning["kind"] not in warned:
+                    warned.add(warning["kind"])
+                    console.print(f"warning: {warning['says']}", markup=False, highlight=False, soft_wrap=True)
         if watch.has_ended:
             return
 

@@ -3,20 +3,25 @@
 Pure functions of a RunWatch and the time; watch.py decides when to draw.
 """
 
+import io
+
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from headrace.watch.braille_plot import braille_curve, nice_bounds, sparkline
+from headrace.watch.learning_view import learning_rows, reward_table
 from headrace.watch.run_watch import RunWatch
 
-MAX_WIDTH = 100
-_PLOT_HEIGHT = 7
+MAX_WIDTH = 120
+_PLOT_HEIGHT, _MIN_PLOT_HEIGHT = 7, 2
+_OUTSIDE_PLOT = 5
+"""Lines of the panel's border, and of the plot's title and axis."""
 _AXIS_WIDTH = 7
-_LABEL_WIDTH, _VALUE_WIDTH = 10, 36
+_LABEL_WIDTH, _VALUE_WIDTH = 11, 40
 _STATUS_STYLE = {
     "running": "green", "paused": "bold yellow", "finished": "bold green", "stopped": "yellow", "failed": "bold red",
 }  # fmt: skip
@@ -27,13 +32,20 @@ def status_style(status: str) -> str:
     return _STATUS_STYLE.get(status, "cyan")
 
 
-def panel(watch: RunWatch, *, now_s: float, width: int) -> RenderableType:
-    """Return the whole panel, at most `width` characters wide."""
+def panel(watch: RunWatch, *, now_s: float, width: int, height: int | None = None) -> RenderableType:
+    """Return the whole panel, at most `width` characters wide. If it is higher than `height`, its plot is lower."""
     width = min(width, MAX_WIDTH)
     inner = width - 6
     status = Text(watch.status, style=status_style(watch.status))
+    above: list[RenderableType] = [_head(watch, now_s, inner), *_warnings(watch), ""]
+    learned = reward_table(watch, inner)
+    below: list[RenderableType] = ["", *([] if learned is None else [learned]), _numbers(watch, inner), *_foot(watch)]
+    plot_height = _PLOT_HEIGHT
+    if height is not None:
+        measured = Console(width=inner, file=io.StringIO()).render_lines(Group(*above, *below))
+        plot_height = max(_MIN_PLOT_HEIGHT, min(_PLOT_HEIGHT, height - len(measured) - _OUTSIDE_PLOT))
     return Panel(
-        Group(_head(watch, now_s, inner), "", _reward_plot(watch, inner), "", _numbers(watch, inner), *_foot(watch)),
+        Group(*above, _reward_plot(watch, inner, plot_height), *below),
         title=Text.assemble((watch.run_id, "bold"), f"  {watch.run.get('name') or ''}"),
         subtitle=status,
         title_align="left",
@@ -96,15 +108,19 @@ def _head(watch: RunWatch, now_s: float, width: int) -> RenderableType:
     return table
 
 
-def _reward_plot(watch: RunWatch, width: int) -> RenderableType:
+def _warnings(watch: RunWatch) -> list[RenderableType]:
+    return [Text(f"warning: {warning['says']}", style="yellow") for warning in watch.warnings]
+
+
+def _reward_plot(watch: RunWatch, width: int, height: int) -> RenderableType:
     rewards = watch.series("reward")
     low, high = nice_bounds(rewards)
     share = watch.step / watch.max_steps if watch.max_steps else 1.0
     columns = width - _AXIS_WIDTH - 1
-    curve = braille_curve(rewards, width=columns, height=_PLOT_HEIGHT, low=low, high=high, share=share)
+    curve = braille_curve(rewards, width=columns, height=height, low=low, high=high, share=share)
     value = f"{rewards[-1]:.3f}" if rewards else "no step yet"
     text = Text.assemble(("reward", "bold"), "  ", (value, "bold cyan"), "\n")
-    marks = {0: f"{high:.2f}", _PLOT_HEIGHT // 2: f"{(low + high) / 2:.2f}", _PLOT_HEIGHT - 1: f"{low:.2f}"}
+    marks = {height // 2: f"{(low + high) / 2:.2f}"} | {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
     for row, dots in enumerate(curve):
         tick = "┤" if row in marks else "│"
         text.append(f"{marks.get(row, ''):>{_AXIS_WIDTH - 1}} {tick}", style="grey50")
@@ -116,15 +132,18 @@ def _reward_plot(watch: RunWatch, width: int) -> RenderableType:
 
 
 def _numbers(watch: RunWatch, width: int) -> RenderableType:
-    spark_width = max(0, width - _LABEL_WIDTH - _VALUE_WIDTH - 4)
+    value_width = min(_VALUE_WIDTH, width - _LABEL_WIDTH - 4)
+    spark_width = width - _LABEL_WIDTH - value_width - 4
 
     def spark(name: str) -> str:
         return sparkline(watch.series(name), width=spark_width)
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True, width=_LABEL_WIDTH)
-    table.add_column(no_wrap=True, width=_VALUE_WIDTH)
+    table.add_column(no_wrap=True, width=value_width)
     table.add_column(style="cyan", no_wrap=True)
+    for label, text, metric in learning_rows(watch):
+        table.add_row(label, text, spark(metric))
     staleness = _values(watch, "{:.2f} mean, {:.0f} at most", "staleness/mean", "staleness/max")
     table.add_row("staleness", staleness, spark("staleness/mean"))
     for label, metric in (("generation", "generated"), ("training", "trained")):

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from services.generator.policy_api.generate_route import refuse_body
+from services.generator.policy_api.generate_route import GENERATE_PATH, refuse_body
 from services.generator.policy_api.openai_routes import PATHS, OpenAiRoutes
 from services.generator.policy_api.openapi_document import document
 from services.generator.service_state import ServiceState
@@ -27,6 +27,7 @@ from services.generator.settings import GeneratorSettings
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.openapi_document import PROBLEM_JSON, responses
+from shared.access.problem_forms import Form, RewrittenProblems, openai_error
 from shared.access.route_table import GENERATOR
 from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
 from shared.serving.http_guard import App, Message, Receive, Scope, Send, declared_length, problem, reply
@@ -91,7 +92,18 @@ def make_app(
     ):
         app.add_exception_handler(kind, handler)
     app.openapi = partial(document, app)  # type: ignore[method-assign]
-    return entrance.guarded(_Bounded(app), routes=GENERATOR, keyring=keyring, limits=settings.http_limits())
+    guarded = entrance.guarded(_Bounded(app), routes=GENERATOR, keyring=keyring, limits=settings.http_limits())
+    return RewrittenProblems(guarded, _form_of, media_type=PROBLEM_JSON)
+
+
+def _form_of(scope: Scope) -> Form | None:
+    """Return the form of a request's errors: on OpenAI's routes, a problem that also has OpenAI's `error`."""
+    is_openai = scope["path"] in PATHS and scope["path"] != GENERATE_PATH
+    return _with_openai_error if is_openai else None
+
+
+def _with_openai_error(body: dict[str, Any]) -> dict[str, Any]:
+    return body | openai_error(body)
 
 
 class _Bounded:

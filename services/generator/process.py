@@ -12,7 +12,7 @@ from services.generator.metrics import GeneratorMetrics
 from services.generator.policy_api.openai_routes import OpenAiRoutes
 from services.generator.receive.weight_receiver import WeightReceiver
 from services.generator.receive.weight_routes import make_router
-from services.generator.registration import in_fleet
+from services.generator.registration import STARTING, in_fleet
 from services.generator.run_follower import RunFollower
 from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.service_state import ServiceState
@@ -97,7 +97,9 @@ async def _serve(settings: GeneratorSettings) -> int:
 
 
 async def _follow(settings: GeneratorSettings, follower: RunFollower, redis: Redis, *, url: str) -> None:
-    has_cuda = await import_vllm(settings.engine_args)
-    await wait_until_ready(redis, timeout_s=settings.redis_patience_s)
-    async with in_fleet(redis, replica_id=settings.name, url=url, patience_s=settings.redis_patience_s):
+    name, patience_s = settings.name, settings.redis_patience_s
+    await wait_until_ready(redis, timeout_s=patience_s)
+    async with in_fleet(redis, replica_id=name, url=url, patience_s=patience_s, doing=STARTING):
+        has_cuda = await import_vllm(settings.engine_args)
+    async with in_fleet(redis, replica_id=name, url=url, patience_s=patience_s):
         await follower.run(has_cuda=has_cuda)

@@ -23,7 +23,7 @@ from shared.registration import Registration
 
 log = logging.getLogger(__name__)
 
-LOADING = "loading the model"
+STARTING, LOADING = "starting", "loading the model"
 _FAREWELL_S = 1.0
 
 
@@ -90,9 +90,14 @@ async def registered(
 
 
 @contextlib.asynccontextmanager
-async def in_fleet(redis: Redis, *, replica_id: str, url: str, patience_s: float) -> AsyncGenerator[None]:
-    """Hold a lease and be listed among all generators while the block runs."""
-    await _enter(redis, FLEET, replica_id, Registration(url), patience_s=patience_s)
+async def in_fleet(
+    redis: Redis, *, replica_id: str, url: str, patience_s: float, doing: str = ""
+) -> AsyncGenerator[None]:
+    """Hold a lease and be listed among all generators while the block runs.
+
+    ``doing`` is the replica's work before it can follow runs.
+    """
+    await _enter(redis, FLEET, replica_id, Registration(url, doing), patience_s=patience_s)
     try:
         async with lease(redis, leases=FLEET_LEASES, consumer=replica_id):
             yield

@@ -4,7 +4,8 @@
 
 The signature is TRL's. Every dataset column is a list with one entry per completion. ``trainer_state`` has the
 progress, ``environments`` are stand-ins for those that the rollouts were played in (ended_environment.py), and
-``log_extra`` and ``log_metric`` may be called. A function without ``**kwargs`` gets only the arguments that it names.
+``log_extra`` and ``log_metric`` keep values (logged_values.py). A function without ``**kwargs`` gets only the arguments
+that it names.
 An answer that is not a finite number becomes an outcome that says what was wrong, never a number.
 """
 
@@ -21,6 +22,7 @@ import msgspec
 
 from services.rewarder.ended_environment import EndedEnvironment
 from services.rewarder.function_parameters import may_see, parameters_of, required, takes_any
+from services.rewarder.logged_values import LoggedValues
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.message_invariants import Finite
@@ -118,6 +120,10 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     value: Finite | None = None
     detail: str = ""
     components: dict[str, Finite] = {}
+    metrics: dict[str, Finite] = {}
+    """The means that the call logged with ``log_metric``; the same for all completions."""
+    extra: dict[str, str | Finite] = {}
+    """The values that the call logged for this completion with ``log_extra``."""
 
 
 def answers_all(verdicts: Sequence[Verdict], num_completions: int) -> bool:
@@ -139,6 +145,7 @@ def arguments_for(
     is_built_in: bool = False,
     options: Collection[str] = (),
     may_be_given: Collection[str] | None = None,
+    logged: LoggedValues | None = None,
 ) -> dict[str, Any]:
     """Return the keyword arguments for ``function``.
 
@@ -149,6 +156,7 @@ def arguments_for(
         is_built_in: Whether the function is a built-in, which gets more arguments than TRL passes.
         options: Arguments that are never taken from a column.
         may_be_given: Arguments that ``reward_kwargs`` may have; all arguments if None.
+        logged: Takes the values that the function logs.
 
     Raises:
         CallError: A required argument is missing, or ``reward_kwargs`` has an argument that the function does not take.
@@ -158,12 +166,13 @@ def arguments_for(
     if doubles := also_columns({"it": kwargs}, offered):
         raise CallError(doubles[0].removeprefix("it "))
     arguments: dict[str, Any] = {column: offered[column] for column in offered if column not in options} | kwargs
+    logged = logged or LoggedValues()
     arguments |= {
         "prompts": call.prompts,
         "completions": call.completions,
         "trainer_state": call.trainer_state,
-        "log_extra": _accept,
-        "log_metric": _accept,
+        "log_extra": logged.log_extra,
+        "log_metric": logged.log_metric,
     }
     if call.environments is not None:
         arguments["environments"] = [EndedEnvironment(played) for played in call.environments]
@@ -219,6 +228,15 @@ def required_columns(function: RewardFunction) -> list[str]:
     return [] if parameters is None else [name for name in required(parameters) if name not in _GIVEN]
 
 
+def with_logged(verdicts: list[Verdict], logged: LoggedValues) -> list[Verdict]:
+    """Return the verdicts with the values that the call has logged."""
+    metrics = logged.metrics()
+    return [
+        msgspec.structs.replace(verdict, metrics=metrics, extra=extra) if metrics or extra else verdict
+        for verdict, extra in ((verdict, logged.extra_of(number)) for number, verdict in enumerate(verdicts))
+    ]
+
+
 def judge(returned: object, num_completions: int, *, is_built_in: bool = False) -> list[Verdict]:
     """Return one verdict per completion for any value that a function returned.
 
@@ -265,7 +283,3 @@ def _judge_one(value: object) -> Verdict:
 
 def _quoted(names: list[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
-
-
-def _accept(*_arguments: object, **_more: object) -> None:
-    """Replace TRL's ``log_extra`` and ``log_metric``. They may be called, but nothing is stored yet."""

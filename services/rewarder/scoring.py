@@ -172,6 +172,8 @@ class Scorer:
                 seconds,
                 components=verdict.components,
                 version=answer.version,
+                metrics=verdict.metrics,
+                extra=verdict.extra,
             )
             for verdict in answer.verdicts
         ]

@@ -14,7 +14,7 @@ from services.sessions.app import build_app
 from services.sessions.open_sessions import OpenSessions
 from services.sessions.run_code import RunCodeLoader
 from services.sessions.run_follower import RunFollower
-from services.sessions.session_api.client_errors import ClientErrors
+from services.sessions.session_api.client_errors import with_client_errors
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
 from services.sessions.tools.tool_tasks import ToolPool, ToolTasks
@@ -107,7 +107,7 @@ class SessionsService:
             sessions=self._sessions,
             replica_id=self._settings.name,
         )
-        return ClientErrors(entrance.guarded(app, routes=SESSIONS, keyring=keyring, limits=limits))
+        return with_client_errors(entrance.guarded(app, routes=SESSIONS, keyring=keyring, limits=limits))
 
     async def close(self) -> None:
         """Close all connections."""

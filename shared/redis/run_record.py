@@ -50,6 +50,8 @@ class Progress(msgspec.Struct, frozen=True):
     groups_admitted: int = 0
     groups_trained: int = 0
     groups_dropped: dict[str, int] = {}
+    groups_scored: int = 0
+    """Scored groups that wait to be trained."""
     starting: str = ""
     """The training rank's work before it trains, to follow "which is"; empty once it trains."""
     num_generators: int = 0

@@ -47,6 +47,9 @@ async def test_ready_means_that_it_holds_the_required_version(
         assert "run" not in reply.replace("running", ""), "a client without a key learns nothing"
 
 
+OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/models")
+
+
 @pytest.mark.parametrize(("method", "path"), [*POLICY_ROUTES, ABOUT_ROUTE, *INTERNAL_ROUTES])
 async def test_a_route_wants_its_own_key(
     trainer: PlayedTrainer, generator: GeneratorProcess, method: str, path: str
@@ -58,6 +61,10 @@ async def test_a_route_wants_its_own_key(
             answer = await client.request(method, path, json={})
         assert answer.status_code == 401
         assert answer.headers["content-type"] == "application/problem+json"
+        if path in OPENAI_PATHS:
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == ("authentication_error", "key_required")
+            assert error["message"] == answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +93,10 @@ async def test_before_there_are_weights_the_policy_is_unavailable_and_says_why(
             assert answer.headers["content-type"] == "application/problem+json"
             assert "retry-after" in answer.headers
             assert "weights" in answer.json()["detail"]
+            if path in OPENAI_PATHS:
+                error = answer.json()["error"]
+                assert (error["type"], error["code"]) == ("server_error", "policy_not_ready")
+                assert error["message"] == answer.json()["detail"]
 
 
 async def test_openais_client_lists_completes_chats_and_streams(

@@ -110,7 +110,10 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-_DESCRIPTION = "Ask the policy in training. Errors are RFC 9457 problem+json; vLLM's own refusals have OpenAI's shape."
+_DESCRIPTION = (
+    "Ask the policy in training. Errors are RFC 9457 problem+json, on OpenAI's routes with OpenAI's `error`; vLLM's "
+    "own refusals have only that."
+)
 
 
 def _openai_routes() -> APIRouter:

@@ -12,10 +12,19 @@ import threading
 import time
 from concurrent.futures import Future
 
+from services.rewarder.logged_values import LoggedValues
 from services.rewarder.python_functions.module_loop import NoAnswer
 from services.rewarder.python_functions.module_loops import ModuleLoops
 from services.rewarder.reward_answer import Answer
-from services.rewarder.reward_call import CallError, RewardCall, RewardFunction, arguments_for, everyone, judge
+from services.rewarder.reward_call import (
+    CallError,
+    RewardCall,
+    RewardFunction,
+    arguments_for,
+    everyone,
+    judge,
+    with_logged,
+)
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import UserError
 from shared.user_code.error_text import describe, users_trace
@@ -138,7 +147,9 @@ class LoopFunctions:
 async def _answer(name: str, function: RewardFunction, call: RewardCall) -> Answer:
     num_completions = len(call.completions)
     try:
-        return Answer(judge(await function(**arguments_for(function, call, name=name)), num_completions))
+        logged = LoggedValues()
+        returned = await function(**arguments_for(function, call, name=name, logged=logged))
+        return Answer(with_logged(judge(returned, num_completions), logged))
     except CallError as error:
         return Answer(everyone(num_completions, "error", str(error)))
     except asyncio.CancelledError:

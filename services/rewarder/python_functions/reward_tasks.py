@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from services.rewarder.built_ins.built_in_rewards import built_in, check_name
+from services.rewarder.logged_values import LoggedValues
 from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import (
     CallError,
@@ -17,6 +18,7 @@ from services.rewarder.reward_call import (
     judge,
     refused_kwargs,
     required_columns,
+    with_logged,
 )
 from services.rewarder.sandbox.chosen import SandboxChoice, choose
 from shared.user_code.error_text import printable, users_trace
@@ -75,7 +77,7 @@ class RewardTasks(msgspec.Struct, frozen=True):
         if known is not None and (why_not := known.why_not(rows.reward_kwargs.get(name, {}))):
             return Answer(everyone(num_completions, "error", why_not))
         try:
-            options = () if known is None else known.not_from_columns()
+            options, logged = () if known is None else known.not_from_columns(), LoggedValues()
             arguments = arguments_for(
                 function,
                 rows,
@@ -83,9 +85,10 @@ class RewardTasks(msgspec.Struct, frozen=True):
                 is_built_in=known is not None,
                 options=options,
                 may_be_given=None if known is None else known.options,
+                logged=logged,
             )
             returned = function(**arguments)
-            return Answer(judge(returned, num_completions, is_built_in=known is not None))
+            return Answer(with_logged(judge(returned, num_completions, is_built_in=known is not None), logged))
         except CallError as error:
             return Answer(everyone(num_completions, "error", str(error)))
         except BaseException as error:  # noqa: BLE001  user code; math-verify's own timeout is not an Exception either

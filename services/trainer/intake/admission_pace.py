@@ -8,6 +8,7 @@ Sampling at full speed while rewards fail would waste the generators. Failing th
 hour end a run of a week.
 """
 
+import sys
 import time
 
 from services.trainer.groups.admission_depth import AdmissionDepth
@@ -62,6 +63,10 @@ class AdmissionPace:
             return 0
         self._next_test_group_at = time.monotonic() + self.test_group_every_s
         return 1
+
+    def num_ahead(self, *, num_scored: int) -> int:
+        """Return how many groups may be sampled and scored while ``num_scored`` groups wait to be trained."""
+        return max(0, self._depth.max_unsettled(num_steps_left=sys.maxsize) - num_scored)
 
     def note_wait(self, waited_s: float) -> None:
         """Record that the trainer waited because too few groups were scored, in seconds."""

@@ -65,6 +65,8 @@ class Intake:
         self._batches = batches
         self._changes = changes
         self._lost_writes = lost_writes
+        self.num_ahead = 0
+        """Groups that could be sampled and scored while the newest batch is trained."""
 
     @property
     def should_stop(self) -> bool:
@@ -126,7 +128,9 @@ class Intake:
             batch = self._choose(policy_version, num_steps_left)
         if batch.groups:
             await self.scored.receive(block_s=None)  # to count the groups that have arrived meanwhile
-            self.pace.note_batch(num_spare=len(self.scored.numbers()) - len(batch.groups))
+            num_here = len(self.scored.numbers())
+            self.num_ahead = self.pace.num_ahead(num_scored=num_here)
+            self.pace.note_batch(num_spare=num_here - len(batch.groups))
         return batch
 
     def _choose(self, policy_version: int, num_steps_left: int) -> Batch:

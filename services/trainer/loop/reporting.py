@@ -90,6 +90,7 @@ class Reporting:
         self._arrivals = RecentRate()
         self._num_arrived_tokens = 0
         self._step_began_at = time.monotonic()
+        self._waited_s = 0.0
 
     def waits_for(self, what: Waiting | str) -> None:
         """Note what the run waits for; empty if it does not wait."""
@@ -114,6 +115,7 @@ class Reporting:
             groups_admitted=ledger.admitted,
             groups_trained=ledger.num_trained,
             groups_dropped=ledger.dropped_by_reason(),
+            groups_scored=len(self._intake.scored.numbers()),
             num_generators=pushes.num_generators,
             pushes=pushes.num_pushes,
             pushes_confirmed=pushes.num_confirmed,
@@ -134,6 +136,7 @@ class Reporting:
             self._step_began_at += waited_s
         else:
             self._num_arrived_tokens += num_tokens
+            self._waited_s += waited_s
 
     async def step(self, groups: Sequence[TrainedGroup], trained: TrainedStep) -> None:
         """Log a step.
@@ -200,6 +203,7 @@ class Reporting:
     async def _of_pipeline(self, trained: TrainedStep) -> dict[str, float]:
         now = time.monotonic()
         elapsed_s, self._step_began_at = now - self._step_began_at, now
+        waited_s, self._waited_s = self._waited_s, 0.0
         num_tokens = self._num_arrived_tokens + self._intake.scored.take_arrived_tokens()
         self._num_arrived_tokens = 0
         depths = await patiently(self._queue_depths, what="reading queue depths", timeout_s=60)
@@ -207,11 +211,13 @@ class Reporting:
             "num_tokens": float(self.seen_tokens),
             "step_time": elapsed_s,
             "train_time": trained.train_s,
+            "wait_time": waited_s,
             "throughput/generated_tokens_per_s": self._arrivals.add(num_tokens, elapsed_s=elapsed_s),
             "throughput/tokens_per_pass": trained.tokens_per_pass,
             "throughput/trained_tokens_per_s": trained.planned.minibatch.num_tokens / trained.train_s,
             **group_metrics(self._intake.ledger),
             **{f"queue/{name}": float(depth) for name, depth in depths.items()},
+            "queue/ahead": float(self._intake.num_ahead),
             **self._outflow.pushes.metrics(),
             **memory_metrics(self._device),
             **self._trackers.metrics(),
@@ -234,7 +240,9 @@ class Reporting:
         pipeline = self._run.redis.pipeline(transaction=False)
         for stream in streams.values():
             pipeline.xlen(stream)
-        return dict(zip(streams, await pipeline.execute(), strict=True))
+        depths = dict(zip(streams, await pipeline.execute(), strict=True))
+        num_waiting = min(depths["scored"], len(self._intake.scored.numbers()))
+        return depths | {"scored": num_waiting, "settled": depths["scored"] - num_waiting}
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:

@@ -24,6 +24,7 @@ from services.trainer.run_api.submit_route import refuse_if_queue_is_full
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
 from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.run_warnings import read_warnings
 from shared.redis.run_record import TERMINAL, RunRecord, Status
 from shared.run_options.labels import MAX_TAGS
 from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
@@ -147,7 +148,8 @@ async def after_change(api: TrainerApi, run_id: str) -> RunDetail:
 
 async def _detail(api: TrainerApi, record: RunRecord) -> RunDetail:
     around = await look_around(api.redis, record, current_run=await api.store.current_run())
-    return detail(record, around, **_waiting(api, record, around))
+    warnings = await asyncio.to_thread(read_warnings, Path(record.run_dir), record.config)
+    return detail(record, around, **_waiting(api, record, around), warnings=warnings)
 
 
 async def _listed(api: TrainerApi, record: RunRecord, current_run: str | None) -> ListedRun:

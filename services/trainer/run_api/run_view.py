@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, Field
 
+from services.trainer.telemetry.run_warnings import RunWarning, WarningKind
 from shared.pause import Pause, PausedBy
-from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
+from shared.redis.keys import FLEET, FLEET_LEASES, GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis, patiently
 from shared.redis.run_record import TERMINAL, Progress, RunRecord, WaitingKind
@@ -103,13 +104,23 @@ class RefusalView(BaseModel):
         return replica_name(self.kind, self.replica_id)
 
 
-class Queues(BaseModel):
-    """Prompt groups that wait or are being worked on, by stream."""
+class WarningView(BaseModel):
+    """Something that looks wrong in the newest metrics."""
 
-    prompts: int = 0
-    completions: int = 0
-    scored: int = 0
-    dead_letters: int = 0
+    kind: WarningKind
+    says: str = Field(description="For people; its wording may change")
+
+
+class Queues(BaseModel):
+    """Prompt groups in the streams."""
+
+    prompts: int = Field(default=0, description="With a generator, or waiting for one")
+    completions: int = Field(default=0, description="With a rewarder, or waiting for one")
+    scored: int = Field(default=0, description="Scored, and waiting to be trained; about a second old")
+    settled: int = Field(
+        default=0, description="Trained or dropped: they stay in their stream until a checkpoint has them"
+    )
+    dead_letters: int = Field(default=0, description="Buried, because no consumer could process them")
 
 
 class RunDetail(ListedRun):
@@ -120,6 +131,7 @@ class RunDetail(ListedRun):
     num_rewarders: int
     num_sessions: int | None = Field(description="Sessions replicas that play the run; null for a run without tools")
     refusals: list[RefusalView] = Field(description="Replicas that cannot serve the run, each with its last message")
+    warnings: list[WarningView] = Field(description="What looks wrong in the newest metrics, the worst first")
     config: dict[str, Any]
 
 
@@ -130,6 +142,8 @@ class Surroundings:
     current_run: str | None
     queues: Queues = field(default_factory=Queues)
     generators: list[GeneratorView] = field(default_factory=list[GeneratorView])
+    joining: list[str] = field(default_factory=list[str])
+    """What live generators do that have not joined the run yet; read only if no generator of the run is alive."""
     num_rewarders: int = 0
     num_sessions: int = 0
     """Live replicas of the sessions service that play the run."""
@@ -167,7 +181,12 @@ def summary(record: RunRecord) -> RunSummary:
 
 
 def detail(
-    record: RunRecord, around: Surroundings, *, waiting_for: str | None, waiting_kind: WaitingKind | None
+    record: RunRecord,
+    around: Surroundings,
+    *,
+    waiting_for: str | None,
+    waiting_kind: WaitingKind | None,
+    warnings: Sequence[RunWarning],
 ) -> RunDetail:
     """Return the run with its surroundings."""
     return RunDetail(
@@ -179,6 +198,7 @@ def detail(
         num_rewarders=around.num_rewarders,
         num_sessions=around.num_sessions if is_agentic(record) else None,
         refusals=around.refusals,
+        warnings=[WarningView(kind=it.kind, says=it.says) for it in warnings],
         config=record.config,
     )
 
@@ -199,6 +219,7 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
     prompts, completions, scored, dead, replicas, refused_it, refused_all = await patiently(
         read, what=f"looking at run {record.run_id}", timeout_s=_PATIENCE_S
     )
+    num_waiting = min(scored, record.progress.groups_scored)
     living = await alive(redis, leases=keys.leases(GENERATORS))
     generators = [
         _generator(name.decode(), address, is_alive=name.decode() in living)
@@ -209,8 +230,15 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
     refused = [] if record.status in TERMINAL else decode_refusals(refused_all, refused_it) + left_out(record.progress)
     return Surroundings(
         current_run=current_run,
-        queues=Queues(prompts=prompts, completions=completions, scored=scored, dead_letters=dead),
+        queues=Queues(
+            prompts=prompts,
+            completions=completions,
+            scored=num_waiting,
+            settled=scored - num_waiting,
+            dead_letters=dead,
+        ),
         generators=generators,
+        joining=[] if any(it.is_alive for it in generators) else await _joining(redis),
         num_rewarders=len(rewarders),
         num_sessions=len(sessions),
         refusals=still_true(
@@ -224,6 +252,18 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
             now_s=time.time(),
         ),
     )
+
+
+async def _joining(redis: Redis) -> list[str]:
+    """Return a sentence about each live generator, whatever it serves."""
+    living = await alive(redis, leases=FLEET_LEASES)
+    entries: dict[bytes, bytes] = await patiently(
+        lambda: redis.hgetall(FLEET), what="reading the generators", timeout_s=_PATIENCE_S
+    )
+    named = sorted((name.decode(), decode_registration(entry).doing) for name, entry in entries.items())
+    return [
+        f"{replica_name('generator', name)} is {doing or 'about to join'}" for name, doing in named if name in living
+    ]
 
 
 def left_out(progress: Progress) -> list[Refusal]:

@@ -66,8 +66,10 @@ def _generator(around: Surroundings) -> str:
         return ""
     living = [generator for generator in around.generators if generator.is_alive]
     said = {it.replica_id: it for it in around.refusals if it.kind == "generator"}
+    last = "; ".join(f"{it.replica}: {it.reason}" for it in list(said.values())[-_MAX_SAID:])
+    if not living and around.joining:
+        return f"a generator: {', '.join(around.joining)}" + (f". Last messages: {last}" if last else "")
     if not living and said:
-        last = "; ".join(f"{it.replica}: {it.reason}" for it in list(said.values())[-_MAX_SAID:])
         return f"a generator: no live generator serves this run. Last messages: {last}"
     if not living:
         return (

@@ -21,6 +21,7 @@ from shared.engine_check import ENGINE_CHECK_PATH, EngineCheck, EngineVerdict
 from shared.redis.keys import FLEET, FLEET_LEASES
 from shared.redis.lease import alive
 from shared.redis.redis_connection import Redis, patiently
+from shared.registration import decode_registration
 from shared.run_options.run_config import RunConfig
 from shared.service.tls import trouble_with
 
@@ -66,7 +67,9 @@ class GeneratorAsker:
             lambda: self._redis.hgetall(FLEET), what="reading the generators", timeout_s=_PATIENCE_S
         )
         return {
-            name.decode(): url for name, entry in entries.items() if name.decode() in names and (url := _url(entry))
+            name.decode(): url
+            for name, entry in entries.items()
+            if name.decode() in names and not decode_registration(entry).doing and (url := _url(entry))
         }
 
 

@@ -1,6 +1,7 @@
 """The table of a batch's completions: printed into the rank's log, and sent to trackers that show tables.
 
     step  prompt  completion  FUNCTION...  advantage          TRL's columns, one row per completion
+    COLUMN...                                                 columns of TRL's log_extra
     FUNCTION/COMPONENT...  FUNCTION/version...                further columns, for functions that report them
 
 In the printed table the versions are listed once, below it. Completions are model output, so characters that would move
@@ -40,6 +41,7 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
     names = metric_names([outcome.name for outcome in rollouts[0].rewards])
     outcomes = [outcome for rollout in rollouts for outcome in rollout.rewards]
     components = list(dict.fromkeys((names[outcome.name], part) for outcome in outcomes for part in outcome.components))
+    extras = list(dict.fromkeys(column for outcome in outcomes for column in outcome.extra))
     versioned = list(dict.fromkeys(names[outcome.name] for outcome in outcomes if outcome.version))
     rows: list[tuple[Cell, ...]] = []
     seen: set[str] = set()
@@ -52,11 +54,14 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
             seen.add(prompt)
             said = {names[outcome.name]: outcome for outcome in rollout.rewards}
             values = [outcome.value for outcome in rollout.rewards]
+            extra: dict[str, Cell] = {column: cell for it in rollout.rewards for column, cell in it.extra.items()}
+            logged = [extra.get(column) for column in extras]
             parts = [said[name].components.get(part) for name, part in components]
             of_versions = [said[name].version for name in versioned]
-            rows.append((step, prompt, conversation_text(rollout.completion), *values, advantage, *parts, *of_versions))
+            shown = conversation_text(rollout.completion)
+            rows.append((step, prompt, shown, *values, advantage, *logged, *parts, *of_versions))
     columns = (
-        "step", "prompt", "completion", *names.values(), "advantage",
+        "step", "prompt", "completion", *names.values(), "advantage", *extras,
         *(f"{name}/{part}" for name, part in components), *(f"{name}{_VERSION}" for name in versioned),
     )  # fmt: skip
     return CompletionsTable(columns, tuple(rows))

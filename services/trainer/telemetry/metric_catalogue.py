@@ -92,6 +92,7 @@ METRICS = (
         "step_time", "seconds", "From the end of the previous step to the end of this one; includes waiting, not pauses"
     ),
     Metric("train_time", "seconds", "Part of step_time in forward and backward passes and the optimizer step"),
+    Metric("wait_time", "seconds", "Part of step_time in which too few scored groups had arrived for a batch"),
     Metric("paused_s", "seconds", "Total time for which the run was paused so far", is_latest=True),
     # Completions
     _trl("completions/mean_length", "tokens", "Mean length of the completions"),
@@ -115,6 +116,7 @@ METRICS = (
         "rewards/{reward}/failed_ratio", "share",
         "Completions for which the function failed or timed out, or that were lost before it could be called",
     ),
+    Metric("rewards/{reward}/latency_s", "seconds", "Mean time the function took for one prompt group"),
     _trl("reward", "", "Mean of the weighted sum of the reward functions over all scored completions of the batch"),
     _trl("reward_std", "", "Standard deviation of these weighted sums over the batch"),
     _trl(
@@ -166,7 +168,12 @@ METRICS = (
     ),
     Metric("queue/prompts", "groups", "Groups that wait for a generator or are with one"),
     Metric("queue/completions", "groups", "Groups that wait for a rewarder or are with one"),
-    Metric("queue/scored", "groups", "Scored groups that are not in a checkpoint yet"),
+    Metric("queue/scored", "groups", "Scored groups that wait to be trained"),
+    Metric("queue/settled", "groups", "Trained or dropped groups that are not in a checkpoint yet"),
+    Metric(
+        "queue/ahead", "groups",
+        "Groups that could be sampled and scored while the batch was trained; with 0, generators wait for the trainer",
+    ),
     Metric("push/count", "", "Weight pushes so far", is_latest=True),
     Metric("push/confirmed", "", "Pushes that every member of the last attempt confirmed", is_latest=True),
     Metric("push/total_s", "seconds", "Duration of the newest push", when="a push was made"),

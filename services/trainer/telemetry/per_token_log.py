@@ -21,6 +21,7 @@ from services.trainer.telemetry.step_metrics import TrainedGroup, rollouts_of
 from shared.messages import RewardOutcome, Rollout, Row, Stamp, prompt_of
 
 _DIGITS = 5
+_REFERENCES = ("solution", "answer")
 
 
 class TokenArrays(Protocol):
@@ -92,7 +93,7 @@ def rollout_rows(
                 "finish_reason": _finish_reason(rollout.rows[-1]) if rollout.rows else None,
                 "stamps": [[stamp.event, stamp.at_s, stamp.by] for stamp in stamps],
             }
-            row |= _of_agents(rollout)
+            row |= _reference(group.prompt.columns) | _of_agents(rollout)
             arrays = None if per_token is None else per_token.get(rollout.rollout_id)
             if arrays is not None:
                 row["per_token"] = _token_lists(rollout, arrays)
@@ -100,15 +101,22 @@ def rollout_rows(
     return rows
 
 
+def _reference(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the gold answer, from the column where `accuracy_reward` looks for it; empty without one."""
+    found = next((columns[name] for name in _REFERENCES if columns.get(name) is not None), None)
+    return {} if found is None else {"reference": _as_json(found)}
+
+
 def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
-    """Return a function's outcome with its version, and the components of its value if it reports them."""
+    """Return a function's outcome with its version, and what it reports and logs beside its value."""
     row: dict[str, Any] = {
         "outcome": outcome.outcome,
         "value": outcome.value,
         "detail": outcome.detail,
         "version": outcome.version,
     }
-    return row | ({"components": outcome.components} if outcome.components else {})
+    more = {"components": outcome.components, "metrics": outcome.metrics, "extra": outcome.extra}
+    return row | {name: values for name, values in more.items() if values}
 
 
 def _as_json(value: Any) -> Any:

@@ -12,7 +12,7 @@ Values that cannot be computed are NaN, so that every step logs the same names. 
     G  completions in a group       B  completions in the batch       F  reward functions
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from services.trainer.groups.staleness import staleness
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import Rewards
+from services.trainer.telemetry.metric_catalogue import find_metric
 from shared.messages import Rollout, is_failure
 from shared.run_options.run_config import RunConfig
 
@@ -74,19 +75,35 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, conf
     for index, outcome in enumerate(rollouts[0].rewards):
         values_B = np.array([_value(rollout, index) for rollout in rollouts], dtype=np.float64)
         failed_B = [is_failure(rollout.rewards[index].outcome) for rollout in rollouts]
+        # A lost rollout was never given to the function.
+        latencies_B = [rollout.rewards[index].latency_s for rollout in rollouts if not rollout.lost]
         prefix = f"rewards/{names[outcome.name]}"
         metrics[f"{prefix}/mean"] = _mean(values_B)
         metrics[f"{prefix}/std"] = _std(values_B)
         metrics[f"{prefix}/failed_ratio"] = float(np.mean(failed_B))
+        metrics[f"{prefix}/latency_s"] = _mean(np.array(latencies_B, dtype=np.float64))
     ages = [
         staleness(policy_version=policy_version, oldest_policy_version=group.waiting.oldest_policy_version)
         for group in groups
     ]
-    return metrics | {
-        "staleness/min": float(min(ages)),
-        "staleness/mean": float(np.mean(ages)),
-        "staleness/max": float(max(ages)),
-    }
+    return (
+        _logged(rollouts)
+        | metrics
+        | {
+            "staleness/min": float(min(ages)),
+            "staleness/mean": float(np.mean(ages)),
+            "staleness/max": float(max(ages)),
+        }
+    )
+
+
+def _logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the means of the metrics that reward functions logged. Names of our own metrics are left out."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for outcome in (outcome for rollout in rollouts for outcome in rollout.rewards):
+        for name, value in outcome.metrics.items():
+            values[name].append(value)
+    return {name: sum(found) / len(found) for name, found in values.items() if find_metric(name) is None}
 
 
 def group_metrics(counts: Counts) -> dict[str, float]:

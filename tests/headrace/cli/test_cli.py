@@ -259,7 +259,7 @@ def test_rollouts_of_agents_are_shown_with_their_rows_tool_calls_and_losses(
             assert cli.main(["rollouts", "run-1", "--step", "3", "--url", api.url]) == 0
         shown.append(" ".join(capsys.readouterr().out.split()))
     assert "rows" not in shown[0]
-    for text in ("assistant: add({}) tool: 5", "12+30", "1/3", "hung"):
+    for text in ("ASSISTANT add({}) TOOL 5", "rows 12+30", "failed tool calls 1/3", "lost: hung"):
         assert text in shown[1]
 
 

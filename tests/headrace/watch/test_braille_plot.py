@@ -42,6 +42,7 @@ def test_many_values_in_one_column_are_averaged() -> None:
 def test_a_sparkline_shows_the_newest_values_against_the_largest_of_them() -> None:
     assert sparkline([100.0, 0.0, 4.0, 8.0], width=3) == "▁▅█"
     assert sparkline([], width=3) == ""
+    assert sparkline([1.0, 2.0], width=0) == ""
     assert sparkline([0.0, 0.0], width=3) == "▁▁"
 
 

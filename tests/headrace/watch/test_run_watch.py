@@ -161,11 +161,11 @@ def test_before_its_first_step_a_run_says_what_goes_on_instead_of_counting() -> 
 
 
 def test_queues_are_what_is_in_the_streams_and_of_a_run_that_ended_only_what_was_buried() -> None:
-    watch = RunWatch(make_run(queues={"prompts": 3, "completions": 1, "scored": 0, "dead_letters": 0}))
+    watch = RunWatch(make_run(queues={"prompts": 3, "completions": 1, "scored": 0, "settled": 8, "dead_letters": 0}))
     watch.take_event(metrics(2, **{"queue/prompts": 7.0, "queue/completions": 7.0, "queue/scored": 7.0}))
-    assert "3 prompts, 1 completions, 0 scored" in drawn(watch)
+    assert "3 with generators, 1 with rewarders, 0 scored, 8 unsaved" in drawn(watch)
     watch.take_run(make_run(status="finished", queues={"prompts": 3, "completions": 0, "scored": 0, "dead_letters": 2}))
-    assert "prompts" not in drawn(watch)
+    assert "with generators" not in drawn(watch)
     assert "2 dead letters" in drawn(watch)
     watch.take_run(make_run(status="finished", queues={"prompts": 0, "completions": 0, "scored": 0, "dead_letters": 0}))
     assert "queues" not in drawn(watch)

@@ -38,6 +38,8 @@ def script_of(runs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Any:
             return event_stream(("1-0", "metrics", rows[0]))
         if asked.path.endswith("/metrics"):
             return {"metrics": rows, "next_cursor": None}
+        if asked.path.endswith("/evaluations"):
+            return {"evaluations": [{"step": 1, "eval_reward": 0.5}], "next_cursor": None}
         return runs.pop(0) if len(runs) > 1 else runs[0]
 
     return script
@@ -50,6 +52,7 @@ def test_a_run_is_followed_to_its_end_and_all_its_metrics_are_known() -> None:
         watch = follow(client, "run-a", console=screen)
     assert watch.status == "finished"
     assert watch.series("reward") == [0.25, 0.75]
+    assert watch.points("eval_reward") == [(1, 0.5)]
     assert printed(screen).splitlines()[-1] == "[0:06] finished  step 2/2  reward 0.750"
     assert final_sentence(watch.run) == "run-a finished after 2 steps; the model is in /runs/run-a/model"
 
@@ -110,6 +113,16 @@ def test_without_a_terminal_a_run_that_does_not_move_gives_a_sign_of_life(monkey
     ):
         follow(client, "run-a", console=screen, stall_s=2.0)
     assert 3 <= len(printed(screen).splitlines()) <= 6
+
+
+def test_without_a_terminal_a_warning_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.watch.watch._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.watch.watch._POLL_EVERY_S", 0.0)
+    runs = [RUN | {"warnings": [{"kind": "trainer_starves", "says": f"it waited {n}%"}]} for n in range(3)]
+    screen = console()
+    with serving(script_of([*runs, RUN | {"status": "finished"}], ROWS)) as api, HeadraceClient(api.url, "k") as client:
+        follow(client, "run-a", console=screen)
+    assert sum("warning: it waited" in line for line in printed(screen).splitlines()) == 1
 
 
 def test_an_unknown_run_is_refused_at_once() -> None:

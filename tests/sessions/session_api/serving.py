@@ -10,7 +10,7 @@ import pytest
 
 from services.sessions.app import build_app
 from services.sessions.open_sessions import OpenSessions
-from services.sessions.session_api.client_errors import ClientErrors
+from services.sessions.session_api.client_errors import with_client_errors
 from shared.access import entrance
 from shared.access.keyring import Keyring
 from shared.access.route_table import SESSIONS
@@ -91,7 +91,7 @@ async def serving(
 
         app = build_app(why_not_ready=ready, check_tools=no_tools, replica_id="sessions-0", sessions=sessions)
         limits = HttpLimits()
-        guarded = ClientErrors(
+        guarded = with_client_errors(
             entrance.guarded(app, routes=SESSIONS, keyring=Keyring(api=KEY, internal="internal"), limits=limits)
         )
         server = HttpServer(guarded, limits, drain_s=1)

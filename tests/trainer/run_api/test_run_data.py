@@ -37,6 +37,16 @@ async def test_evaluations_come_in_pages_of_the_steps_they_began_at(client: http
     assert rest == {"evaluations": [{"step": 20, "eval_reward": 0.5}], "next_cursor": None}
 
 
+async def test_a_run_says_in_words_what_looks_wrong_in_its_metrics(client: httpx.AsyncClient, run_dir: Path) -> None:
+    path = f"/v1/runs/{run_dir.name}"
+    assert (await client.get(path)).json()["warnings"] == []
+    line = {"reward": 0.0, "frac_reward_zero_std": 1.0}
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line | {"step": n}) + "\n" for n in range(1, 8)))
+    (warning,) = (await client.get(path)).json()["warnings"]
+    assert warning["kind"] == "nothing_learned"
+    assert warning["says"].startswith("nothing was learned in the last 7 batches")
+
+
 async def test_a_run_without_metrics_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
     assert (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json() == {"metrics": [], "next_cursor": None}
 

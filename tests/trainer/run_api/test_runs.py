@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from services.generator.registration import registered
+from services.generator.registration import in_fleet, registered
 from services.trainer.run_api.api import create_app
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
@@ -154,14 +154,22 @@ async def test_a_running_run_shows_its_streams_its_generators_and_what_is_missin
     keys, store = RunKeys(run_id), RunStore(redis)
     await store.set_current_run(run_id)
     await store.set_status(run_id, "running")
-    await store.write_progress(run_id, Progress(step=1, waiting_for="scored groups", updated_at_s=time.time()))
+    await store.write_progress(
+        run_id, Progress(step=1, waiting_for="scored groups", groups_scored=2, updated_at_s=time.time())
+    )
     await redis.xadd(keys.prompts, {"group_id": "00000000", "payload": b""})
     await redis.xadd(keys.completions, {"group_id": "00000001", "payload": b""})
+    for number in range(2, 7):  # two wait to be trained; three were trained, and no checkpoint has them yet
+        await redis.xadd(keys.scored, {"group_id": f"{number:08d}", "payload": b""})
 
     shown = (await client.get(f"/v1/runs/{run_id}")).json()
-    assert shown["queues"] == {"prompts": 1, "completions": 1, "scored": 0, "dead_letters": 0}
+    assert shown["queues"] == {"prompts": 1, "completions": 1, "scored": 2, "settled": 3, "dead_letters": 0}
     assert shown["generators"] == []
     assert shown["waiting_for"].startswith("a generator: no live generator serves this run")
+
+    async with in_fleet(redis, replica_id="generator-1", url="http://127.0.0.1:2", patience_s=5.0, doing="starting"):
+        starting = (await client.get(f"/v1/runs/{run_id}")).json()["waiting_for"]
+    assert starting == "a generator: generator-1 is starting"
 
     await redis.hset(keys.generators, "generator-0", '{"url": "http://127.0.0.1:1"}')
     await redis.hset(keys.generators, "generator-1", '{"url": "http://127.0.0.1:2"}')

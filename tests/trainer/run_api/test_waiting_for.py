@@ -138,6 +138,13 @@ def test_a_dead_generator_is_as_good_as_none() -> None:
     assert reason(record(), surroundings(generators=[DEAD, ALIVE])) == "scored groups"
 
 
+def test_a_generator_that_is_only_starting_is_not_reported_as_missing() -> None:
+    around = surroundings(generators=[], joining=["generator-0 is starting"])
+    assert reason(record(), around) == "a generator: generator-0 is starting"
+    around = surroundings(generators=[], joining=["generator-0 is starting"], refusals=[REFUSED])
+    assert reason(record(), around) == "a generator: generator-0 is starting. Last messages: generator-0: no GPU here"
+
+
 def test_a_missing_rewarder_matters_once_something_waits_for_it() -> None:
     assert reason(record(), surroundings(num_rewarders=0)) == "scored groups"
     found = reason(record(), surroundings(num_rewarders=0, queues=Queues(completions=3)))

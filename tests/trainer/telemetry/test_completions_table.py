@@ -57,6 +57,18 @@ def test_components_and_versions_have_columns_if_functions_report_them() -> None
     assert "exact/version" not in drawn
 
 
+def test_values_of_log_extra_have_columns_behind_the_advantage() -> None:
+    entered = group(0)
+    first, second = entered.waiting.group.rollouts
+    exact, style = first.rewards
+    logged = msgspec.structs.replace(exact, extra={"parsed": "5", "half": 2.5})
+    rollouts = (msgspec.structs.replace(first, rewards=(logged, style)), second)
+    scored = msgspec.structs.replace(entered.waiting.group, rollouts=rollouts)
+    table = completions_table([dataclasses.replace(entered, waiting=WaitingGroup(0, scored, 0))], step=7)
+    assert table.columns[5:] == ("advantage", "parsed", "half")
+    assert [row[5:] for row in table.rows] == [(-1.5, "5", 2.5), (1.5, None, None)]
+
+
 def test_unique_prompts_keep_the_first_completion_of_each() -> None:
     groups = [group(0, prompt="a"), group(1, prompt="b"), group(2, prompt="a")]
     table = completions_table(groups, step=7, unique_prompts=True)

@@ -126,6 +126,45 @@ def test_a_failed_reward_is_in_no_mean_and_counted() -> None:
     assert found["reward_std"] == pytest.approx((2 * 0.25**2) ** 0.5)
 
 
+def with_outcomes(group: TrainedGroup, **changes: Any) -> TrainedGroup:
+    """Return the group with these changes in the outcome of every function."""
+    rollouts = tuple(
+        msgspec.structs.replace(it, rewards=tuple(msgspec.structs.replace(said, **changes) for said in it.rewards))
+        for it in group.waiting.group.rollouts
+    )
+    scored = msgspec.structs.replace(group.waiting.group, rollouts=rollouts)
+    return dataclasses.replace(group, waiting=WaitingGroup(group.waiting.number, scored, 0))
+
+
+def test_latency_is_the_mean_over_completions_of_their_groups_call() -> None:
+    slow = with_outcomes(trained(0, exact(1.0, 0.0)), latency_s=3.0)
+    fast = with_outcomes(trained(1, exact(1.0, 0.0)), latency_s=1.0)
+    assert metrics(slow, fast)["rewards/exact/latency_s"] == 2.0
+
+
+def test_metrics_that_functions_log_are_means_under_their_own_names_unless_the_name_is_ours() -> None:
+    first = with_outcomes(trained(0, exact(1.0, 0.0)), metrics={"parsed": 1.0, "step": 99.0, "reward": 7.0})
+    second = with_outcomes(trained(1, exact(1.0, 0.0)), metrics={"parsed": 0.5})
+    found = metrics(first, second, trained(2, exact(1.0, 0.0)))
+    assert found["parsed"] == 0.75
+    assert found["reward"] == 0.5
+    assert "step" not in found
+
+
+def test_the_rollout_log_has_the_gold_answer_and_what_functions_logged() -> None:
+    group = with_outcomes(trained(0, exact(1.0, 0.0)), metrics={"parsed": 1.0}, extra={"half": 2.5})
+    prompt = msgspec.structs.replace(group.waiting.group.prompt, columns={"answer": "5", "other": 1})
+    scored = msgspec.structs.replace(group.waiting.group, prompt=prompt)
+    group = dataclasses.replace(group, waiting=WaitingGroup(0, scored, 0))
+    row, _ = rollout_rows([group], step=1, policy_version=0, trained=Stamp("trained", 0.0, "trainer"))
+    assert row["reference"] == "5"
+    assert (row["rewards"]["exact"]["metrics"], row["rewards"]["exact"]["extra"]) == ({"parsed": 1.0}, {"half": 2.5})
+    (plain, _) = rollout_rows(
+        [trained(1, exact(1.0, 0.0))], step=1, policy_version=0, trained=Stamp("trained", 0.0, "trainer")
+    )
+    assert "metrics" not in plain["rewards"]["exact"]
+
+
 def test_a_function_that_applied_to_nothing_has_its_metrics_without_a_number() -> None:
     found = metrics(trained(0, [{"exact": 1.0, "style": None}, {"exact": 0.0, "style": None}]))
     assert np.isnan(found["rewards/style/mean"])

@@ -1,0 +1,119 @@
+"""`headrace logs`: the last lines of the logs on this machine, and with --follow the lines that are added.
+
+    nothing            every service that `headrace up` has started here: STATE_DIR/logs/*.log
+    trainer, generator a service, or all replicas of a kind
+    RUN, or its path   rank.log of that run
+
+Lines of several logs have the log's name before them. A log that is cut back or replaced is read from its beginning.
+"""
+
+import argparse
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace import service_finder
+from headrace.cli.chosen_run import choose_run
+from headrace.cli.run_source import is_path
+from headrace.local.state_dir import StateDir, choose_state_dir
+from headrace.terminal import printable
+from shared.errors import UserError
+
+_LOOK_EVERY_S = 0.3
+_RANK_LOG = "rank.log"
+
+
+def logs(arguments: argparse.Namespace) -> int:
+    """Print the last lines, and follow the logs if asked to, until Ctrl-C."""
+    tails = [Tail(path) for path in find_logs(arguments)]
+    width = max(len(tail.name) for tail in tails) if len(tails) > 1 else 0
+    for tail in tails:
+        _print(tail, tail.last(arguments.lines), width)
+    while arguments.follow:
+        for tail in tails:
+            _print(tail, tail.added(), width)
+        time.sleep(_LOOK_EVERY_S)
+    return 0
+
+
+def find_logs(arguments: argparse.Namespace) -> list[Path]:
+    """Return the files of the logs that ``arguments.what`` names, sorted.
+
+    Raises:
+        UserError: There is no such log on this machine.
+        HeadraceApiError: The run API does not know the run.
+    """
+    what: str | None = arguments.what
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    found = sorted(state.logs.glob("*.log"))
+    if what is None:
+        if not found:
+            raise UserError(f"{state.logs} contains no logs: `headrace up` did not run with this state directory")
+        return found
+    if not is_path(what):
+        if of_service := [log for log in found if log.stem == what or log.stem.startswith(f"{what}-")]:
+            return of_service
+        of_runs = [run_dir for run_dir in sorted(state.runs.glob("*")) if run_dir.name.startswith(what)]
+        run_dir = of_runs[0] if len(of_runs) == 1 else _asked_for(arguments, what, services=[log.stem for log in found])
+    else:
+        run_dir = Path(what)
+    log = run_dir.expanduser() / _RANK_LOG
+    if not log.exists():
+        raise UserError(f"{log} does not exist: the run did not start yet, or trains on another machine")
+    return [log]
+
+
+class Tail:
+    """Reads the end of one log."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = b""
+
+    @property
+    def name(self) -> str:
+        """The log's name, without its suffix."""
+        return self._path.stem
+
+    def last(self, count: int) -> list[str]:
+        """Return the last ``count`` lines."""
+        return [*deque(self._lines(), maxlen=count)]
+
+    def added(self) -> list[str]:
+        """Return the whole lines that were added since the last call."""
+        try:
+            if self._path.stat().st_size < self._position:
+                self._position, self._rest = 0, b""
+        except FileNotFoundError:
+            return []
+        return [*self._lines()]
+
+    def _lines(self) -> Iterator[str]:
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            for line in file:
+                self._position += len(line)
+                if not line.endswith(b"\n"):
+                    self._rest += line
+                    return
+                whole, self._rest = self._rest + line, b""
+                yield printable(whole.decode(errors="replace").rstrip("\n"))
+
+
+def _asked_for(arguments: argparse.Namespace, what: str, *, services: list[str]) -> Path:
+    """Return the directory of a run that the run API knows."""
+    there = f" (services here: {', '.join(services)})" if services else ""
+    try:
+        with service_finder.connect(arguments) as client:
+            return Path(str(client.get(choose_run(client, what, purpose="look"))["run_dir"]))
+    except UserError as error:
+        raise UserError(f"{what} is neither a service nor a run with a log here{there}; {error}") from error
+
+
+def _print(tail: Tail, lines: list[str], width: int) -> None:
+    for line in lines:
+        sys.stdout.write(f"{tail.name:<{width}}  {line}\n" if width else f"{line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,65 @@
+"""`headrace submit FILE --dry-run` while no service runs: checks as much as possible on this machine.
+
+    settings        names, types, values, and what they need of each other
+    data sets       every row of files on this machine
+    model           a directory on this machine
+
+Reward functions, tools, vLLM's options, GPUs and everything on a hub need running services, and are named as unchecked.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from shared.errors import UnavailableError, UserError
+from shared.run_options.run_config import RunConfig, parse_run_config
+
+_NEEDS_SERVICES = "reward functions, tools, vLLM's options, GPUs"
+
+
+def check_offline(file: str, settings: Mapping[str, Any]) -> int:
+    """Print the result of the checks.
+
+    Raises:
+        UserError: The run would be refused; one sentence for each mistake.
+    """
+    config = parse_run_config(dict(settings))
+    errors: list[tuple[str, str]] = []
+    lines: list[str] = []
+    unchecked = [_NEEDS_SERVICES]
+    try:
+        from services.trainer.submit_checks.dataset_check import check_dataset
+        from services.trainer.submit_checks.dataset_verdict import judge_dataset
+        from services.trainer.submit_checks.model_check import check_model
+    except ImportError as error:
+        unchecked += [f"model and data sets (no module {error.name}: pip install 'headrace[trainer]')"]
+    else:
+        if _are_files(config):
+            try:
+                verdict = judge_dataset(config, check_dataset(config))
+                errors += verdict.errors
+                lines += [f"note: {warning}" for warning in verdict.warnings]
+                lines += [f"  {name}: {value}" for name, value in verdict.derived.items()]
+            except UserError as error:
+                errors.append((error.field or "dataset_name", str(error)))
+        else:
+            unchecked.append("the data sets on the hub")
+        try:
+            if check_model(config, lookup=_ask_no_hub):
+                unchecked.append("the model on the hub")
+        except UserError as error:
+            errors.append((error.field or "model", str(error)))
+    if errors:
+        raise UserError("; ".join(f"{field}: {message}" for field, message in errors))
+    lines = [f"{file}: no mistake found without services", *lines, f"not checked: {', '.join(unchecked)}"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _are_files(config: RunConfig) -> bool:
+    sources = [*config.train_sources().values(), *(source for _, source in filter(None, [config.eval_source()]))]
+    return all(source.path.startswith("/") for source in sources)
+
+
+def _ask_no_hub(_name: str, _revision: str | None) -> Mapping[str, Any]:
+    raise UnavailableError("was not asked")

@@ -1,0 +1,143 @@
+"""Reads a run from the files in its directory, while no service runs.
+
+    config.json                               name and settings
+    metrics.jsonl, evaluations.jsonl          the metrics of its steps and of its evaluations
+    rollouts/step_00000012.jsonl              the completions that a step trained
+    pushes.jsonl                              the generators of the last push
+
+HeadraceClient has the same methods, so commands use one or the other. The files do not tell how the run ended, why it
+waits, or which replicas are alive.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.client import Rows, Run
+from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
+from services.trainer.telemetry.run_warnings import read_warnings
+from shared.errors import UserError
+
+ON_DISK = "on disk"
+"""The status of a run that was read from its directory."""
+_DROPPED = "groups/dropped/"
+
+
+class RunReader(Protocol):
+    """Reads runs: a client of the run API, or a RunDirectory."""
+
+    def get(self, run_id: str) -> Run:
+        """Return the run."""
+        ...
+
+    def metrics(self, run_id: str) -> Rows:
+        """Return the metrics of every step, oldest first."""
+        ...
+
+    def evaluations(self, run_id: str) -> Rows:
+        """Return the evaluations, oldest first."""
+        ...
+
+    def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
+        """Return the rollouts of a step; by default, of the newest step that was logged."""
+        ...
+
+
+class RunDirectory:
+    """The run in one directory. Its ``run_id`` is the directory's name.
+
+    Args:
+        path: The directory.
+
+    Raises:
+        UserError: It is not the directory of a run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.expanduser().absolute()
+        self.run_id = self._path.name
+        try:
+            self._config: dict[str, Any] = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} is not the directory of a run: its config.json cannot be read "
+                f"({getattr(error, 'strerror', None) or error})"
+            ) from error
+
+    def get(self, run_id: str) -> Run:
+        """Return as much of the run as its files contain."""
+        lines = self.metrics(run_id)
+        last: Mapping[str, Any] = lines[-1] if lines else {}
+        progress = {
+            "step": int(last.get("step") or 0),
+            "max_steps": max(0, int(self._config.get("max_steps") or 0)),
+            "policy_version": int(last.get("step") or 0),
+            "groups_admitted": int(last.get("groups/admitted") or 0),
+            "groups_trained": int(last.get("groups/trained") or 0),
+            "groups_dropped": {
+                name.removeprefix(_DROPPED): int(count or 0)
+                for name, count in last.items()
+                if name.startswith(_DROPPED)
+            },
+            "pushes": int(last.get("push/count") or 0),
+            "pushes_confirmed": int(last.get("push/confirmed") or 0),
+            "paused_s": float(last.get("paused_s") or 0.0),
+            "num_generators": self._num_generators(),
+        }
+        return {
+            "run_id": self.run_id,
+            "name": self._config.get("name"),
+            "status": ON_DISK,
+            "run_dir": str(self._path),
+            "progress": progress,
+            "warnings": [{"kind": it.kind, "says": it.says} for it in read_warnings(self._path, self._config)],
+            "config": self._config,
+        }
+
+    def metrics(self, run_id: str) -> Rows:
+        """Return the metrics of every step, oldest first."""
+        return read_metrics(self._path, after_step=-1, limit=sys.maxsize)[0]
+
+    def evaluations(self, run_id: str) -> Rows:
+        """Return the evaluations, oldest first."""
+        return read_evaluations(self._path, after_step=-1, limit=sys.maxsize)[0]
+
+    def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
+        """Return the rollouts of ``step``; by default, of the newest step that was logged.
+
+        Raises:
+            UserError: This step was not logged.
+        """
+        steps = rollout_steps(self._path)
+        if step is not None and step not in steps:
+            there = (
+                f"there are rollouts of {len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "there are none"
+            )
+            raise UserError(f"{self._path} has no rollouts of step {step}: {there}")
+        if not steps:
+            return []
+        chosen = steps[-1] if step is None else step
+        return read_rollouts(self._path, step=chosen, offset=0, limit=sys.maxsize)[0]
+
+    def _num_generators(self) -> int:
+        try:
+            last = (self._path / "pushes.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+            return len(json.loads(last)["members"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return 0
+
+
+def directories_in(path: Path) -> list[RunDirectory]:
+    """Return the runs whose directories are in ``path``, the one whose metrics changed last first."""
+    try:
+        found = [run_dir for run_dir in path.expanduser().iterdir() if (run_dir / "config.json").is_file()]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    return [RunDirectory(run_dir) for run_dir in sorted(found, key=_changed_at, reverse=True)]
+
+
+def _changed_at(run_dir: Path) -> float:
+    files = [file for name in ("metrics.jsonl", "config.json") if (file := run_dir / name).exists()]
+    return max(file.stat().st_mtime for file in files)

@@ -1,0 +1,151 @@
+r"""Draws the metrics of one run or several, one picture a metric: as an image, or in the terminal.
+
+    runs by label, metrics --> draw_image --> PNG, SVG or PDF
+                          \--> drawn      --> braille, one colour a run
+
+The steps are on the x-axis, the same for all runs. Evaluations have metrics with the prefix ``eval_``.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from headrace.watch.braille_plot import braille_curve, merged
+from headrace.watch.run_watch import EVALUATION, RunWatch
+from services.trainer.telemetry.metric_catalogue import find_metric
+from shared.errors import UserError
+from shared.near_name import nearest
+
+DEFAULT_METRICS = ("reward", "eval_reward", "completions/mean_length", "kl")
+IMAGES = (".png", ".svg", ".pdf")
+_COLOURS = ("#2a6f97", "#e07a2f", "#3a8a5f", "#b23a48", "#7a5195", "#8a8a8a")
+_STYLES = ("cyan", "yellow", "green", "red", "magenta", "white")
+_HEIGHT, _AXIS_WIDTH = 6, 10
+Runs = Mapping[str, RunWatch]
+"""Runs by their labels."""
+
+
+def labels_of(runs: Sequence[RunWatch]) -> dict[str, RunWatch]:
+    """Return the runs by label: the run's name, with its id if another run has the name or it has none."""
+    names = [str(run.run.get("name") or run.run_id) for run in runs]
+    return {
+        (f"{name} ({run.run_id})" if names.count(name) > 1 and name != run.run_id else name): run
+        for name, run in zip(names, runs, strict=True)
+    }
+
+
+def metrics_to_draw(runs: Runs, wanted: Sequence[str]) -> list[str]:
+    """Return ``wanted``, or those of DEFAULT_METRICS that a run has.
+
+    Raises:
+        UserError: No run has a wanted metric, or any number at all.
+    """
+    there = {
+        name
+        for run in runs.values()
+        for rows in (run.by_step, run.evaluations)
+        for row in rows.values()
+        for name in row
+    }
+    for name in wanted:
+        if name not in there:
+            near = nearest(name, there)
+            known = f"did you mean {near}?" if near else "docs/metrics.md lists them"
+            raise UserError(f"the metric {name} does not have a value yet; {known}")
+    found = [*dict.fromkeys(wanted)] or [name for name in DEFAULT_METRICS if name in there]
+    if not found:
+        raise UserError("there is nothing to draw yet: no step was trained")
+    return found
+
+
+def draw_image(runs: Runs, metrics: Sequence[str], path: Path) -> None:
+    """Write one picture a metric to an image file, in the format of its suffix.
+
+    Raises:
+        UserError: matplotlib is not installed, the suffix is unknown, or the file cannot be written.
+    """
+    if path.suffix not in IMAGES:
+        raise UserError(f"{path} does not end in {', '.join(IMAGES[:-1])} or {IMAGES[-1]}")
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise UserError("drawing an image needs matplotlib: pip install 'headrace[demo]'") from None
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    num_columns = min(2, len(metrics))
+    num_rows = -(-len(metrics) // num_columns)
+    size = (5.5 * num_columns, 3.5 * num_rows)
+    figure, axes = pyplot.subplots(num_rows, num_columns, figsize=size, layout="constrained", squeeze=False)
+    for axis, metric in zip(axes.flat, metrics, strict=False):
+        for number, (label, run) in enumerate(runs.items()):
+            points = run.points(metric)
+            marker = "o" if metric.startswith(EVALUATION) else ""
+            steps, values = [step for step, _ in points], [value for _, value in points]
+            colour = _COLOURS[number % len(_COLOURS)]
+            axis.plot(steps, values, color=colour, linewidth=1.3, marker=marker, markersize=4, label=label)
+        axis.set_title(title_of(metric))
+        axis.set_xlabel("optimizer step")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+    for axis in list(axes.flat)[len(metrics) :]:
+        axis.set_visible(False)
+    if len(runs) == 1:
+        figure.suptitle(next(iter(runs)))
+    else:
+        axes.flat[0].legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def drawn(runs: Runs, metrics: Sequence[str], *, width: int) -> RenderableType:
+    """Return the pictures for a terminal of ``width`` columns."""
+    return Group(*(_picture(runs, metric, width=width) for metric in metrics))
+
+
+def title_of(metric: str) -> str:
+    """Return a metric's name with its unit."""
+    found = find_metric(metric)
+    return f"{metric} ({found[0].unit})" if found is not None and found[0].unit else metric
+
+
+def _picture(runs: Runs, metric: str, *, width: int) -> Text:
+    columns = width - _AXIS_WIDTH - 1
+    values = [value for run in runs.values() for _, value in run.points(metric)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    high = high if high > low else low + 1.0
+    last_step = max((point[0] for run in runs.values() for point in run.points(metric)), default=0)
+    text = Text(title_of(metric), style="bold")
+    curves: list[list[str]] = []
+    for number, (label, run) in enumerate(runs.items()):
+        points = run.points(metric)
+        newest = f"{points[-1][1]:.4g}" if points else "no number yet"
+        text.append(f"  {label} {newest}", style=f"not bold {_STYLES[number % len(_STYLES)]}")
+        first, last = (points[0][0], points[-1][0]) if points else (0, 0)
+        curves.append(
+            braille_curve(
+                [value for _, value in points],
+                width=columns,
+                height=_HEIGHT,
+                low=low,
+                high=high,
+                begin=(first - 1) / last_step if first > 1 else 0.0,
+                share=last / last_step if last_step else 1.0,
+            )
+        )
+    marks = {0: f"{high:.4g}", _HEIGHT - 1: f"{low:.4g}"}
+    for row, cells in enumerate(merged(curves)):
+        text.append(
+            f"\n{marks.get(row, ''):>{_AXIS_WIDTH - 1}} {'┤' if row in marks else '│'}", style="not bold grey50"
+        )
+        for character, number in cells:
+            text.append(character, style=f"not bold {_STYLES[number % len(_STYLES)]}")
+    text.append(f"\n{'':{_AXIS_WIDTH}}└{'─' * columns}\n", style="not bold grey50")
+    text.append(f"{'':{_AXIS_WIDTH}} 1{str(last_step).rjust(columns - 1)}\n", style="not bold grey50")
+    return text

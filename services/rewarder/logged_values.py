@@ -1,0 +1,62 @@
+"""Collects what a reward function logs in one call, with TRL's ``log_metric`` and ``log_extra``.
+
+    log_metric("accuracy", 0.5)            one number for the call; several of one name are averaged, as in TRL
+    log_extra("parsed", ["5", None, ...])  one value per completion, for tables and the rollout log
+
+A mistake in logging fails no reward: a value that cannot be kept is left out. Values of log_extra that are neither numbers nor
+None become text, which is cut off.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import cast
+
+_MAX_NAMES, _MAX_NAME, _MAX_TEXT = 32, 100, 500
+
+
+class LoggedValues:
+    """The values of one call."""
+
+    def __init__(self) -> None:
+        self._metrics: defaultdict[str, list[float]] = defaultdict(list)
+        self._extra: defaultdict[str, list[str | float | None]] = defaultdict(list)
+
+    def log_metric(self, name: str, value: object) -> None:
+        """Take a number for the whole call."""
+        number = _number(value)
+        if number is not None and _fits(name, self._metrics):
+            self._metrics[name].append(number)
+
+    def log_extra(self, column: str, values: object) -> None:
+        """Take one value per completion."""
+        if isinstance(values, Iterable) and _fits(column, self._extra):
+            self._extra[column] += map(_value, cast("Iterable[object]", values))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the mean of each metric."""
+        return {name: sum(values) / len(values) for name, values in self._metrics.items()}
+
+    def extra_of(self, number: int) -> dict[str, str | float]:
+        """Return the extra values of a completion."""
+        own = {name: values[number] for name, values in self._extra.items() if number < len(values)}
+        return {name: value for name, value in own.items() if value is not None}
+
+
+def _fits(name: object, known: dict[str, list[float]] | dict[str, list[str | float | None]]) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= _MAX_NAME and (name in known or len(known) < _MAX_NAMES)
+
+
+def _number(value: object) -> float | None:
+    try:
+        number = float(cast("float", value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _value(value: object) -> str | float | None:
+    if value is None:
+        return None
+    number = None if isinstance(value, (str, bytes)) else _number(value)
+    return str(value)[:_MAX_TEXT] if number is None else number

@@ -1,0 +1,198 @@
+"""`rollouts`, `plot`, `logs`, `show` and `runs` on files, and the logs of local services."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import command_line as cli
+from headrace.cli.logs import Tail, find_logs
+from headrace.cli.rollouts import chosen, value_in_words
+from shared.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+ROW: dict[str, Any] = {
+    "step": 2,
+    "group_id": "00000003",
+    "branch": 0,
+    "prompt": "2+3=",
+    "completion": "5",
+    "reward": 1.5,
+    "advantage": 0.5,
+    "rewards": {
+        "accuracy_reward": {"outcome": "scored", "value": 1.0, "detail": ""},
+        "my_rewards:brevity": {"outcome": "timeout", "value": None, "detail": "no answer in 30 s"},
+    },
+    "reference": "5",
+    "staleness": 1,
+    "policy_versions": [[1, 0, 1, 1]],
+    "num_tokens": 1,
+    "finish_reason": "stop",
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of a run, in a state directory whose services are down."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADRACE_STATE_DIR", "HEADRACE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    found = tmp_path / ".headrace" / "runs" / "run-abc"
+    (found / "rollouts").mkdir(parents=True)
+    (found / "config.json").write_text('{"name": "first", "max_steps": 4}')
+    (found / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.75}\n')
+    (found / "rank.log").write_text("one\ntwo\nthree\n")
+    write_rollouts(found, ROW)
+    return found
+
+
+def write_rollouts(run_dir: Path, *rows: dict[str, Any]) -> None:
+    (run_dir / "rollouts" / "step_00000002.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_rollouts_have_each_functions_value_the_reference_and_why_they_ended(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["rollouts", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    (row,) = [line.split() for line in said.splitlines() if "2+3=" in line]
+    assert row == ["2+3=", "5", "5", "1.500", "1.000", "timeout", "0.500", "stop", "1:1", "1"]
+    for column in ("reference", "accuracy_reward", "brevity", "finish"):
+        assert column in said
+
+
+def test_a_conversation_and_full_texts_are_written_message_by_message(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = [{"function": {"name": "add", "arguments": '{"a": 2}'}}]
+    said = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "5"},
+        {"role": "assistant", "content": "It is\n\x1b5"},
+    ]
+    write_rollouts(run_dir, ROW | {"completion": said, "prompt": [{"role": "user", "content": "2+3="}]})
+    assert cli.main(["rollouts", str(run_dir)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-8:] == [
+        "  accuracy_reward 1.000",
+        "  brevity timeout (no answer in 30 s)",
+        "  reference  5",
+        "  USER       2+3=",
+        '  ASSISTANT  add({"a": 2})',
+        "  TOOL       5",
+        "  ASSISTANT  It is",
+        r"             \x1b5",
+    ]
+    write_rollouts(run_dir, ROW | {"completion": "long " * 40})
+    assert cli.main(["rollouts", str(run_dir), "--full"]) == 0
+    assert "long " * 39 + "long" in capsys.readouterr().out
+
+
+def test_the_best_and_the_worst_are_ranked_by_reward_without_those_that_have_none() -> None:
+    rows = [{"reward": reward} for reward in (0.5, None, 2.0, -1.0)]
+    assert chosen(rows, limit=20, best=2, worst=None) == (
+        [{"reward": 2.0}, {"reward": 0.5}], "of 4 rollouts of this step, 1 of them without a reward",
+    )  # fmt: skip
+    assert chosen(rows, limit=20, best=None, worst=1)[0] == [{"reward": -1.0}]
+    assert chosen(rows, limit=3, best=None, worst=None) == (rows[:3], "1 more: --limit 4")
+    assert chosen(rows, limit=4, best=None, worst=None) == (rows, "")
+
+
+def test_a_function_that_does_not_apply_differs_from_one_that_failed_and_from_zero() -> None:
+    assert value_in_words({"outcome": "scored", "value": 0.0}) == "0.000"
+    assert value_in_words({"outcome": "not_applicable", "value": None}) == "-"
+    assert value_in_words({"outcome": "error", "value": None}) == "error"
+    assert value_in_words(None) == "-"
+
+
+def test_show_runs_and_plot_read_directories_and_without_services_the_message_says_so(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["show", "./.headrace/runs/run-abc"]) == 0
+    said = capsys.readouterr().out
+    assert "step 2 of 4" in said
+    assert f"directory: {run_dir}" in said
+    assert cli.main(["runs", ".headrace/runs"]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if "run-abc" in line]
+    assert row[:3] == ["run-abc", "first", "2/4"]
+    assert cli.main(["plot", str(run_dir), str(run_dir)]) == 0
+    assert "reward  first 0.75" in capsys.readouterr().out
+    assert cli.main(["show", "run-abc"]) == 1
+    assert capsys.readouterr().err == (
+        f"headrace: no headrace service found (looked at {run_dir.parents[1]}): start one with `headrace up`, or read "
+        f"its runs from their files with `headrace runs {run_dir.parent}` and `headrace show {run_dir.parent}/RUN`\n"
+    )
+
+
+def test_a_dry_run_without_services_checks_settings_and_files_and_says_what_it_did_not_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADRACE_URL", raising=False)
+    monkeypatch.delenv("HEADRACE_STATE_DIR", raising=False)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "2+3=", "answer": "5"}\n')
+    run_file = tmp_path / "run.yaml"
+    text = "model: org/small\ndataset_name: train.jsonl\nreward_funcs: [accuracy_reward]\nmax_steps: 3\n"
+    run_file.write_text(text)
+    assert cli.main(["submit", "run.yaml", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("run.yaml: no mistake found without services\n")
+    assert "  steps: 3\n" in said
+    assert said.endswith("not checked: reward functions, tools, vLLM's options, GPUs, the model on the hub\n")
+    run_file.write_text(text.replace("max_steps: 3", "max_step: 3"))
+    assert cli.main(["submit", "run.yaml", "--dry-run"]) == 1
+    assert "max_step" in capsys.readouterr().err
+    run_file.write_text(text.replace("train.jsonl", "none.jsonl").replace("org/small", "./none"))
+    assert cli.main(["submit", "run.yaml", "--dry-run"]) == 1
+    said = capsys.readouterr().err
+    assert "dataset_name: " in said
+    assert "model: " in said
+    run_file.write_text(text)
+    assert cli.main(["submit", "run.yaml"]) == 1
+    assert "no headrace service found" in capsys.readouterr().err
+
+
+def test_logs_are_those_of_all_services_of_one_or_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = run_dir.parents[1] / "logs"
+    with pytest.raises(UserError, match="contains no logs"):
+        find_logs(argparse.Namespace(what=None, state_dir=None))
+    logs.mkdir()
+    for name in ("trainer", "generator-0", "generator-1"):
+        (logs / f"{name}.log").write_text(f"{name} begins\n{name} \x1b ends\n")
+
+    def shown(*options: str) -> list[str]:
+        assert cli.main(["logs", *options]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert shown("trainer", "-n", "1") == [r"trainer \x1b ends"]
+    assert shown("generator", "-n", "1") == [
+        r"generator-0  generator-0 \x1b ends", r"generator-1  generator-1 \x1b ends",
+    ]  # fmt: skip
+    assert len(shown()) == 6
+    assert shown("run-a", "-n", "2") == ["two", "three"]
+    assert shown(str(run_dir), "-n", "1") == ["three"]
+    assert cli.main(["logs", "sessions"]) == 1
+    assert (
+        "sessions is neither a service nor a run with a log here (services here: generator-0, generator-1, trainer)"
+        in (capsys.readouterr().err)
+    )
+    assert cli.main(["logs", "./.headrace"]) == 1
+    assert "the run did not start yet, or trains on another machine" in capsys.readouterr().err
+
+
+def test_a_followed_log_gives_whole_lines_once_and_begins_anew_when_it_was_cut_back(tmp_path: Path) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text("one\ntwo\nthr")
+    tail = Tail(path)
+    assert tail.last(1) == ["two"]
+    with path.open("a") as file:
+        file.write("ee\nfour\n")
+    assert tail.added() == ["three", "four"]
+    assert tail.added() == []
+    path.write_text("new\n")
+    assert tail.added() == ["new"]
+    path.unlink()
+    assert tail.added() == []

@@ -1,0 +1,91 @@
+"""Curves of several runs, one picture a metric."""
+
+import importlib.util
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headrace.watch.braille_plot import braille_curve, merged
+from headrace.watch.run_plot import draw_image, drawn, labels_of, metrics_to_draw, title_of
+from headrace.watch.run_watch import RunWatch
+from shared.errors import UserError
+
+pytestmark = pytest.mark.unit
+
+
+def run(run_id: str, name: str | None = None, *, rewards: tuple[float, ...] = (0.25, 0.5), **more: float) -> RunWatch:
+    watch = RunWatch({"run_id": run_id, "name": name, "status": "finished", "progress": {}})
+    for step, reward in enumerate(rewards, 1):
+        watch.take_metrics({"step": step, "reward": reward, **more})
+    return watch
+
+
+def test_runs_are_labelled_by_name_and_by_their_id_where_names_are_equal_or_missing() -> None:
+    runs = [run("run-a", "first"), run("run-b"), run("run-c", "twice"), run("run-d", "twice")]
+    assert list(labels_of(runs)) == ["first", "run-b", "twice (run-c)", "twice (run-d)"]
+
+
+def test_by_default_the_metrics_are_drawn_that_a_run_has() -> None:
+    first, second = run("run-a", kl=0.1), run("run-b")
+    second.take_metrics({"step": 3, "completions/mean_length": 5.0})
+    assert metrics_to_draw({"a": first, "b": second}, []) == ["reward", "completions/mean_length", "kl"]
+    second.take_evaluation({"step": 1, "eval_reward": 0.5})
+    assert "eval_reward" in metrics_to_draw({"a": first, "b": second}, [])
+    with pytest.raises(UserError, match="there is nothing to draw yet"):
+        metrics_to_draw({"a": run("run-a", rewards=())}, [])
+
+
+def test_a_metric_that_no_run_has_is_refused_with_the_nearest() -> None:
+    runs = {"a": run("run-a", kl=0.1)}
+    assert metrics_to_draw(runs, ["kl", "reward", "kl"]) == ["kl", "reward"]
+    with pytest.raises(UserError, match=r"the metric rewards does not have a value yet; did you mean reward\?"):
+        metrics_to_draw(runs, ["rewards"])
+
+
+def test_a_title_has_the_unit_of_the_metric() -> None:
+    assert title_of("completions/mean_length") == "completions/mean_length (tokens)"
+    assert title_of("reward") == "reward"
+    assert title_of("my_own") == "my_own"
+
+
+def test_curves_share_their_cells_and_a_cell_belongs_to_the_last_curve_in_it() -> None:
+    # Two characters of 2 x 4 dots. One curve is along the lowest dots, the other along the highest of the first half.
+    low = braille_curve([0.0], width=2, height=1, low=0.0, high=1.0)
+    high = braille_curve([1.0], width=2, height=1, low=0.0, high=1.0, share=0.5)
+    first, second = chr(0x2800 + 0x40 + 0x80 + 0x01 + 0x08), chr(0x2800 + 0x40 + 0x80)
+    assert merged([low, high]) == [[(first, 1), (second, 0)]]
+
+
+def test_a_curve_may_begin_later() -> None:
+    (line,) = braille_curve([0.0, 0.0], width=4, height=1, low=0.0, high=1.0, begin=0.5)
+    assert line == chr(0x2800) * 2 + chr(0x2800 + 0x40 + 0x80) * 2
+
+
+def test_in_the_terminal_each_metric_has_a_picture_with_all_runs_and_their_newest_values() -> None:
+    runs = {"first": run("run-a", kl=0.1), "second": run("run-b", rewards=(0.125,) * 40)}
+    console = Console(width=60, file=io.StringIO())
+    with console.capture() as picture:
+        console.print(drawn(runs, ["reward", "kl"], width=60))
+    lines = picture.get().splitlines()
+    assert lines[0].split() == ["reward", "first", "0.5", "second", "0.125"]
+    assert max(len(line) for line in lines) <= 60
+    axes = [line.split() for before, line in itertools.pairwise(lines) if "└" in before]
+    assert axes == [["1", "40"], ["1", "2"]]
+    assert "kl (nats)  first 0.1  second no number yet" in picture.get()
+
+
+def test_an_image_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
+    runs = {"first": run("run-a")}
+    with pytest.raises(UserError, match=r"curves\.gif does not end in \.png, \.svg or \.pdf"):
+        draw_image(runs, ["reward"], tmp_path / "curves.gif")
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(UserError, match="drawing an image needs matplotlib"):
+            draw_image(runs, ["reward"], tmp_path / "curves.png")
+        return
+    draw_image(runs, ["reward"], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="cannot be written"):
+        draw_image(runs, ["reward"], tmp_path / "none" / "curves.png")
