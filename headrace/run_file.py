@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from shared.errors import UserError
+from shared.run_options.data import LOCAL_SUFFIXES
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _PATHS = ("model", "dataset_name", "eval_dataset_name")
-_DATA_FILES = (".jsonl", ".json", ".parquet")
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.\d[\d_]*$")
 
 
@@ -124,7 +124,7 @@ def _make_absolute(settings: dict[str, Any], name: str, directory: Path) -> None
     value = settings.get(name)
     if isinstance(value, str) and value:
         path = directory / Path(value).expanduser()
-        if path.exists() or value.startswith((".", "~")) or path.suffix in _DATA_FILES:
+        if path.exists() or value.startswith((".", "~")) or path.suffix in LOCAL_SUFFIXES:
             settings[name] = str(path.resolve())
 
 

@@ -64,9 +64,7 @@ def add_rewards(add_parser: AddParser) -> None:
     check.add_argument(
         "function", metavar="FUNCTION", help="my_rewards.py:judge, package.module:judge, or a built-in's name"
     )
-    check.add_argument(
-        "--dataset", required=True, metavar="X", help="path of a .jsonl or .parquet file, or a Hugging Face dataset id"
-    )
+    check.add_argument("--dataset", required=True, metavar="X", help="path of a file, or a Hugging Face dataset id")
     check.add_argument("--config", metavar="NAME", help="configuration of a hub data set")
     check.add_argument("--split", default="train", help="split of a hub data set (train)")
     check.add_argument(

@@ -14,7 +14,8 @@ from shared.run_options.section import Positive, Section, whole_or_share
 
 Name = Annotated[str, Field(min_length=1)]
 MAX_COLUMNS = 1000
-LOCAL_SUFFIXES = (".jsonl", ".parquet")
+LOCAL_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_WHERE = "Path of a .jsonl, .json, .csv or .parquet file, or of a directory; or a Hugging Face dataset id"
 _SET_BY_US = {
     *("conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
     *("tokenizer_kwargs", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -25,7 +26,7 @@ _SET_BY_US = {
 class DatasetSource(Section):
     """One data set of a mixture, under the names of TRL's ``DatasetConfig``."""
 
-    path: Name = Field(description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id")
+    path: Name = Field(description=_WHERE)
     name: str | None = Field(default=None, description="Configuration of a hub data set")
     split: Name = Field(default="train", description="Split of a hub data set")
     fraction: Positive | None = Field(
@@ -60,7 +61,7 @@ class DataOptions(Section):
     dataset_name: str | None = Field(
         default=None,
         validate_default=True,
-        description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id",
+        description=_WHERE,
     )
     dataset_config: str | None = Field(default=None, description="Configuration of a hub data set")
     dataset_train_split: Name = Field(default="train", description="Split of a hub data set")
@@ -121,10 +122,7 @@ class DataOptions(Section):
         if "datasets" not in info.data:  # `datasets` itself was refused
             return name
         if not name and not info.data["datasets"]:
-            raise ValueError(
-                "is required: Path of a .jsonl or .parquet file, or a Hugging Face dataset id; to mix several data "
-                "sets, list them in `datasets` instead"
-            )
+            raise ValueError(f"is required: {_WHERE}; to mix several data sets, list them in `datasets` instead")
         if name and info.data["datasets"]:
             raise ValueError("is set, and `datasets` too; give only one, or move this data set into the list")
         return name
