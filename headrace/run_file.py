@@ -50,7 +50,7 @@ def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> st
     """Return the text of a YAML run file."""
     import yaml
 
-    text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
+    text: str = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
     return "".join(f"# {comment}\n" for comment in comments) + text
 
 

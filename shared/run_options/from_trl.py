@@ -104,8 +104,7 @@ ABSENT: Mapping[str, str] = {
     "enable_jit_checkpoint": "a run that is asked to stop writes a checkpoint first",
     "disable_dropout": "every dropout is off, so that trainer and generator agree; lora_dropout is the exception",
     "neftune_noise_alpha": "noise in the trainer's embeddings would make it disagree with the generator",
-    "optim": "the optimizer is AdamW",
-    "optim_target_modules": "the optimizer is AdamW",
+    "optim_target_modules": "the optimizer is torch's and trains all parameters, or all adapters",
     "average_tokens_across_devices": "the loss is always computed over the whole batch, on any number of ranks",
     "full_determinism": "which policy version samples a prompt depends on timing; seed fixes the order of the prompts",
     "trust_remote_code": "code of a model's repository is never run",
@@ -150,7 +149,7 @@ _DATASET = "set dataset_name: a file, or a Hugging Face dataset id; for objects 
 _TOKENIZER = "the tokenizer is loaded from the model's directory or repository; put another one there"
 _CALLBACKS = "follow the run with `headrace watch`, GET /v1/runs/RUN/events, or a tracker in report_to"
 _LAUNCH = "it is an option of TRL's launcher; set nproc_per_node and nnodes"
-_ADAPTER = "adapters are of plain LoRA on linear layers, as the generator serves them"
+_ADAPTER = "adapters are two small matrices beside a linear layer, as the generator serves them"
 _PUSHES = "weights are pushed to the generators after each batch; push_timeout_s is the deadline of a push"
 _REQUESTS = "prompts reach the generators through Redis, and a generator that is gone is replaced by others"
 
@@ -162,7 +161,7 @@ OF_THE_CONSTRUCTOR: Mapping[str, str] = {
     "tokenizer": _TOKENIZER,
     "reward_processing_classes": "a reward model is loaded with its own tokenizer",
     "callbacks": _CALLBACKS,
-    "optimizers": "the optimizer is AdamW; set learning_rate, lr_scheduler_type, weight_decay and adam_beta1",
+    "optimizers": "set optim, learning_rate, lr_scheduler_type, weight_decay and adam_beta1",
     "quantization_config": "set load_in_4bit: true with use_peft: true",
     "peft_config": "set use_peft: true and lora_r, lora_alpha, lora_target_modules",
     "rollout_func": "write it as an agent program, which plays one rollout: agent: my_agent:run",
@@ -179,7 +178,6 @@ OF_OTHER_CONFIGS: Mapping[str, str] = {
     # ModelConfig
     "lora_target_parameters": _ADAPTER,
     "lora_modules_to_save": _ADAPTER,
-    "use_rslora": f"{_ADAPTER}; rsLoRA's scale is that of lora_alpha times the square root of lora_r",
     "use_dora": _ADAPTER,
     "lora_task_type": "the model is always a causal language model",
     "load_in_8bit": "set load_in_4bit: true, or leave it out",

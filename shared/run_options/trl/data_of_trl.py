@@ -44,10 +44,10 @@ def _reward(name: Any) -> Any:
 
 def data(translation: Translation) -> None:
     """Translate a mixture of data sets. A single one has the same options."""
-    entries = translation.take("datasets")
+    entries: list[Any] = translation.take("datasets")
     if not entries:
         return
-    translation.run["datasets"] = [_entry(entry) for entry in cast("list[Any]", entries)]
+    translation.run["datasets"] = [_entry(entry) for entry in entries]
     names = ("dataset_name", "dataset_config", "dataset_train_split")
     translation.drop(*names, why="TRL ignores it where datasets is set")
 
@@ -56,11 +56,11 @@ def _entry(entry: Any) -> Any:
     if not isinstance(entry, Mapping):
         return entry
     given = {name: value for name, value in cast("Mapping[str, Any]", entry).items() if value is not None}
-    files = given.get("data_files")
-    files = files[0] if isinstance(files, list) and len(cast("list[Any]", files)) == 1 else files
-    if given.get("path") in _GENERIC_FORMATS and isinstance(files, str):
+    files: Any = given.get("data_files")
+    listed: list[Any] = files if isinstance(files, list) else [files]
+    if given.get("path") in _GENERIC_FORMATS and len(listed) == 1 and isinstance(listed[0], str):
         del given["data_files"]
-        given["path"] = files
+        given["path"] = listed[0]
     return given
 
 
@@ -69,7 +69,7 @@ def evaluation(translation: Translation) -> None:
     strategy = translation.take("eval_strategy")
     if strategy in ("no", False):  # YAML reads `no` as false
         if "eval_dataset_name" not in translation.left:
-            translation.drop(*_EVALUATION, why="eval_strategy is no, so nothing is evaluated")
+            translation.drop(*_EVALUATION, why="nothing is evaluated without eval_strategy")
         return
     if strategy == "epoch":
         translation.drop("eval_steps", why="eval_strategy is epoch")
@@ -92,7 +92,7 @@ def saving(translation: Translation) -> None:
         translation.drop("save_steps", why="save_strategy is epoch")
         translation.run |= _every_epoch(translation, "save_strategy", "save_steps")
     elif strategy in ("no", False):
-        translation.drop("save_steps", why="save_strategy is no; checkpoints are written anyway, to survive a crash")
+        translation.drop("save_steps", why="checkpoints are written even without save_strategy, to survive a crash")
     every, kept = (
         translation.left.get(name, translation.run.get(name, RunConfig.model_fields[name].default))
         for name in ("save_steps", "save_total_limit")

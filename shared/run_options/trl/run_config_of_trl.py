@@ -27,14 +27,15 @@ _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
 
 CHANGE_WHAT_IS_LEARNED: Final = frozenset(
     {
-        *("fp16", "trust_remote_code", "neftune_noise_alpha", "optim", "optim_target_modules"),
+        *("fp16", "trust_remote_code", "neftune_noise_alpha", "optim_target_modules"),
         *("load_best_model_at_end", "hub_revision", "resume_from_checkpoint", "test_split_size"),
-        *("lora_modules_to_save", "lora_target_parameters", "lora_task_type", "use_dora", "use_rslora"),
+        *("lora_modules_to_save", "lora_target_parameters", "lora_task_type", "use_dora"),
         *("load_in_8bit", "bnb_4bit_quant_type"),
     }
 )
 """Options that a run does not have, and that are refused unless they have TRL's default."""
-_MEAN_THE_SAME_HERE: Final = {"use_vllm": True, "disable_dropout": True, "do_train": True, "hub_strategy": "end"}
+MEAN_THE_SAME_HERE: Final = {"use_vllm": True, "disable_dropout": True, "do_train": True, "hub_strategy": "end"}
+"""Values of options that a run does not have, for what it does anyway."""
 _REFUSALS: Final = {
     "fp16": "a run has bfloat16 (bf16: true) or float32 (bf16: false)",
     "resume_from_checkpoint": "a run begins with the weights of its model: name the checkpoint's directory there",
@@ -61,8 +62,8 @@ def run_config_of(trl: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
     Args:
         trl: Options of TRL 1.16's ``GRPOConfig``, ``GRPOScriptArguments``, ``ModelConfig`` and
-            ``DatasetMixtureConfig`` by name. Leave out options that nobody chose. ``num_processes`` is the number of
-            training processes, 1 if left out; or ``accelerate_config`` names one of TRL's accelerate configurations.
+            ``DatasetMixtureConfig`` by name. Leave out options that were not chosen. ``num_processes`` is the number of
+            training processes, 1 if left out; or ``accelerate_config`` names an accelerate configuration of TRL's.
             Settings of a run that TRL does not have, such as ``max_staleness``, are kept.
 
     Raises:
@@ -80,7 +81,7 @@ def run_config_of(trl: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _translate_the_rest(translation: Translation) -> None:
-    """Keep options of the same name, refuse those that change what is learned, and leave the others out."""
+    """Keep options of the same name, refuse options that change what is learned, and leave the others out."""
     left_out: dict[str, list[str]] = {}
     for name, value in translation.left.items():
         if name in RunConfig.model_fields:
@@ -95,7 +96,7 @@ def _translate_the_rest(translation: Translation) -> None:
             translation.problems.append((name, f"TRL has no such option; {INSTEAD[name]}"))
         elif name in CHANGE_WHAT_IS_LEARNED and value != TRL_DEFAULTS[name]:
             translation.problems.append((name, _REFUSALS.get(name, INSTEAD[name])))
-        elif value not in (TRL_DEFAULTS.get(name), _MEAN_THE_SAME_HERE.get(name)):
+        elif value not in (TRL_DEFAULTS.get(name), MEAN_THE_SAME_HERE.get(name)):
             left_out.setdefault(INSTEAD.get(name, INSTEAD["num_processes"]), []).append(name)
     translation.notes += [f"{', '.join(names)}: left out; {why}" for why, names in left_out.items()]
 

@@ -6,14 +6,13 @@ Each function takes its options out of the translation, and adds the run's setti
 from typing import Any, Final, cast, get_args
 
 from shared.run_options.run_config import RunConfig
-from shared.run_options.training import Attention
+from shared.run_options.training import Attention, Optimizer
 from shared.run_options.trl.translation import Translation
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 
 _NUM_PROCESSES: Final = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
 """Training processes of the accelerate configurations that come with TRL."""
 _ONLY_LOADING: Final = ("device_map", "low_cpu_mem_usage", "use_cache", "use_safetensors")
-_ADAMW: Final = ("adamw_torch", "adamw_torch_fused")
 
 
 def model(translation: Translation) -> None:
@@ -127,8 +126,12 @@ def memory(translation: Translation) -> None:
 
 def optimizer(translation: Translation) -> None:
     """Translate the optimizer and its warm-up."""
-    if str(translation.value("optim")) in _ADAMW:
-        translation.take("optim")
+    optim = translation.value("optim")
+    if optim not in get_args(Optimizer):
+        offered = ", ".join(get_args(Optimizer))
+        translation.problems.append(("optim", f"{translation.take('optim')} is not offered; a run has {offered}"))
+    elif not optim.startswith("adamw"):
+        translation.drop("adam_beta1", "adam_beta2", "adam_epsilon", why=f"optim {optim} does not use it")
     ratio = translation.left.pop("warmup_ratio", 0)
     if ratio and not translation.value("warmup_steps"):
         translation.run["warmup_steps"] = ratio

@@ -26,7 +26,7 @@ class Translation:
 
     @classmethod
     def of(cls, trl: Mapping[str, Any]) -> "Translation":
-        """Return one that has not begun. Drops nulls that are TRL's default, and reads tables that are JSON texts."""
+        """Return a new translation. Drops nulls that are TRL's default, and reads tables that are JSON texts."""
         given = {
             name: value for name, value in trl.items() if value is not None or TRL_DEFAULTS.get(name, 0) is not None
         }

@@ -82,6 +82,8 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"reward_failure_window": 0}, "reward_failure_window: must be at least 1"),
         ({"reward_funcs": []}, "reward_funcs: is required: Built-in names.*get_reward"),
         ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
+        ({"optim": "sgd", "adam_beta1": 0.5}, "adam_beta1 would change nothing: optim sgd does not use it"),
+        ({"optim": "lion_32bit"}, "optim: must be one of adamw_torch_fused, adamw_torch, sgd, rmsprop or adagrad"),
         ({"save_steps": 0}, "save_steps: must be greater than 0"),
         ({"save_steps": 2.5}, "save_steps: 2.5 is neither a whole number of steps nor, below 1, a share of the run"),
         ({"eval_steps": 1.5}, "eval_steps: 1.5 is neither"),

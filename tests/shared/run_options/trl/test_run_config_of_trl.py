@@ -140,6 +140,12 @@ def test_a_long_completion_raises_the_bound_of_a_microbatch() -> None:
     assert translated(max_completion_length=30_000).max_tokens_per_microbatch == 30_000
 
 
+def test_the_optimizer_is_torchs_of_that_name() -> None:
+    assert translated().optim == "adamw_torch_fused"
+    config = translated(optim="sgd", adam_beta1=0.5)
+    assert (config.optim, config.adam_beta1) == ("sgd", 0.9), "TRL ignores the options of Adam"
+
+
 def test_options_of_older_releases_are_translated() -> None:
     assert translated(warmup_ratio=0.1).warmup_steps == 0.1
     assert translated(torch_dtype="float32", bf16=False).dtype == "float32"
@@ -170,8 +176,8 @@ def test_defaults_and_what_is_so_anyway_are_not_worth_a_note() -> None:
     ("options", "sentence"),
     [
         ({"fp16": True}, "bf16: true"),
-        ({"use_dora": True, "use_peft": True}, "plain LoRA"),
-        ({"optim": "lion_32bit"}, "the optimizer is"),
+        ({"use_dora": True, "use_peft": True}, "two small matrices"),
+        ({"optim": "lion_32bit"}, "lion_32bit is not offered; a run has adamw_torch_fused"),
         ({"trust_remote_code": True}, "is never run"),
         ({"resume_from_checkpoint": "x"}, "name the checkpoint's directory"),
         ({"load_best_model_at_end": True}, "the final model comes from the last step"),
