@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -17,7 +17,6 @@ from pydantic_core import PydanticUndefined
 
 from shared.run_options.agents import AgentOptions
 from shared.run_options.data import DataOptions, DatasetSource
-from shared.run_options.from_trl import ABSENT, ELSEWHERE
 from shared.run_options.generation import GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions
 from shared.run_options.labels import LabelOptions
@@ -44,33 +43,13 @@ More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses
 [the engine and sampling](engine.md), [the weight push](weight-push.md) and [its transports](weight-transports.md),
 [metrics](metrics.md).
 """
-NUM_UNDER_TRLS_NAME = 78
-"""Options of ``GRPOConfig`` that a run has too; a test in tests/conformance counts them."""
-DEFAULTS_OF_TRL = {
-    "save_steps": "500",
-    "save_total_limit": "all are kept",
-    "logging_steps": "10",
-    "gradient_checkpointing": "true",
-    "project": "`huggingface`",
-    "steps_per_generation": "`gradient_accumulation_steps`",
-}
-"""TRL's defaults where they differ in what they mean."""
-FROM_TRL = """
+COMING_FROM_TRL = """
 ## Coming from TRL
 
-Of the options of TRL 1.16's `GRPOConfig`, {same} are settings here under the same name and with the same meaning.
-Options of data sets and LoRA have the names of `ScriptArguments` and `ModelConfig`. All other options are refused, with
-the text of the last two tables.
-
-Different defaults:
-
-{defaults}
-Options with another name or form:
-
-{elsewhere}
-Options that do not exist:
-
-{absent}"""
+Most options of TRL 1.16's `GRPOConfig`, `ScriptArguments` and `ModelConfig` are keys here under the same name and with
+the same meaning. All others are refused, with a hint. [Coming from TRL](coming-from-trl.md#option-by-option) lists the
+options by what becomes of them, and the defaults that differ. `headrace submit --trl` translates a file of TRL's.
+"""
 SECTIONS: list[tuple[type[Section], str]] = [
     (RunConfig, "The run"),
     (LabelOptions, "Name, tags and metadata"),
@@ -91,27 +70,7 @@ _HEADING_OR_FIELD = re.compile(r"^    (?:# (?P<heading>.+)|(?P<field>\w+): .*)$"
 def page() -> str:
     """Return the page as it should be."""
     settings = "".join(part for section, title in SECTIONS for part in _tables(section, title))
-    return HEAD + settings + _coming_from_trl()
-
-
-def _coming_from_trl() -> str:
-    ours = {name: json.dumps(RunConfig.model_fields[name].default) for name in DEFAULTS_OF_TRL}
-    defaults = "".join(f"| `{name}` | `{ours[name]}` | {default} |\n" for name, default in DEFAULTS_OF_TRL.items())
-    return FROM_TRL.format(
-        same=NUM_UNDER_TRLS_NAME,
-        defaults=f"| key | default here | in TRL |\n|---|---|---|\n{defaults}",
-        elsewhere=_clauses(ELSEWHERE, "here"),
-        absent=_clauses(ABSENT, "why"),
-    )
-
-
-def _clauses(options: Mapping[str, str], title: str) -> str:
-    """Return a table with a row for each clause, before it the options it is about."""
-    by_clause: dict[str, list[str]] = {}
-    for name, clause in options.items():
-        by_clause.setdefault(clause, []).append(f"`{name}`")
-    rows = "".join(f"| {', '.join(names)} | {clause} |\n" for clause, names in by_clause.items())
-    return f"| TRL | {title} |\n|---|---|\n{rows}"
+    return HEAD + settings + COMING_FROM_TRL
 
 
 def _tables(section: type[Section], title: str) -> Iterator[str]:

@@ -26,6 +26,8 @@ def add_runs(add_parser: AddParser) -> None:
         action="store_true",
         help="only check whether it would be accepted; without services, as far as possible",
     )
+    submit.add_argument("--trl", action="store_true", help="FILE is a configuration of `trl grpo --config`")
+    submit.add_argument("--print", action="store_true", help="only print the run file, with the paths made absolute")
     _set(submit, "submit")
     runs = add_parser("runs", help="list runs, newest first")
     runs.add_argument(
@@ -107,9 +109,7 @@ def add_rewards(add_parser: AddParser) -> None:
     check.add_argument(
         "function", metavar="FUNCTION", help="my_rewards.py:judge, package.module:judge, or a built-in's name"
     )
-    check.add_argument(
-        "--dataset", required=True, metavar="X", help="path of a .jsonl or .parquet file, or a Hugging Face dataset id"
-    )
+    check.add_argument("--dataset", required=True, metavar="X", help="path of a file, or a Hugging Face dataset id")
     check.add_argument("--config", metavar="NAME", help="configuration of a hub data set")
     check.add_argument("--split", default="train", help="split of a hub data set (train)")
     check.add_argument(

@@ -1,9 +1,10 @@
 """The commands that talk to a running service: submit, runs, show, watch, edit, pause, resume, stop."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -13,7 +14,7 @@ from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
 from headrace.cli.run_table import SORTS, table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
-from headrace.run_file import parse_settings, read_run_file
+from headrace.run_file import as_run_file, parse_settings, read_run_file, read_trl_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow, take_all
@@ -24,7 +25,11 @@ _PIPE_WIDTH = 120
 
 def submit(arguments: argparse.Namespace) -> int:
     """Submit a run file."""
-    config = read_run_file(Path(arguments.file))
+    file = Path(arguments.file)
+    config, notes = read_trl_file(file) if arguments.trl else (read_run_file(file), [])
+    if arguments.print:
+        sys.stdout.write(terminal.printable(as_run_file(config, notes)))
+        return 0
     if arguments.dry_run and not service_finder.is_there(arguments):
         from headrace.cli.offline_check import check_offline
 
@@ -32,8 +37,8 @@ def submit(arguments: argparse.Namespace) -> int:
     with service_finder.connect(arguments) as client:
         client.wait_until_heard()
         submission = client.check(config) if arguments.dry_run else client.submit(config)
-        for warning in submission.warnings:
-            _out(f"note: {warning}")
+        for note in (*notes, *submission.warnings):
+            _out(f"note: {note}")
         if arguments.dry_run:
             _out(f"{arguments.file} is valid: it would be accepted")
             for name, value in submission.derived.items():

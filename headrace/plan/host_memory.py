@@ -4,7 +4,7 @@ for staged weights that have no room on a GPU. Pure.
 Not counted: data sets, and the few GiB that Python, torch and vLLM need in each process.
 """
 
-from headrace.plan.memory import staged_bytes
+from headrace.plan.memory import saved_bytes, staged_bytes
 from headrace.plan.rows import Row
 from headrace.plan.workload import Workload
 
@@ -23,8 +23,8 @@ def _of_trainer(work: Workload) -> list[Row]:
     ranks = work.trainer_gpus
     on_a_node = -(-ranks // work.config.nnodes)
     over = f" / {ranks} ranks x {on_a_node} of a node" if ranks > 1 else ""
-    how = f"12 bytes x trained parameters{over}, while a checkpoint is written"
-    num_bytes = 12 * saved / ranks * on_a_node
+    how = f"{saved_bytes(work.config)} bytes x trained parameters{over}, while a checkpoint is written"
+    num_bytes = saved_bytes(work.config) * saved / ranks * on_a_node
     if work.config.weight_transport == "disk" or work.config.push_encoding == "delta":
         num_bytes += work.dtype_bytes * saved
         how += f"; {work.dtype_bytes} bytes x pushed parameters on the first rank's node: a copy of the last push"

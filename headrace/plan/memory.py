@@ -7,9 +7,11 @@ b  bytes of a number in `dtype`
 from headrace.byte_size import sized
 from headrace.plan.rows import Row
 from headrace.plan.workload import Workload
+from shared.run_options.run_config import RunConfig
+from shared.run_options.training import NUM_MOMENTS
 
 TRAINER, GENERATOR, DISK = "trainer, each GPU", "generator, each GPU", "disk"
-_MASTER, _GRADIENT, _MOMENTS, _REFERENCE = 4, 4, 8, 4
+_MASTER, _GRADIENT, _MOMENT, _REFERENCE = 4, 4, 4, 4
 """Bytes per parameter: everything that is trained is float32 (policy_model.py, optimizer.py)."""
 _NF4_BITS = 4.127
 """Bits per weight with double quantisation: arXiv 2305.14314, section 3."""
@@ -22,17 +24,27 @@ _FULL_SHARE, _AIM = 0.9, 0.8
 _NO_SHAPE = "give --model: its config.json has the numbers of layers and heads"
 
 
+def saved_bytes(config: RunConfig) -> int:
+    """Return the bytes of one trained parameter in a checkpoint: its float32 master weight and its moments."""
+    return _MASTER + _MOMENT * NUM_MOMENTS[config.optim]
+
+
 def trainer_rows(work: Workload) -> list[Row]:
     """Return what one training rank keeps in its GPU's memory."""
     config, ranks, count = work.config, work.trainer_gpus, work.num_parameters
     over = f" / {ranks} ranks" if ranks > 1 else ""
+    moments = NUM_MOMENTS[config.optim]
     if config.use_peft:
         rows = _adapter_rows(work, over)
     else:
         rows = [
             _row("weights", _MASTER * count / ranks, f"4 bytes x {count:,} parameters, float32{over}"),
             _row("gradients", _GRADIENT * count / ranks, f"4 bytes x parameters, float32{over}"),
-            _row("Adam's moments", _MOMENTS * count / ranks, f"2 x 4 bytes x parameters, float32{over}"),
+            _row(
+                "moments",
+                _MOMENT * moments * count / ranks,
+                f"{moments} x 4 bytes x parameters, float32, as optim is {config.optim}{over}",
+            ),
         ]
         if config.beta:
             rows.append(
@@ -47,9 +59,9 @@ def trainer_rows(work: Workload) -> list[Row]:
             Row(
                 TRAINER,
                 "main memory for checkpoints",
-                12 * saved / ranks,
+                saved_bytes(config) * saved / ranks,
                 "bytes",
-                f"12 bytes x trained parameters{over}",
+                f"{saved_bytes(config)} bytes x trained parameters{over}",
             )
         )
     return rows
@@ -69,9 +81,15 @@ def disk_rows(work: Workload) -> list[Row]:
     saved = work.adapter_parameters if config.use_peft else work.num_parameters
     if saved is None:
         return []
-    one = 12 * saved + (_REFERENCE * saved if config.sync_ref_model else 0)
+    one = saved_bytes(config) * saved + (_REFERENCE * saved if config.sync_ref_model else 0)
     return [
-        Row(DISK, "a checkpoint", one, "bytes", "12 bytes x trained parameters: float32 weights and two moments"),
+        Row(
+            DISK,
+            "a checkpoint",
+            one,
+            "bytes",
+            f"{saved_bytes(config)} bytes x trained parameters: float32 weights, {NUM_MOMENTS[config.optim]} moments",
+        ),
         Row(
             DISK,
             "all of a run's",
@@ -103,10 +121,10 @@ def _adapter_rows(work: Workload, over: str) -> list[Row]:
     rows = [_row("frozen base", base / ranks, f"{base / work.num_parameters:.3g} bytes x parameters{over}")]
     adapters = work.adapter_parameters
     if adapters is None:
-        how = "16 bytes x their parameters, which are not counted with lora_target_modules or experts"
+        how = "bytes x their parameters, which are not counted with lora_target_modules or experts"
         return [*rows, Row(TRAINER, "adapters", None, "bytes", _NO_SHAPE if work.shape is None else how)]
-    each = _MASTER + _GRADIENT + _MOMENTS
-    how = f"16 bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
+    each = _MASTER + _GRADIENT + _MOMENT * NUM_MOMENTS[config.optim]
+    how = f"{each} bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
     return [*rows, _row("adapters: weights, gradients, moments", each * adapters / ranks, how)]
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from shared.errors import UserError
 from shared.messages import Prompt
+from shared.run_options.data import LOCAL_SUFFIXES
 
 GOLD_COLUMNS = ("solution", "answer")
 
@@ -87,13 +88,15 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
 def _require_file(dataset: str) -> None:
     # The trainer's message advises an absolute path, because there the user is on another machine.
     path = Path(dataset).expanduser().absolute()
-    if dataset.endswith((".jsonl", ".parquet")) and not path.is_file():
+    if dataset.endswith(LOCAL_SUFFIXES) and not path.is_file():
         raise UserError(f"the file {path} does not exist")
 
 
 def _require_libraries(dataset: str) -> None:
-    needed = None if dataset.endswith(".jsonl") else "pyarrow" if dataset.endswith(".parquet") else "datasets"
-    if needed is not None and importlib.util.find_spec(needed) is None:
+    needed = "pyarrow" if dataset.endswith(LOCAL_SUFFIXES) else "datasets"
+    if dataset.endswith((".jsonl", ".json")):
+        return
+    if importlib.util.find_spec(needed) is None:
         raise UserError(f"reading {dataset} needs {needed}: pip install 'headrace[trainer]'")
 
 

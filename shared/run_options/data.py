@@ -10,11 +10,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from shared.run_options.section import Positive, Section
+from shared.run_options.section import Positive, Section, whole_or_share
 
 Name = Annotated[str, Field(min_length=1)]
 MAX_COLUMNS = 1000
-LOCAL_SUFFIXES = (".jsonl", ".parquet")
+LOCAL_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_WHERE = "Path of a .jsonl, .json, .csv or .parquet file, or of a directory; or a Hugging Face dataset id"
 _SET_BY_US = {
     *("conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
     *("tokenizer_kwargs", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -25,7 +26,7 @@ _SET_BY_US = {
 class DatasetSource(Section):
     """One data set of a mixture, under the names of TRL's ``DatasetConfig``."""
 
-    path: Name = Field(description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id")
+    path: Name = Field(description=_WHERE)
     name: str | None = Field(default=None, description="Configuration of a hub data set")
     split: Name = Field(default="train", description="Split of a hub data set")
     fraction: Positive | None = Field(
@@ -60,7 +61,7 @@ class DataOptions(Section):
     dataset_name: str | None = Field(
         default=None,
         validate_default=True,
-        description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id",
+        description=_WHERE,
     )
     dataset_config: str | None = Field(default=None, description="Configuration of a hub data set")
     dataset_train_split: Name = Field(default="train", description="Split of a hub data set")
@@ -102,7 +103,9 @@ class DataOptions(Section):
         default=None,
         description="Split to evaluate on: of eval_dataset_name (test if left out), otherwise of dataset_name",
     )
-    eval_steps: int | None = Field(default=None, ge=1, description="Optimizer steps between evaluations")
+    eval_steps: int | float | None = Field(
+        default=None, gt=0, description="Optimizer steps between evaluations; below 1, a share of the run's steps"
+    )
     eval_on_start: bool = Field(default=False, description="Evaluate the policy before its first step too")
     num_generations_eval: int | None = Field(
         default=None, ge=1, description="Completions per prompt in an evaluation; num_generations if left out"
@@ -111,16 +114,15 @@ class DataOptions(Section):
         default=256, ge=1, description="Number of prompts to evaluate on: the first of the evaluation set"
     )
 
+    _eval_steps_are_whole = field_validator("eval_steps")(whole_or_share)
+
     @field_validator("dataset_name")
     @classmethod
     def _one_way_to_name_the_data(cls, name: str | None, info: ValidationInfo) -> str | None:
         if "datasets" not in info.data:  # `datasets` itself was refused
             return name
         if not name and not info.data["datasets"]:
-            raise ValueError(
-                "is required: Path of a .jsonl or .parquet file, or a Hugging Face dataset id; to mix several data "
-                "sets, list them in `datasets` instead"
-            )
+            raise ValueError(f"is required: {_WHERE}; to mix several data sets, list them in `datasets` instead")
         if name and info.data["datasets"]:
             raise ValueError("is set, and `datasets` too; give only one, or move this data set into the list")
         return name

@@ -24,6 +24,9 @@ class LoraOptions(Section):
     use_peft: bool = Field(default=False, description="Train LoRA adapters instead of all weights")
     lora_r: int = Field(default=16, ge=1, le=_RANKS_OF_VLLM[-1], description="Rank of the adapters")
     lora_alpha: int = Field(default=32, ge=1, description="Adapters are scaled by alpha / r")
+    use_rslora: bool = Field(
+        default=False, description="Scale adapters by alpha / sqrt(r) instead (rsLoRA, arXiv 2312.03732)"
+    )
     lora_dropout: float = Field(
         default=0.0,
         ge=0,

@@ -1,7 +1,8 @@
 """Options about the trainer's computation: optimizer, memory, devices."""
 
 import math
-from typing import Annotated, Any, Literal, Self, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,6 +10,17 @@ from shared.run_options.lr_schedule import REFUSED_TYPES, KwargValue, LrSchedule
 from shared.run_options.section import LARGEST, Positive, Section
 
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
+
+Optimizer = Literal["adamw_torch_fused", "adamw_torch", "sgd", "rmsprop", "adagrad"]
+NUM_MOMENTS: Final[Mapping[Optimizer, int]] = {
+    "adamw_torch_fused": 2,
+    "adamw_torch": 2,
+    "sgd": 0,
+    "rmsprop": 1,
+    "adagrad": 1,
+}
+"""Tensors of a parameter's shape that an optimizer keeps for it."""
+_OF_ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 
 class TrainingOptions(Section):
@@ -23,6 +35,9 @@ class TrainingOptions(Section):
     )
     warmup_steps: int | float = Field(
         default=0, ge=0, description="Optimizer steps; below 1, a share of the run's steps"
+    )
+    optim: Optimizer = Field(
+        default="adamw_torch_fused", description="As in transformers: torch's optimizer of that name"
     )
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -56,6 +71,14 @@ class TrainingOptions(Section):
     def _steps_make_sense(self) -> Self:
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing; use -1 to derive it from num_train_epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _options_of_adam_are_for_adam(self) -> Self:
+        if not self.optim.startswith("adamw"):
+            fields = TrainingOptions.model_fields
+            for name in (name for name in _OF_ADAM if getattr(self, name) != fields[name].default):
+                raise ValueError(f"{name} would change nothing: optim {self.optim} does not use it")
         return self
 
     @field_validator("lr_scheduler_type", mode="before")

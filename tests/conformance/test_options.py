@@ -13,8 +13,6 @@ from tests.conformance.oracle import trl
 OF_OTHER_CONFIGS = {
     "model_name_or_path",  # ModelConfig
     "overwrite_output_dir",  # TrainingArguments of transformers 4
-    "peft_config",  # an argument of GRPOTrainer
-    "rollout_func",  # an argument of GRPOTrainer
     "warmup_ratio",  # TrainingArguments of transformers 4
 }
 
@@ -48,8 +46,8 @@ def test_the_page_has_the_number_of_options_under_the_same_name_and_the_defaults
 
 
 def page_maker() -> ModuleType:
-    path = Path(__file__).parents[2] / "docs" / "make_run_file_page.py"
-    spec = importlib.util.spec_from_file_location("make_run_file_page", path)
+    path = Path(__file__).parents[2] / "docs" / "make_trl_page.py"
+    spec = importlib.util.spec_from_file_location("make_trl_page", path)
     assert spec is not None
     assert spec.loader is not None
     page = importlib.util.module_from_spec(spec)

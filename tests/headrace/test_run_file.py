@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.run_file import parse_settings, read_run_file
+from headrace.run_file import as_run_file, parse_settings, read_run_file, read_trl_file
 from shared.errors import UserError
 from shared.run_options.run_config import parse_run_config
 
@@ -147,3 +147,43 @@ def test_settings_on_the_command_line_are_read_as_in_a_yaml_file() -> None:
 def test_an_assignment_without_a_value_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(UserError, match=r"write NAME=VALUE|not YAML"):
         parse_settings([text])
+
+
+OF_TRL = """
+model_name_or_path: org/model
+dataset_name: data/train.jsonl
+reward_funcs: [accuracy_reward]
+learning_rate: 1e-5
+gradient_accumulation_steps: 8
+eval_strategy: no
+"""
+
+
+def test_a_configuration_of_trl_is_a_run_with_paths_from_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config, notes = read_trl_file(written(tmp_path / "configs", OF_TRL))
+    assert config["dataset_name"] == str(tmp_path / "data" / "train.jsonl")
+    assert (config["model"], config["groups_per_step"], config["learning_rate"]) == ("org/model", 8, 1e-5)
+    assert any(note.startswith("groups_per_step: 8, as 8 a process x 8 accumulated x 1 process") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "groups"),
+    [("distributed_type: MULTI_GPU\nnum_processes: 4\n", 32), ("distributed_type: NO\nnum_processes: 4\n", 8)],
+)
+def test_the_number_of_processes_comes_from_accelerates_configuration(
+    tmp_path: Path, launcher: str, groups: int
+) -> None:
+    accelerate = written(tmp_path, launcher, "accelerate.yaml")
+    config, _ = read_trl_file(written(tmp_path, OF_TRL + f"accelerate_config: {accelerate}\n"))
+    assert config["groups_per_step"] == groups
+
+
+def test_a_printed_run_file_is_read_as_the_same_run(tmp_path: Path) -> None:
+    config, notes = read_trl_file(written(tmp_path, OF_TRL))
+    text = as_run_file(config, notes)
+    assert text.startswith("# ")
+    assert read_run_file(written(tmp_path, text, "printed.yaml")) == config

@@ -34,7 +34,8 @@ async def test_adapters_are_loaded_while_decoding_is_held_and_nothing_of_them_st
     assert tuple(call for call in one.engine.calls if call in MOVES) == MOVES
     assert one.engine.version.endswith(":4")
     assert one.engine.announced["adapter"]["config"] == {
-        "peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"], "bias": "none",
+        "peft_type": "LORA", "r": 2, "lora_alpha": 6, "use_rslora": False,
+        "target_modules": ["q_proj"], "bias": "none",
     }  # fmt: skip
     assert not is_there(one.engine.announced["adapter"]["directory"])
 

@@ -35,6 +35,7 @@ class AdapterSpec:
     alpha: int
     target_modules: tuple[str, ...] | None
     is_base_4bit: bool = False
+    use_rslora: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> "AdapterSpec | None":
@@ -47,6 +48,7 @@ class AdapterSpec:
             config.lora_alpha,
             None if targets is None else tuple(sorted(targets)),
             is_base_4bit=config.load_in_4bit,
+            use_rslora=config.use_rslora,
         )
 
     def engine_args(self) -> dict[str, Any]:
@@ -68,6 +70,7 @@ class AdapterSpec:
             "peft_type": "LORA",
             "r": self.rank,
             "lora_alpha": self.alpha,
+            "use_rslora": self.use_rslora,
             "target_modules": sorted(self.target_modules or ()),
             "bias": "none",
         }

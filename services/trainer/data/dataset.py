@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from services.trainer.data.dataset_mixture import mixture
-from services.trainer.data.dataset_rows import BadRowError, RowSource, open_rows
+from services.trainer.data.dataset_rows import open_rows
 from services.trainer.data.row_format import RowFormat
+from services.trainer.data.row_source import BadRowError, RowSource
 from shared.file_roots import FileRoots
 from shared.messages import Prompt
 from shared.run_options.data import DatasetSource

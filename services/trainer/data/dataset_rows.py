@@ -1,49 +1,23 @@
-"""Reads the rows of a dataset from a .jsonl file, a .parquet file, or the Hugging Face Hub.
+"""Reads the rows of a dataset from a file on this machine, or from the Hugging Face Hub.
 
     DatasetSource --open_rows--> RowSource: len, columns, read(i), where(i)
 
 Errors of the libraries end here: every problem with a file or a name becomes a sentence for the user.
 """
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, cast
 
-import msgspec
-
+from services.trainer.data.local_rows import is_saved_to_disk, open_file, open_saved
+from services.trainer.data.row_source import RowSource
 from shared.errors import UserError
 from shared.file_roots import FileRoots
-from shared.run_options.data import DatasetSource
+from shared.run_options.data import LOCAL_SUFFIXES, DatasetSource
 
 _FORMATS = frozenset({"arrow", "cache", "csv", "json", "parquet", "text"})
 """Formats whose files cannot refer to other files. HDF5, for example, can read rows from any file of the machine."""
-_BOM = b"\xef\xbb\xbf"
-
-
-class BadRowError(Exception):
-    """A row cannot be read; ``str(error)`` completes a sentence that begins with its place. Caught in dataset.py."""
-
-
-class RowSource(Protocol):
-    """Rows that can be read in any order."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        ...
-
-    def columns(self) -> list[str]:
-        """Return the names of all columns, including columns that only some rows have."""
-        ...
-
-    def read(self, position: int) -> dict[str, Any]:
-        """Return one row by column name; raises BadRowError."""
-        ...
-
-    def where(self, position: int) -> str:
-        """Return the place of a row in words, such as ``train.jsonl line 3``."""
-        ...
 
 
 def open_rows(source: DatasetSource, *, field: str, roots: FileRoots | None = None) -> RowSource:
@@ -71,76 +45,12 @@ def _open(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSour
                 f"there is no file {path}" + ("" if path.is_absolute() else f" in {Path.cwd()}; give an absolute path"),
                 field=field,
             )
-        return _JsonLines(path, field, roots) if path.suffix == ".jsonl" else _Parquet(path, field, roots)
+        return open_file(path, field, roots)
     if path.is_file():
-        raise UserError(f"{path} is neither .jsonl nor .parquet; convert it to .parquet", field=field)
+        raise UserError(f"{path} is none of {', '.join(LOCAL_SUFFIXES)}; convert it to .parquet", field=field)
+    if is_saved_to_disk(path):
+        return open_saved(source, field, roots)
     return _Hub(source, field)
-
-
-def _opened(path: Path, field: str, roots: FileRoots | None) -> BinaryIO:
-    return path.open("rb") if roots is None else roots.open(str(path.absolute()), field=field)
-
-
-class _JsonLines:
-    """One JSON object per line; blank lines are skipped. Keeps the lines as bytes, and decodes them when read."""
-
-    def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
-        self._path = path
-        try:
-            with _opened(path, field, roots) as file:
-                numbered = enumerate(file.read().split(b"\n"), start=1)
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}", field=field) from error
-        self._lines = [(number, line) for number, line in numbered if line.strip()]
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def columns(self) -> list[str]:
-        decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-        names: dict[str, None] = {}
-        for _, line in self._lines:
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # read() reports it
-                names |= dict.fromkeys(decoder.decode(line.removeprefix(_BOM)))
-        return list(names)
-
-    def read(self, position: int) -> dict[str, Any]:
-        line = self._lines[position][1]
-        try:
-            row: Any = msgspec.json.decode(line.removeprefix(_BOM))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRowError(f"is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise BadRowError("is not a JSON object; write one {...} a line")
-        return cast(dict[str, Any], row)
-
-    def where(self, position: int) -> str:
-        return f"{self._path} line {self._lines[position][0]}"
-
-
-class _Parquet:
-    def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
-        from pyarrow import parquet
-
-        self._path = path
-        try:
-            with _opened(path, field, roots) as file:
-                self._table: Any = cast(Any, parquet).read_table(file)
-        except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's errors derive from these
-            raise UserError(f"{path} cannot be read as Parquet: {error}", field=field) from error
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def columns(self) -> list[str]:
-        return list(self._table.column_names)
-
-    def read(self, position: int) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = self._table.slice(position, 1).to_pylist()
-        return rows[0]
-
-    def where(self, position: int) -> str:
-        return f"{self._path} row {position}"
 
 
 class _Hub:
@@ -149,13 +59,6 @@ class _Hub:
     def __init__(self, source: DatasetSource, field: str) -> None:
         import datasets
         from datasets.exceptions import DatasetNotFoundError, DatasetsError
-
-        if Path(source.path, "state.json").is_file():
-            raise UserError(
-                f"{source.path} was written by save_to_disk, which is another format; write a .parquet file with "
-                "to_parquet",
-                field=field,
-            )
 
         self._name = source.path
         self._split = source.split
@@ -167,7 +70,7 @@ class _Hub:
         except DatasetNotFoundError as error:
             raise UserError(
                 f"{self._name!r} is neither a file nor a dataset on the Hugging Face Hub that this machine can read; a "
-                "file must end in .jsonl or .parquet",
+                f"file must end in {', '.join(LOCAL_SUFFIXES)}",
                 field=field,
             ) from error
         except (OSError, ValueError, DatasetsError) as error:

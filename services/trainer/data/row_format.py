@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from services.trainer.data.dataset_rows import BadRowError
+from services.trainer.data.row_source import BadRowError
 from shared.messages import Prompt
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig

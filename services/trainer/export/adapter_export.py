@@ -5,6 +5,7 @@ model/shard-*  --assembled, in the run's dtype------>  DIR/adapter_model.safeten
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,7 +45,8 @@ def export_merged(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
     base = str(described["base_model_name_or_path"])
     lm = load_policy(base, revision=described.get("revision"), device=torch.device("cpu"))
     weights = dict(cast(torch.nn.Module, lm).named_parameters())
-    factor = float(described["lora_alpha"]) / int(described["r"])
+    rank = int(described["r"])
+    factor = float(described["lora_alpha"]) / (math.sqrt(rank) if described.get("use_rslora") else rank)
     adapters = _read(source)
     for name in sorted(name for name in adapters if name.endswith(".lora_A.weight")):
         layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")

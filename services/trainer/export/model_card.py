@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.run_options.data import LOCAL_SUFFIXES
 from shared.run_options.lora import served_rank
 from shared.run_options.run_config import RunConfig
 
@@ -138,7 +139,7 @@ def _data_sets(config: Mapping[str, Any]) -> list[str]:
 
 def _hub_id(name: Any) -> str | None:
     """Return the name if it is a hub id and not a path on this machine."""
-    if not isinstance(name, str) or not _HUB_ID.match(name) or name.endswith((".jsonl", ".parquet")):
+    if not isinstance(name, str) or not _HUB_ID.match(name) or name.endswith(LOCAL_SUFFIXES):
         return None
     return None if Path(name).exists() else name
 

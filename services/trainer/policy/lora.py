@@ -68,6 +68,7 @@ def lora_config(config: RunConfig, targets: list[str]) -> Any:
     return LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
+        use_rslora=config.use_rslora,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
         base_model_name_or_path=config.model,

@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedule, with the parameter groups and defaults of the Hugging Face trainer."""
+"""The optimizer and its learning-rate schedule, with the parameter groups and defaults of the Hugging Face trainer."""
 
 import re
 from typing import Any, cast
@@ -17,21 +17,31 @@ def decays(name: str) -> bool:
     return _NO_DECAY.search(name.lower()) is None
 
 
-def make_optimizer(parameters: dict[str, Tensor], config: RunConfig) -> torch.optim.AdamW:
-    """Return AdamW (arXiv 1711.05101) over the parameters: one group with weight decay, one without.
+def make_optimizer(parameters: dict[str, Tensor], config: RunConfig) -> torch.optim.Optimizer:
+    """Return the run's optimizer over the parameters: one group with weight decay, one without.
 
-    Uses the fused kernel, which needs no temporaries. The unfused one holds two as large as the embedding at its peak.
+    AdamW (arXiv 1711.05101) by default, with the fused kernel, which needs no temporaries. The unfused one holds two as
+    large as the embedding at its peak.
     """
     decayed = [parameter for name, parameter in parameters.items() if decays(name)]
     spared = [parameter for name, parameter in parameters.items() if not decays(name)]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
+    filled: Any = [group for group in groups if group["params"]]
+    match config.optim:
+        case "sgd":
+            return torch.optim.SGD(filled, lr=config.learning_rate)
+        case "rmsprop":
+            return torch.optim.RMSprop(filled, lr=config.learning_rate)
+        case "adagrad":
+            return torch.optim.Adagrad(filled, lr=config.learning_rate)
+        case "adamw_torch" | "adamw_torch_fused":
+            return torch.optim.AdamW(
+                filled,
+                lr=config.learning_rate,
+                betas=(config.adam_beta1, config.adam_beta2),
+                eps=config.adam_epsilon,
+                fused=config.optim == "adamw_torch_fused",
+            )
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:

@@ -2,7 +2,7 @@
 
     rows --score()--> logprobs of policy and reference, for the rows of a batch
     rows --accumulate()--> gradients of the rows' part of the step's loss, and statistics
-           step()      --> gradients --clip--> AdamW --> policy version + 1
+           step()      --> gradients --clip--> optimizer --> policy version + 1
 
 This module holds the state that outlives a call: optimizer, schedule, policy version, checkpoint. run_models.py creates
 the models, and rank_passes.py computes on rows.

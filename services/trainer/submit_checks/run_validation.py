@@ -235,9 +235,7 @@ def _parse(raw: Any) -> RunConfig:
 
 
 def _is_a_place(source: DatasetSource) -> bool:
-    return source.path.startswith("/") or (
-        not source.path.endswith((".jsonl", ".json", ".parquet")) and is_hub_id(source.path)
-    )
+    return source.path.startswith("/") or (not source.is_file and is_hub_id(source.path))
 
 
 def _not_a_place(source: DatasetSource) -> str:

@@ -73,7 +73,9 @@ def test_a_lora_run_has_an_engine_that_serves_one_adapter_of_its_rank() -> None:
     assert "enable_lora" not in spec_for(a_config(), has_cuda=False).engine_args({}, has_cuda=False)
 
 
-@pytest.mark.parametrize("changes", [{"lora_r": 8}, {"lora_alpha": 64}, {"lora_target_modules": ["q_proj"]}])
+@pytest.mark.parametrize(
+    "changes", [{"lora_r": 8}, {"lora_alpha": 64}, {"lora_target_modules": ["q_proj"]}, {"use_rslora": True}]
+)
 def test_another_kind_of_adapter_needs_another_engine(changes: dict[str, Any]) -> None:
     lora = spec_for(a_config(use_peft=True), has_cuda=False)
     assert spec_for(a_config(use_peft=True, **changes), has_cuda=False) != lora

@@ -86,6 +86,46 @@ def test_a_run_that_was_submitted_and_cannot_be_watched_is_not_taken_for_one_tha
     assert said.err.startswith("headrace: run-1 was submitted, but cannot be watched: This needs a key with the scope")
 
 
+def test_a_configuration_of_trl_is_printed_as_a_run_file_without_a_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "grpo.yaml").write_text("model_name_or_path: m\nreward_funcs: a\ndataset_name: d\nvllm_mode: server\n")
+    assert cli.main(["submit", "--trl", "grpo.yaml", "--print"]) == 0
+    said = capsys.readouterr().out
+    assert "\nmodel: m\n" in said
+    assert "# vllm_mode: left out; the generator is always vLLM" in said
+
+
+def test_a_configuration_of_trl_is_submitted_as_a_run_with_a_note_for_each_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "grpo.yaml").write_text("model_name_or_path: m\nreward_funcs: a\ndataset_name: d\nvllm_mode: server\n")
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    answer = {"run": {"run_id": "run-1"}, "warnings": [], "derived": {}}
+    with serving(lambda asked: answer if asked.method == "POST" else {}) as api:
+        assert cli.main(["submit", "--trl", "grpo.yaml", "--url", api.url]) == 0
+    (submitted,) = [asked.body for asked in api.asked if asked.method == "POST"]
+    assert (submitted["model"], submitted["reward_funcs"], submitted["groups_per_step"]) == ("m", ["a"], 1)
+    assert "note: vllm_mode: left out;" in capsys.readouterr().out
+
+
+def test_a_refused_run_is_explained_with_a_line_for_each_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.yaml").write_text("model: m\n")
+    errors = [{"field": "a", "message": "is required"}, {"field": "", "message": "b=1 would change nothing"}]
+    body = {"type": "/problems/invalid-run", "title": "Invalid run", "status": 422, "detail": "...", "errors": errors}
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda asked: Answer(422, json.dumps(body).encode()) if asked.method == "POST" else {}) as api:
+        assert cli.main(["submit", "run.yaml", "--url", api.url]) == 1
+    assert capsys.readouterr().err == ("headrace: the run is refused:\n  a: is required\n  b=1 would change nothing\n")
+    (tmp_path / "grpo.yaml").write_text("fp16: true\nneftune_noise_alpha: 5\n")
+    assert cli.main(["submit", "--trl", "grpo.yaml"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "headrace: the run is refused:"
+    assert [line.partition(":")[0] for line in said[1:]] == ["  fp16", "  neftune_noise_alpha"]
+
+
 def test_a_key_that_is_refused_is_named_by_where_it_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,9 @@ def refused(raw: dict[str, Any]) -> UserError:
 def test_a_missing_data_set_is_asked_for_by_the_name_most_people_use() -> None:
     error = refused(BASE)
     assert error.field == "dataset_name"
-    assert str(error).startswith("dataset_name: is required: Path of a .jsonl or .parquet file, or a Hugging Face")
+    assert str(error).startswith(
+        "dataset_name: is required: Path of a .jsonl, .json, .csv or .parquet file, or of a directory"
+    )
     assert "`datasets`" in str(error)
 
 

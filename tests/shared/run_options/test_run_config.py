@@ -20,6 +20,25 @@ def test_three_settings_are_enough() -> None:
     assert config.clip_range() == (0.8, 1.2)
 
 
+def test_one_reward_function_may_be_a_text() -> None:
+    assert parse_run_config({**MINIMAL, "reward_funcs": "a:f"}).reward_funcs == ["a:f"]
+
+
+def test_null_is_the_default_where_it_is_trls_default() -> None:
+    nulls = dict.fromkeys(("min_p", "report_to", "save_total_limit", "steps_per_generation", "attn_implementation"))
+    config = parse_run_config({**MINIMAL, **nulls})
+    assert config == parse_run_config(MINIMAL)
+    assert not config.model_fields_set & nulls.keys()
+
+
+def test_steps_between_checkpoints_may_be_a_share_of_the_run() -> None:
+    config = parse_run_config({**MINIMAL, "save_steps": 0.25, "eval_dataset_name": "e.jsonl", "eval_steps": 0.1})
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+    in_steps = config.in_steps(33)
+    assert (in_steps.save_steps, in_steps.eval_steps) == (9, 4), "rounded up, as in transformers"
+    assert parse_run_config(MINIMAL).in_steps(33).save_steps == 10
+
+
 def test_a_config_survives_being_stored_as_json() -> None:
     config = parse_run_config({**MINIMAL, "epsilon_high": 0.28, "reward_weights": [2.0]})
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
@@ -43,7 +62,7 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"model_revision": 7}, "model_revision: must be text, and is a number; put it in quotes"),
         ({"packing": "true"}, "packing: must be true or false, and is text; write it without quotes"),
         ({"packing": "maybe"}, "packing: must be true or false, and is text$"),
-        ({"reward_funcs": "a:f"}, "reward_funcs: must be a list, and is text"),
+        ({"reward_funcs": 7}, "reward_funcs: must be a list, and is a number"),
         ({"reward_funcs": ["a:f", 2]}, "reward_funcs.1: must be text, and is a number"),
         ({"rename_columns": [1]}, "rename_columns: must be a table of names and values, and is a list"),
         ({"rename_columns": {"": "x"}}, "rename_columns.a name in it: must be text that is not empty"),
@@ -63,6 +82,14 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"reward_failure_window": 0}, "reward_failure_window: must be at least 1"),
         ({"reward_funcs": []}, "reward_funcs: is required: Built-in names.*get_reward"),
         ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
+        ({"optim": "sgd", "adam_beta1": 0.5}, "adam_beta1 would change nothing: optim sgd does not use it"),
+        ({"optim": "lion_32bit"}, "optim: must be one of adamw_torch_fused, adamw_torch, sgd, rmsprop or adagrad"),
+        ({"save_steps": 0}, "save_steps: must be greater than 0"),
+        ({"save_steps": 2.5}, "save_steps: 2.5 is neither a whole number of steps nor, below 1, a share of the run"),
+        ({"eval_steps": 1.5}, "eval_steps: 1.5 is neither"),
+        ({"processing_class": "x"}, "there is no such setting; the tokenizer is loaded from the model"),
+        ({"train_dataset": "x"}, "there is no such setting; set dataset_name"),
+        ({"token_budget": 1}, "there is no such setting; the setting is max_tokens_per_microbatch"),
         ({"max_steps": 0}, "max_steps=0 trains nothing"),
         ({"max_steps": 5, "warmup_steps": 10}, "warmup_steps=10 is longer than max_steps=5"),
         ({"max_tokens_per_microbatch": 100}, "one rollout may have 512 tokens.*raise it to at least 512"),

@@ -103,6 +103,22 @@ def test_a_checkpoint_before_the_first_step_resumes_too(tiny_model: Path, tmp_pa
     assert_same_weights(weights(resumed), weights(straight))
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "rmsprop", "adagrad"])
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_every_optimizer_resumes_to_the_last_bit(tiny_model: Path, tmp_path: Path, optim: str, num_before: int) -> None:
+    straight = trained_core(tiny_model, optim=optim)
+    train(straight, range(3))
+    first = trained_core(tiny_model, optim=optim)
+    train(first, range(num_before))
+    save_checkpoint(tmp_path, first, {}, step=num_before, keep=1)
+    checkpoint = newest_valid(tmp_path)
+    assert checkpoint is not None
+    resumed = trained_core(tiny_model, optim=optim)
+    load_into(resumed, checkpoint)
+    train(resumed, range(num_before, 3))
+    assert_same_weights(weights(resumed), weights(straight))
+
+
 def test_the_random_generator_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
     core = trained_core(tiny_model)
     torch.manual_seed(123)

@@ -204,7 +204,32 @@ def test_an_empty_file_is_refused(write: Write) -> None:
 
 
 def test_a_file_of_another_kind_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "train.csv"
+    path = tmp_path / "train.tsv"
     path.write_text("prompt\nhi\n")
-    with pytest.raises(UserError, match=r"neither .jsonl nor .parquet; convert it"):
+    with pytest.raises(UserError, match=r"is none of .jsonl, .json, .csv, .parquet; convert it"):
+        open_dataset(config(path))
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"prompt": "a", "n": 1},\n {"prompt": "b"}]', '{"prompt": "a", "n": 1}\n{"prompt": "b"}\n']
+)
+def test_a_json_file_is_a_list_of_objects_or_json_lines(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(text)
+    dataset = open_dataset(config(path, shuffle_dataset=False))
+    assert [dataset.row_at(number).prompt for number in range(len(dataset))] == ["a", "b"]
+    assert [dataset.row_at(number).columns for number in range(2)] == [{"n": 1}, {"n": None}]
+
+
+def test_a_bad_object_of_a_json_list_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text('[{"prompt": "a"}, 7]')
+    dataset = open_dataset(config(path, shuffle_dataset=False))
+    assert dataset.row_at(1).problem == f"{path} object 2 is not a JSON object; write one {{...}} a line"
+
+
+def test_a_json_list_that_breaks_off_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text('[{"prompt": "a"},')
+    with pytest.raises(UserError, match="cannot be read as a JSON list"):
         open_dataset(config(path))

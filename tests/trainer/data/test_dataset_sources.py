@@ -282,3 +282,54 @@ def test_a_file_that_is_swapped_after_the_look_is_not_read(tmp_path: Path, monke
     monkeypatch.setattr(FileRoots, "require", look_and_swap)
     with pytest.raises(UserError, match="leads through a link out"):
         open_dataset(config(str(rows)), FileRoots((str(tmp_path / "data"),), "HEADRACE_DATA_ROOTS"))
+
+
+def prompts(run: RunConfig) -> list[Any]:
+    dataset = open_dataset(run)
+    return [dataset.row_at(number).prompt for number in range(len(dataset))]
+
+
+def test_a_csv_file_is_a_table_with_the_types_that_datasets_finds_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('prompt,answer,score\n"two\nlines, and a comma",4,0.5\nb,,1\n')
+    dataset = open_dataset(config(str(path)))
+    rows = [dataset.row_at(number) for number in range(len(dataset))]
+    assert [row.prompt for row in rows] == ["two\nlines, and a comma", "b"]
+    assert [row.columns for row in rows] == [{"answer": 4, "score": 0.5}, {"answer": None, "score": 1.0}]
+
+
+def test_a_csv_file_with_rows_of_different_length_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("prompt,answer\na,1\nb,2,3\n")
+    with pytest.raises(UserError, match=r"cannot be read as CSV: .*Expected 2 columns, got 3"):
+        open_dataset(config(str(path)))
+
+
+def test_directories_of_save_to_disk_are_data_sets(tmp_path: Path) -> None:
+    of_rows: Any = cast(Any, datasets.Dataset).from_list
+    train, test = of_rows([{"prompt": "a"}, {"prompt": "b"}]), of_rows([{"prompt": "c"}])
+    train.save_to_disk(tmp_path / "one", num_shards=2)
+    assert prompts(config(str(tmp_path / "one"))) == ["a", "b"]
+    cast(Any, datasets.DatasetDict)({"train": train, "test": test}).save_to_disk(tmp_path / "both")
+    assert prompts(config(str(tmp_path / "both"))) == ["a", "b"]
+    run = config(str(tmp_path / "both"), dataset_test_split="test", eval_steps=5)
+    found = open_eval_dataset(run)
+    assert found is not None
+    assert found.row_at(0).prompt == "c"
+    for name, sentence in (("one", "without splits"), ("both", "has no split dev; it has train, test")):
+        with pytest.raises(UserError, match=sentence):
+            open_dataset(config(str(tmp_path / name), dataset_train_split="dev"))
+
+
+def test_a_saved_data_set_cannot_name_files_outside_it(tmp_path: Path) -> None:
+    cast(Any, datasets.Dataset).from_list([{"prompt": "canary"}]).save_to_disk(tmp_path / "secret")
+    (arrow,) = (tmp_path / "secret").glob("*.arrow")
+    saved = tmp_path / "data"
+    saved.mkdir()
+    (saved / "state.json").write_text(f'{{"_data_files": [{{"filename": "../secret/{arrow.name}"}}]}}')
+    with pytest.raises(UserError, match="names a file in another directory"):
+        open_dataset(config(str(saved)))
+    (saved / "state.json").write_text(f'{{"_data_files": [{{"filename": "{arrow.name}"}}]}}')
+    (saved / arrow.name).symlink_to(arrow)
+    with pytest.raises(UserError, match="leads through a link out"):
+        open_dataset(config(str(saved)), FileRoots((str(saved),), "HEADRACE_DATA_ROOTS"))

@@ -216,8 +216,11 @@ def test_an_exported_adapter_is_loaded_by_peft_and_says_what_the_trainer_says(ti
     assert exported.keys() == weights(core).keys()
 
 
-def test_merged_weights_say_what_base_and_adapters_say(tiny_model: Path, tmp_path: Path) -> None:
-    core, checkpoint = saved_run(tmp_path / "run-1", tiny_model)
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_merged_weights_say_what_base_and_adapters_say(tiny_model: Path, tmp_path: Path, use_rslora: bool) -> None:
+    core, checkpoint = saved_run(tmp_path / "run-1", tiny_model, use_rslora=use_rslora)
+    scales = {layer.scaling["default"] for layer in core.lm.modules() if hasattr(layer, "lora_A")}
+    assert scales == {6.0 if use_rslora else 3.0}, "12 / sqrt(4), or 12 / 4"
     assert main(["export", str(checkpoint), "--to", str(tmp_path / "merged"), "--merge"]) == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
     assert logprobs_of(merged, ROW) == pytest.approx(logprobs(core, [ROW]), abs=1e-5)

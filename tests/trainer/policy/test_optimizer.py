@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.policy.optimizer import decays
+from services.trainer.policy.optimizer import decays, make_optimizer
+from shared.run_options.run_config import RunConfig
+from shared.run_options.training import NUM_MOMENTS
 from tests.trainer.cores import GRADIENT_DESCENT, make_core, make_row, weights
 
 
@@ -38,6 +40,29 @@ def test_weight_decay_spares_norms(tiny_model: Path) -> None:
     for name, tensor in weights(core).items():
         factor = 1.0 if "norm" in name else 1 - 0.1 * 0.5
         torch.testing.assert_close(tensor, before[name] * factor)
+
+
+@pytest.mark.parametrize(
+    ("optim", "moved"),
+    [
+        ("adamw_torch_fused", [0.5, -0.5]),  # the sign of the gradient times the learning rate
+        ("adamw_torch", [0.5, -0.5]),
+        ("adagrad", [0.5, -0.5]),
+        ("rmsprop", [5.0, -5.0]),  # the first second moment is 0.01 times the square
+        ("sgd", [1.0, -2.0]),
+    ],
+)
+def test_the_first_step_of_each_optimizer(optim: str, moved: list[float]) -> None:
+    config = RunConfig.model_validate(
+        {"model": "m", "dataset_name": "d", "reward_funcs": ["a"], "optim": optim, "learning_rate": 0.5}
+    )
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = make_optimizer({"w": weight}, config)
+    weight.grad = torch.tensor([2.0, -4.0])
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), -torch.tensor(moved))
+    moments = [kept for kept in optimizer.state[weight].values() if isinstance(kept, torch.Tensor) and kept.dim()]
+    assert len(moments) == NUM_MOMENTS[config.optim], "which the plan counts on"
 
 
 def test_weight_decay_goes_by_the_names_transformers_goes_by() -> None:

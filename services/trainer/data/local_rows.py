@@ -1,0 +1,174 @@
+"""Reads the rows of a file on this machine: JSON, CSV, Parquet, or a directory that ``save_to_disk`` wrote.
+
+Errors of the libraries end here: every problem with a file becomes a sentence for the user.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from services.trainer.data.row_source import BadRowError, RowSource
+from shared.errors import UserError
+from shared.file_roots import FileRoots
+from shared.run_options.data import DatasetSource
+
+_BOM = b"\xef\xbb\xbf"
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
+"""Files of ``Dataset.save_to_disk`` and of ``DatasetDict.save_to_disk``."""
+
+
+def is_saved_to_disk(path: Path) -> bool:
+    """Whether a directory was written by ``save_to_disk``."""
+    return (path / _STATE).is_file() or (path / _SPLITS).is_file()
+
+
+class _JsonRows:
+    """JSON objects: one a line, or all in one list. Keeps them as bytes, and decodes them when read.
+
+    Blank lines are skipped.
+    """
+
+    def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
+        self._path = path
+        try:
+            with _opened(path, field, roots) as file:
+                text = file.read().removeprefix(_BOM)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}", field=field) from error
+        self._unit = "line" if path.suffix == ".jsonl" or not text.lstrip().startswith(b"[") else "object"
+        if self._unit == "line":
+            self._rows = [(number, line) for number, line in enumerate(text.split(b"\n"), start=1) if line.strip()]
+            return
+        try:
+            self._rows = [*enumerate(map(bytes, msgspec.json.decode(text, type=list[msgspec.Raw])), start=1)]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UserError(f"{path} cannot be read as a JSON list: {error}", field=field) from error
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def columns(self) -> list[str]:
+        decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        names: dict[str, None] = {}
+        for _, text in self._rows:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # read() reports it
+                names |= dict.fromkeys(decoder.decode(text.removeprefix(_BOM)))
+        return list(names)
+
+    def read(self, position: int) -> dict[str, Any]:
+        try:
+            row: Any = msgspec.json.decode(self._rows[position][1].removeprefix(_BOM))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRowError(f"is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise BadRowError("is not a JSON object; write one {...} a line")
+        return cast(dict[str, Any], row)
+
+    def where(self, position: int) -> str:
+        return f"{self._path} {self._unit} {self._rows[position][0]}"
+
+
+class _TableRows:
+    """The rows of a table in memory.
+
+    Args:
+        table: A ``pyarrow.Table``.
+        path: The file, for messages.
+    """
+
+    def __init__(self, table: Any, path: Path) -> None:
+        self._table = table
+        self._path = path
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def columns(self) -> list[str]:
+        return list(self._table.column_names)
+
+    def read(self, position: int) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = self._table.slice(position, 1).to_pylist()
+        return rows[0]
+
+    def where(self, position: int) -> str:
+        return f"{self._path} row {position}"
+
+
+def open_file(path: Path, field: str, roots: FileRoots | None) -> RowSource:
+    """Return the rows of a file, whose format is its suffix.
+
+    Raises:
+        UserError: The file cannot be read.
+    """
+    if path.suffix in (".jsonl", ".json"):
+        return _JsonRows(path, field, roots)
+    try:
+        with _opened(path, field, roots) as file:
+            return _TableRows(_csv(file) if path.suffix == ".csv" else _parquet(file), path)
+    except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's errors derive from these
+        name = "CSV" if path.suffix == ".csv" else "Parquet"
+        raise UserError(f"{path} cannot be read as {name}: {error}", field=field) from error
+
+
+def open_saved(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSource:
+    """Return a split of a directory that ``save_to_disk`` wrote.
+
+    The Arrow files are read here and not by the datasets library, which would open any file that a row refers to.
+
+    Raises:
+        UserError: The split does not exist, or a file cannot be read.
+    """
+    from pyarrow import ArrowInvalid, concat_tables
+
+    path = Path(source.path)
+    try:
+        if (path / _SPLITS).is_file():
+            splits = list(_json(path / _SPLITS, field, roots)["splits"])
+            if source.split not in splits:
+                raise UserError(f"{path} has no split {source.split}; it has {', '.join(splits)}", field=field)
+            path /= source.split
+        elif source.split not in ("train", "test"):  # the defaults of the two settings
+            raise UserError(f"{path} is one data set without splits; leave the split out", field=field)
+        files = [str(file["filename"]) for file in _json(path / _STATE, field, roots)["_data_files"]]
+        if strange := next((name for name in files if Path(name).name != name), None):
+            raise UserError(f"{path / _STATE} names a file in another directory: {strange[:200]!r}", field=field)
+        tables = [_arrow(path / name, field, roots) for name in files]
+        return _TableRows(cast(Any, concat_tables)(tables), path)
+    except (OSError, ValueError, KeyError, TypeError, ArrowInvalid, NotImplementedError) as error:
+        raise UserError(f"{path} cannot be read as a data set of save_to_disk: {error}", field=field) from error
+
+
+def _opened(path: Path, field: str, roots: FileRoots | None) -> BinaryIO:
+    return path.open("rb") if roots is None else roots.open(str(path.absolute()), field=field)
+
+
+def _parquet(file: BinaryIO) -> Any:
+    from pyarrow import parquet
+
+    return cast(Any, parquet).read_table(file)
+
+
+def _csv(file: BinaryIO) -> Any:
+    """Return the table with the types and nulls that the datasets library finds in it."""
+    from pyarrow import csv
+
+    of_csv: Any = csv
+    return of_csv.read_csv(
+        file,
+        parse_options=of_csv.ParseOptions(newlines_in_values=True),
+        convert_options=of_csv.ConvertOptions(strings_can_be_null=True),
+    )
+
+
+def _arrow(path: Path, field: str, roots: FileRoots | None) -> Any:
+    from pyarrow import ipc
+
+    with _opened(path, field, roots) as file:
+        return cast(Any, ipc).open_stream(file).read_all()
+
+
+def _json(path: Path, field: str, roots: FileRoots | None) -> dict[str, Any]:
+    with _opened(path, field, roots) as file:
+        return msgspec.json.decode(file.read(), type=dict[str, Any])
