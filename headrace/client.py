@@ -158,6 +158,10 @@ class HeadraceClient:
         """Return the metrics of every optimizer step so far, oldest first."""
         return [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
 
+    def evaluations(self, run_id: str) -> Rows:
+        """Return the metrics of every evaluation so far, oldest first. Their names begin with ``eval_``."""
+        return [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/evaluations", "evaluations")]
+
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
         """Return the rollouts trained in ``step``; by default, of the newest step that was logged."""
         path = f"/v1/runs/{_quoted(run_id)}/rollouts"
