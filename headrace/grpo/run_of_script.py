@@ -13,9 +13,10 @@ from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from shared.errors import UserError
 from shared.run_options.grpo_config import GRPOConfig
-from shared.run_options.trl_config import run_config_of
+from shared.run_options.trl.run_config_of_trl import run_config_of
 
-_OURS = ("max_staleness", "run_options")
+_ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best")
+"""Beginnings of options that have no meaning without steps."""
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora"}
 _LORA |= {"use_dora": "use_dora", "modules_to_save": "lora_modules_to_save"}
 
@@ -75,7 +76,7 @@ def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], lis
 
 def evaluation_settings(script: Script, files: Files, *, data: Any) -> dict[str, Any]:
     """Return the settings of a run that makes no step and evaluates the model on ``data``."""
-    options = {name: value for name, value in _options(script.args).items() if not name.startswith("eval_")}
+    options = {name: value for name, value in _options(script.args).items() if not name.startswith(_ABOUT_STEPS)}
     settings, _ = run_config_of(options | {"model_name_or_path": script.model.save_for_run(files.inputs)})
     settings |= _rewards(script, files) | _agent(script, files)
     rows = settings.get("max_eval_prompts", 256)
@@ -86,8 +87,10 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> dict[str,
 
 
 def _options(args: GRPOConfig) -> dict[str, Any]:
-    """Return the options that are TRL's."""
-    return {option.name: getattr(args, option.name) for option in fields(args) if option.name not in _OURS}
+    """Return the options that were chosen: those without their default."""
+    default = GRPOConfig()
+    chosen = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
+    return {name: value for name, value in chosen.items() if value != getattr(default, name)}
 
 
 def _lora(script: Script) -> dict[str, Any]:
