@@ -15,6 +15,7 @@ The run belongs to the services and not to the script: Ctrl-C pauses it, and ``t
 import json
 import shutil
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
@@ -235,6 +236,7 @@ class GRPOTrainer:
     def _connected(self) -> ScriptServices:
         if self._services is None:
             self._services = find_services(say=say)
+            weakref.finalize(self, self._services.client.close)
         return self._services
 
     def _begun(self, client: HeadraceClient, *, resume: bool) -> Run:
