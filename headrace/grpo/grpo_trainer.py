@@ -31,7 +31,7 @@ from headrace.grpo.training_events import TrainingEvents
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
 from shared.errors import HeadraceError, UserError
-from shared.run_options.from_trl import ELSEWHERE
+from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
 
 _PIPE_WIDTH: Final = 120
@@ -82,9 +82,9 @@ class GRPOTrainer:
         from transformers import TrainerControl, TrainerState
 
         if tuple(optimizers) != (None, None):
-            raise UserError(f"optimizers is not supported: {ELSEWHERE['optim_args']}")
+            raise UserError(f"optimizers is not supported: {INSTEAD['optim_args']}")
         if rollout_func is not None:
-            raise UserError(f"rollout_func is not supported: {ELSEWHERE['rollout_func']}")
+            raise UserError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
         self.args = args if args is not None else GRPOConfig()
         self.reward_funcs = _as_list(reward_funcs)
         if not self.reward_funcs and environment_factory is None:
