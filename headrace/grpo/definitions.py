@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from shared.errors import UserError
+from headrace.grpo.argument_error import ArgumentError
 
 BUILTINS = frozenset(dir(__import__("builtins")))
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
@@ -75,7 +75,7 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
     """Return the definition of a function or class, parsed, and the lines of its file.
 
     Raises:
-        UserError: Its source is not available.
+        ArgumentError: Its source is not available.
     """
     functions = list(_functions_in(value))
     file = functions[0].__code__.co_filename if functions else _file_of(value)
@@ -94,7 +94,7 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
         ):
             return node, lines
     needs = f"{used_by} uses {name}, and the source of {name}" if used_by else f"the source of {name}"
-    raise UserError(
+    raise ArgumentError(
         f"{needs} is not available, so it cannot be sent to the services; write it in a file or in a notebook's cell"
     )
 
@@ -138,7 +138,7 @@ def names_used(text: str, *, name: str) -> set[str]:
     try:
         module = symtable.symtable(text, name, "exec")
     except SyntaxError as error:
-        raise UserError(
+        raise ArgumentError(
             f"{name} cannot stand alone: {error.msg}. Keep state that outlives a call in a list or table of the module"
         ) from error
     inside = [module]

@@ -20,8 +20,8 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any, cast
 
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.definitions import Scope, definition_of, function_of, names_in_quotes, names_used, text_of
-from shared.errors import UserError
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, dict)
@@ -38,7 +38,7 @@ def module_text(functions: Mapping[str, Any]) -> str:
     """Return the text of a module that defines each function or class under its name in ``functions``.
 
     Raises:
-        UserError: Something that they use has no source or cannot be written as text. The message names it.
+        ArgumentError: Something that they use has no source or cannot be written as text. The message names it.
     """
     module = _Module()
     for name, function in functions.items():
@@ -69,7 +69,7 @@ class _Module:
         """Write the definition of ``name``, and before it those of all names that it uses."""
         if name in self._values:
             if not _is_same(self._values[name], value):
-                raise UserError(
+                raise ArgumentError(
                     f"{used_by or name}: two different things are called {name} in the code that it uses; rename one "
                     "of them"
                 )
@@ -124,7 +124,7 @@ def _import_of(name: str, value: Any) -> str | None:
     if isinstance(value, ModuleType):
         module = value.__name__
         if not is_installed(module):
-            raise UserError(
+            raise ArgumentError(
                 f"{module} is a module of your own, and only its functions can be sent: import them by name "
                 f"(from {module} import ...)"
             )
@@ -171,7 +171,7 @@ def _literal(value: Any, *, name: str, used_by: str) -> str:
     """Return an expression that makes the value.
 
     Raises:
-        UserError: There is none.
+        ArgumentError: There is none.
     """
     text = repr(value) if isinstance(value, (*_SCALARS, *_CONTAINERS)) else ""
     try:
@@ -180,7 +180,7 @@ def _literal(value: Any, *, name: str, used_by: str) -> str:
         is_it = False
     if not is_it:
         what = f"{used_by} uses {name}, which" if used_by else name
-        raise UserError(
+        raise ArgumentError(
             f"{what} is {_described(value)} and cannot be sent to the services as text; create it inside the function, "
             "or give plain values"
         )

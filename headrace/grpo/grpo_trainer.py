@@ -24,13 +24,14 @@ from rich.console import Console
 
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submission
 from headrace.event_stream import Event
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
 from headrace.grpo.script_services import ScriptServices, find_services
 from headrace.grpo.training_events import TrainingEvents
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
-from shared.errors import HeadraceError, UserError
+from shared.errors import HeadraceError
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
 
@@ -59,7 +60,7 @@ class GRPOTrainer:
         environment_factory: Class of an environment.
 
     Raises:
-        UserError: An argument is not supported. The message says what to do instead.
+        ArgumentError: An argument is not supported. The message says what to do instead.
     """
 
     def __init__(
@@ -82,15 +83,15 @@ class GRPOTrainer:
         from transformers import TrainerControl, TrainerState
 
         if tuple(optimizers) != (None, None):
-            raise UserError(f"optimizers is not supported: {INSTEAD['optim_args']}")
+            raise ArgumentError(f"optimizers is not supported: {INSTEAD['optim_args']}")
         if rollout_func is not None:
-            raise UserError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
+            raise ArgumentError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
         self.args = args if args is not None else GRPOConfig()
         self.reward_funcs = _as_list(reward_funcs)
         if not self.reward_funcs and environment_factory is None:
-            raise UserError("reward_funcs is missing, and no environment_factory is there to give rewards")
+            raise ArgumentError("No reward source provided: give reward_funcs, or an environment_factory")
         if train_dataset is None:
-            raise UserError("train_dataset is missing: give a datasets.Dataset with a column prompt, or a hub id")
+            train_dataset = _data_of_environment(environment_factory, self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.run: Run | None = None
         """The training run, as the API shows it; None before ``train()``."""
@@ -144,7 +145,7 @@ class GRPOTrainer:
             resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``.
 
         Raises:
-            UserError: An argument or option is refused, or there is no run to go on with.
+            ArgumentError: An argument or option is refused, or there is no run to go on with.
             HeadraceError: The run failed.
         """
         from transformers.trainer_utils import TrainOutput
@@ -187,7 +188,7 @@ class GRPOTrainer:
             metric_key_prefix: Beginning of the metrics' names. The name of a data set in a dictionary is added to it.
 
         Raises:
-            UserError: There is nothing to evaluate on.
+            ArgumentError: There is nothing to evaluate on.
             HeadraceError: The evaluation failed.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -214,7 +215,7 @@ class GRPOTrainer:
         """Write the model and its tokenizer to ``output_dir``, by default that of the options."""
         directory = output_dir or self.args.output_dir
         if directory is None:
-            raise UserError("save_model needs a directory: give output_dir")
+            raise ArgumentError("save_model needs a directory: give output_dir")
         if self._live.trained is None:
             self._live.save(Path(directory))
         else:
@@ -226,7 +227,7 @@ class GRPOTrainer:
 
         name = self.args.hub_model_id or Path(self.args.output_dir or "").name
         if not name:
-            raise UserError("push_to_hub needs a name: set hub_model_id")
+            raise ArgumentError("push_to_hub needs a name: set hub_model_id")
         api = HfApi(token=self.args.hub_token)
         repository = api.create_repo(name, private=self.args.hub_private_repo, exist_ok=True).repo_id
         directory = Path(self.args.output_dir or ".headrace") / "model"
@@ -273,7 +274,7 @@ class GRPOTrainer:
             self._epochs_per_step = float(link["epochs_per_step"])
             return client.get(link["run_id"])
         except (OSError, ValueError, KeyError, HeadraceApiError) as error:
-            raise UserError(f"resume_from_checkpoint: no run to go on with ({file}: {error})") from error
+            raise ArgumentError(f"resume_from_checkpoint: no run to go on with ({file}: {error})") from error
 
     def _take(self, event: Event) -> None:
         """Tell callbacks of an event of the run."""
@@ -312,6 +313,17 @@ class GRPOTrainer:
     def _console(self) -> Console:
         console = Console(emoji=False, quiet=bool(self.args.disable_tqdm))
         return console if console.is_terminal or console.is_jupyter else Console(emoji=False, width=_PIPE_WIDTH)
+
+
+def _data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict[str, Any]]:
+    """Return the rows for an environment whose ``reset`` returns every prompt: one user message to append it to."""
+    if environment_factory is None:
+        raise ArgumentError("`train_dataset` is required: give a datasets.Dataset with a column prompt, or a hub id")
+    if isinstance(environment_factory, Mapping):
+        raise ArgumentError("a dictionary of environments requires a `train_dataset` with a column environment")
+    if args.max_steps <= 0:
+        raise ArgumentError("max_steps is required where the environment makes the prompts, and there is no data set")
+    return [{"prompt": [{"role": "user", "content": ""}]}]
 
 
 def _as_list(value: Any) -> list[Any]:

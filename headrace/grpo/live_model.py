@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.run_inputs import RunInputs
-from shared.errors import UserError
 
 _ADAPTER = "adapter_config.json"
 
@@ -23,7 +23,7 @@ class LiveModel:
         init_kwargs: Arguments of ``from_pretrained``.
 
     Raises:
-        UserError: It is none of these, or a ``PeftModel`` whose adapter was trained already.
+        ArgumentError: It is none of these, or a ``PeftModel`` whose adapter was trained already.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, peft_config: Any, init_kwargs: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ class LiveModel:
             self.name = _absolute(model)
             return
         if not hasattr(model, "save_pretrained"):
-            raise UserError(f"model is a {type(model).__name__}; give a hub id, a directory or a PreTrainedModel")
+            raise ArgumentError(f"model is a {type(model).__name__}; give a hub id, a directory or a PreTrainedModel")
         self.name = str(model.config._name_or_path)  # noqa: SLF001 (transformers has no other name for it)
         self._model = model
         if hasattr(model, "get_base_model"):
@@ -80,11 +80,11 @@ class LiveModel:
         """Return the model's name or directory for a run. An object, or a tokenizer of its own, is written first.
 
         Raises:
-            UserError: The last training left an adapter, which a run cannot begin with.
+            ArgumentError: The last training left an adapter, which a run cannot begin with.
         """
         if self.trained is not None:
             if (self.trained / _ADAPTER).exists():
-                raise UserError(
+                raise ArgumentError(
                     "the adapter of the last training cannot be trained further; `headrace export --merge` makes a "
                     "model of it and its base"
                 )
@@ -148,11 +148,11 @@ def _config_of_new_adapter(model: Any) -> Any:
     """Return the configuration of a PeftModel's adapter, which must not change what the base computes.
 
     Raises:
-        UserError: It does.
+        ArgumentError: It does.
     """
     (name,) = model.peft_config
     if any(bool(weights.any()) for key, weights in model.named_parameters() if "lora_B" in key):
-        raise UserError(
+        raise ArgumentError(
             "model has an adapter that was trained already, and a run begins with a new one: merge it first "
             "(model.merge_and_unload()), and give peft_config"
         )

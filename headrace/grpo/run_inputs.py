@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import module_text, plain_name
 from shared.disk_sync import write_whole
-from shared.errors import UserError
 
 _DIGITS = 12
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
@@ -45,17 +45,17 @@ class RunInputs:
             what: The argument's name, for messages.
 
         Raises:
-            UserError: It is neither, is empty, or has no end and ``num_rows`` is None.
+            ArgumentError: It is neither, is empty, or has no end and ``num_rows`` is None.
         """
         if hasattr(data, "to_parquet") and hasattr(data, "num_rows"):
             return self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet")
         if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
-            raise UserError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
+            raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
         if not hasattr(data, "__len__") and num_rows is None:
-            raise UserError(f"{what} has no length: set max_steps, so that the number of rows to take is known")
+            raise ArgumentError(f"{what} has no length: set max_steps, so that the number of rows to take is known")
         rows = [dict(row) for row in itertools.islice(cast("Iterable[Mapping[str, Any]]", data), num_rows)]
         if not rows:
-            raise UserError(f"{what} has no rows")
+            raise ArgumentError(f"{what} has no rows")
 
         def write(path: Path) -> None:
             with path.open("w", encoding="utf-8") as file:
@@ -64,7 +64,7 @@ class RunInputs:
         try:
             return self._named_by_content(write, suffix=".jsonl")
         except (TypeError, ValueError) as error:
-            raise UserError(f"{what} has a value that JSON does not have: {error}") from error
+            raise ArgumentError(f"{what} has a value that JSON does not have: {error}") from error
 
     def function(self, function: Any, *, otherwise: str) -> str:
         """Write a function or class as a module, and return its name as ``module:function``.
@@ -74,7 +74,7 @@ class RunInputs:
             otherwise: The name of a function without one.
 
         Raises:
-            UserError: It cannot be written as source.
+            ArgumentError: It cannot be written as source.
         """
         name = plain_name(function, otherwise=otherwise)
         text = module_text({name: function})

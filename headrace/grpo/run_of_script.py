@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
-from shared.errors import UserError
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
@@ -55,7 +55,7 @@ def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], lis
     """Return the settings of the run that trains, and notes for the user.
 
     Raises:
-        UserError: An argument has no meaning here. The message says what to do instead.
+        ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
     options = _options(script.args)
     wants_evaluations = script.args.eval_strategy != "no" or script.args.eval_on_start
@@ -97,11 +97,13 @@ def _lora(script: Script) -> dict[str, Any]:
     config, bits = script.model.peft_config, script.quantization_config
     found: dict[str, Any] = {"load_in_4bit": True} if getattr(bits, "load_in_4bit", False) else {}
     if bits is not None and not found:
-        raise UserError("quantization_config: only 4 bits are supported: BitsAndBytesConfig(load_in_4bit=True)")
+        raise ArgumentError("quantization_config: only 4 bits are supported: BitsAndBytesConfig(load_in_4bit=True)")
     if config is None:
         return found
     if type(config).__name__ != "LoraConfig":
-        raise UserError(f"peft_config is a {type(config).__name__}, but only LoRA is trained here: give a LoraConfig")
+        raise ArgumentError(
+            f"peft_config is a {type(config).__name__}, but only LoRA is trained here: give a LoraConfig"
+        )
     targets = config.target_modules
     found |= {ours: getattr(config, theirs) for theirs, ours in _LORA.items() if getattr(config, theirs, None)}
     found |= {"lora_target_modules": sorted(targets) if isinstance(targets, set) else targets} if targets else {}
@@ -141,7 +143,7 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
         found["tools"] = [_function(tool, files, otherwise=f"tool_{index}") for index, tool in enumerate(script.tools)]
     if (factory := script.environment_factory) is not None:
         if isinstance(factory, Mapping):
-            raise UserError("environment_factory: one environment a run is supported, not a dictionary of several")
+            raise ArgumentError("environment_factory: one environment a run is supported, not a dictionary of several")
         found["environment_factory"] = _function(factory, files, otherwise="make_environment")
     return found
 
@@ -156,10 +158,12 @@ def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     if isinstance(data, str):
         return data
     if data is None:
-        raise UserError(f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub")
+        raise ArgumentError(
+            f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"
+        )
     if isinstance(data, Mapping):
         names = ", ".join(str(name) for name in cast("Mapping[Any, Any]", data))
-        raise UserError(f"{what} has several data sets ({names}), but a run takes one: choose one of them")
+        raise ArgumentError(f"{what} has several data sets ({names}), but a run takes one: choose one of them")
     return files.once(f"data {num_rows}", data, lambda inputs: inputs.dataset(data, num_rows=num_rows, what=what))
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 
 from headrace.grpo.function_source import module_text, plain_name
-from shared.errors import UserError
 from tests.headrace.grpo import own_code
 
 pytestmark = pytest.mark.unit
@@ -194,5 +193,5 @@ def two_of_a_name() -> Callable[..., Any]:
     ],
 )
 def test_what_cannot_be_sent_is_refused_with_the_reason(function: Callable[..., Any], says: str) -> None:
-    with pytest.raises(UserError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(says)):
         module_text({"it": function})

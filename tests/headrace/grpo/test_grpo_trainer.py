@@ -15,7 +15,6 @@ from headrace.client import ENDED
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE
-from shared.errors import UserError
 from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -147,7 +146,7 @@ def test_ctrl_c_pauses_the_run_and_another_process_goes_on_with_it(trainer: Call
 
 
 def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRPOTrainer]) -> None:
-    with pytest.raises(UserError, match="resume_from_checkpoint: no run to go on with"):
+    with pytest.raises(ValueError, match="resume_from_checkpoint: no run to go on with"):
         trainer().train(resume_from_checkpoint=True)
 
 
@@ -156,15 +155,15 @@ def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRP
     [
         ({"optimizers": (object(), None)}, "optimizers is not supported: set adam_beta1"),
         ({"rollout_func": print}, "rollout_func is not supported: write it as an agent program"),
-        ({"reward_funcs": None}, "reward_funcs is missing"),
-        ({"train_dataset": None}, "train_dataset is missing"),
+        ({"reward_funcs": None}, "No reward source provided"),
+        ({"train_dataset": None}, "`train_dataset` is required"),
         ({"model": 3}, "model is a int; give a hub id, a directory or a PreTrainedModel"),
     ],
 )
 def test_arguments_without_a_meaning_are_refused_at_once(
     trainer: Callable[..., GRPOTrainer], arguments: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(ValueError, match=says):
         trainer(**arguments)
 
 
@@ -184,6 +183,6 @@ def test_arguments_that_a_run_cannot_have_are_refused_before_it_is_made(
     trainer: Callable[..., GRPOTrainer], arguments: dict[str, Any], says: str
 ) -> None:
     script = trainer(**arguments)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(ValueError, match=says):
         script.train()
     assert script.run is None or script.run["status"] in ENDED

@@ -9,7 +9,6 @@ import datasets
 import pytest
 
 from headrace.grpo.run_inputs import RunInputs
-from shared.errors import UserError
 from shared.user_code.function_loading import load_function
 from shared.user_code.places import Places
 
@@ -49,7 +48,7 @@ def test_an_iterable_dataset_gives_the_rows_that_are_needed(inputs: RunInputs) -
     ],
 )
 def test_data_that_cannot_be_written_is_refused(inputs: RunInputs, tmp_path: Path, data: Any, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(ValueError, match=says):
         inputs.dataset(data, num_rows=None, what="train_dataset")
     assert not list((tmp_path / "inputs").iterdir())
 

@@ -86,10 +86,10 @@ def _report(report: Path) -> int:
             outcome, why = "passed", ""
         outcomes[outcome] += 1
         if why:
-            print(f"{case.get('name')} | {outcome} | {why.removeprefix('does not apply: ')[:160]}")
+            sys.stdout.write(f"{case.get('name')} | {outcome} | {why.removeprefix('does not apply: ')[:160]}\n")
     applicable = outcomes["passed"] + outcomes["failed"]
     share = outcomes["passed"] / applicable if applicable else 0.0
-    print(json.dumps({**outcomes, "applicable": applicable, "share_passed": round(share, 3)}))
+    sys.stdout.write(json.dumps({**outcomes, "applicable": applicable, "share_passed": round(share, 3)}) + "\n")
     return 0 if share >= 0.8 else 1
 
 
