@@ -1,16 +1,18 @@
-"""Reads a run file: YAML or JSON with the keys of RunConfig.
+"""Reads a run file: YAML or JSON with the keys of RunConfig, or a configuration of TRL's command line.
 
 Paths are relative to the file's own directory, so a run file can lie beside its data and be submitted from anywhere.
-The run API checks the values, so that every client gets the same messages.
+Paths in a configuration of TRL are relative to the working directory, as in TRL. The run API checks the values, so that
+every client gets the same messages.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from shared.errors import UserError
+from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _PATHS = ("model", "dataset_name", "eval_dataset_name")
 _DATA_FILES = (".jsonl", ".json", ".parquet")
@@ -23,6 +25,36 @@ def read_run_file(path: Path) -> dict[str, Any]:
     Raises:
         UserError: The file cannot be read, is neither YAML nor JSON, or is not a table of settings.
     """
+    return _with_absolute_paths(_read_table(path), path.resolve().parent)
+
+
+def read_trl_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the run that a file for ``trl grpo --config`` describes, and notes on what is different, a sentence each.
+
+    Raises:
+        UserError: The file cannot be read, or a run cannot do what an option asks for.
+    """
+    options = _read_table(path)
+    launched = options.get("accelerate_config", options.get("config_file"))
+    if "num_processes" not in options and isinstance(launched, str) and Path(launched).is_file():
+        del options["accelerate_config" if "accelerate_config" in options else "config_file"]
+        of_launcher = _read_table(Path(launched))
+        # accelerate starts one process for the type NO, which YAML reads as false.
+        is_one = of_launcher.get("distributed_type") in ("NO", False)
+        options["num_processes"] = 1 if is_one else of_launcher.get("num_processes", 1)
+    config, notes = run_config_of(options)
+    return _with_absolute_paths(config, Path.cwd()), notes
+
+
+def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
+    """Return the text of a YAML run file."""
+    import yaml
+
+    text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True, default_flow_style=None, width=1000)
+    return "".join(f"# {comment}\n" for comment in comments) + text
+
+
+def _read_table(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -37,7 +69,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     settings = {str(name): value for name, value in cast("dict[object, Any]", config).items()}
     for name, value in settings.items():
         _refuse_what_json_has_not(name, value, path)
-    return _with_absolute_paths(settings, path.resolve().parent)
+    return settings
 
 
 def _refuse_what_json_has_not(name: str, value: Any, path: Path) -> None:

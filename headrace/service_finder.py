@@ -96,6 +96,8 @@ def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
     """Return an error's message for users of the command line: about commands, not requests and headers."""
+    if len(listed := _listed(error)) > 1:
+        return "\n  ".join(["the run is refused:", *listed])
     if not isinstance(error, HeadraceApiError):
         return str(error)
     if error.problem.get("type") == _NO_SUCH_RUN:
@@ -103,6 +105,17 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
     if error.status == _UNAUTHORIZED:
         return _refused(arguments)
     return str(error)
+
+
+def _listed(error: HeadraceError) -> list[str]:
+    """Return the problems of a refused run, a sentence each."""
+    if isinstance(error, UserError):
+        pairs = [*error.problems]
+    elif isinstance(error, HeadraceApiError):
+        pairs = [(item.get("field", ""), item.get("message", "")) for item in error.problem.get("errors", ())]
+    else:
+        pairs = []
+    return [f"{field}: {sentence}" if field else sentence for field, sentence in pairs]
 
 
 def _refused(arguments: argparse.Namespace) -> str:

@@ -17,6 +17,8 @@ def add_runs(add_parser: AddParser) -> None:
     submit.add_argument("file", metavar="FILE")
     submit.add_argument("--watch", action="store_true", help="then follow it")
     submit.add_argument("--dry-run", action="store_true", help="only check whether it would be accepted")
+    submit.add_argument("--trl", action="store_true", help="FILE is a configuration of `trl grpo --config`")
+    submit.add_argument("--print", action="store_true", help="only print the run file, with the paths made absolute")
     _set(submit, "submit")
     runs = add_parser("runs", help="list runs, newest first")
     runs.add_argument(

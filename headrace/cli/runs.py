@@ -1,6 +1,7 @@
 """The commands that talk to a running service: submit, runs, show, watch, pause, resume, stop, rollouts."""
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -15,7 +16,7 @@ from rich.text import Text
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
-from headrace.run_file import read_run_file
+from headrace.run_file import as_run_file, read_run_file, read_trl_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow
@@ -28,12 +29,16 @@ _MAX_SHOWN = 60
 
 def submit(arguments: argparse.Namespace) -> int:
     """Submit a run file."""
-    config = read_run_file(Path(arguments.file))
+    file = Path(arguments.file)
+    config, notes = read_trl_file(file) if arguments.trl else (read_run_file(file), [])
+    if arguments.print:
+        sys.stdout.write(terminal.printable(as_run_file(config, notes)))
+        return 0
     with service_finder.connect(arguments) as client:
         client.wait_until_heard()
         submission = client.check(config) if arguments.dry_run else client.submit(config)
-        for warning in submission.warnings:
-            _out(f"note: {warning}")
+        for note in (*notes, *submission.warnings):
+            _out(f"note: {note}")
         if arguments.dry_run:
             _out(f"{arguments.file} is valid: it would be accepted")
             for name, value in submission.derived.items():

@@ -13,6 +13,7 @@ from services.trainer.groups.schedule import BatchShape
 from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.messages import PromptGroup, RewardOutcome, Rollout, ScoredGroup, Stamp, Turn, VersionSpan, encode
 from shared.messages import Row as TokenRow
+from shared.run_options.section import steps_of
 
 REDIS = "redis"
 _TEXT_BYTES_PER_TOKEN = 4
@@ -64,8 +65,10 @@ def redis_rows(work: Workload) -> list[Row]:
         completion_tokens=math.ceil(work.completion_tokens),
         reward_funcs=config.reward_funcs,
     )
+    if config.save_steps < 1 and config.max_steps < 0:
+        return [Row(REDIS, "groups, about", None, "groups", "save_steps is a share of the run; set max_steps")]
     # A trained or dropped group stays until a checkpoint contains it. Training goes on while a checkpoint is written.
-    trained = BatchShape.of(config).groups(num_steps=2 * config.save_steps)
+    trained = BatchShape.of(config).groups(num_steps=2 * steps_of(config.save_steps, config.max_steps))
     kept = math.ceil(trained / (1.0 - work.rates.drop_share) - 1e-9)
     groups = work.max_unsettled + kept
     return [

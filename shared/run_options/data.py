@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from shared.run_options.section import Positive, Section
+from shared.run_options.section import Positive, Section, whole_or_share
 
 Name = Annotated[str, Field(min_length=1)]
 MAX_COLUMNS = 1000
@@ -102,7 +102,9 @@ class DataOptions(Section):
         default=None,
         description="Split to evaluate on: of eval_dataset_name (test if left out), otherwise of dataset_name",
     )
-    eval_steps: int | None = Field(default=None, ge=1, description="Optimizer steps between evaluations")
+    eval_steps: int | float | None = Field(
+        default=None, gt=0, description="Optimizer steps between evaluations; below 1, a share of the run's steps"
+    )
     eval_on_start: bool = Field(default=False, description="Evaluate the policy before its first step too")
     num_generations_eval: int | None = Field(
         default=None, ge=1, description="Completions per prompt in an evaluation; num_generations if left out"
@@ -110,6 +112,8 @@ class DataOptions(Section):
     max_eval_prompts: int = Field(
         default=256, ge=1, description="Number of prompts to evaluate on: the first of the evaluation set"
     )
+
+    _eval_steps_are_whole = field_validator("eval_steps")(whole_or_share)
 
     @field_validator("dataset_name")
     @classmethod

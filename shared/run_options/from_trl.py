@@ -1,7 +1,8 @@
 """Hints for users of TRL: what to write instead of options that a run does not have.
 
-Every option of TRL's ``GRPOConfig`` is a setting of a run under the same name, or is in the two tables here. They
-are hints in error messages, and a section of docs/run-file.md. A test in tests/conformance compares them with TRL.
+Every option of TRL's ``GRPOConfig`` is a setting of a run under the same name, or is in ELSEWHERE or ABSENT. The other
+tables are about TRL's other classes. They are hints in error messages, and sections of docs/run-file.md and
+docs/coming-from-trl.md. Tests in tests/conformance compare them with TRL.
 """
 
 from collections.abc import Mapping
@@ -43,8 +44,6 @@ ELSEWHERE: Mapping[str, str] = {
     "log_on_each_node": _LOG_LEVEL,
     "debug": _LOG_LEVEL,
     "disable_tqdm": "follow the run with `headrace watch`",
-    "rollout_func": "write it as an agent program, which plays one rollout: agent: my_agent:run",
-    "peft_config": "set use_peft: true and lora_r, lora_alpha, lora_target_modules",
     "optim_args": "set adam_beta1, adam_beta2, adam_epsilon and weight_decay",
     "gradient_checkpointing_kwargs": "set gradient_checkpointing",
     "liger_kernel_config": "set use_liger_kernel",
@@ -147,6 +146,69 @@ ABSENT: Mapping[str, str] = {
 }
 """TRL's option to the reason why a run has no such option."""
 
+_DATASET = "set dataset_name: a file, or a Hugging Face dataset id; for objects in memory, write them to a file first"
+_TOKENIZER = "the tokenizer is loaded from the model's directory or repository; put another one there"
+_CALLBACKS = "follow the run with `headrace watch`, GET /v1/runs/RUN/events, or a tracker in report_to"
+_LAUNCH = "it is an option of TRL's launcher; set nproc_per_node and nnodes"
+_ADAPTER = "adapters are of plain LoRA on linear layers, as the generator serves them"
+_PUSHES = "weights are pushed to the generators after each batch; push_timeout_s is the deadline of a push"
+_REQUESTS = "prompts reach the generators through Redis, and a generator that is gone is replaced by others"
+
+OF_THE_CONSTRUCTOR: Mapping[str, str] = {
+    "args": "write the options of GRPOConfig as keys of the run file itself",
+    "train_dataset": _DATASET,
+    "eval_dataset": "set eval_dataset_name, or dataset_test_split, and eval_steps",
+    "processing_class": _TOKENIZER,
+    "tokenizer": _TOKENIZER,
+    "reward_processing_classes": "a reward model is loaded with its own tokenizer",
+    "callbacks": _CALLBACKS,
+    "optimizers": "the optimizer is AdamW; set learning_rate, lr_scheduler_type, weight_decay and adam_beta1",
+    "quantization_config": "set load_in_4bit: true with use_peft: true",
+    "peft_config": "set use_peft: true and lora_r, lora_alpha, lora_target_modules",
+    "rollout_func": "write it as an agent program, which plays one rollout: agent: my_agent:run",
+}
+"""Arguments of ``GRPOTrainer`` that are not settings of a run."""
+
+OF_OTHER_CONFIGS: Mapping[str, str] = {
+    # GRPOScriptArguments and DatasetMixtureConfig
+    "reward_model_name_or_path": "put the reward model's name or directory into reward_funcs",
+    "dataset_streaming": "a data set is read whole, and its rows in any order",
+    "streaming": "a data set is read whole, and its rows in any order",
+    "test_split_size": "write the rows to evaluate on to another file, and set eval_dataset_name",
+    "ignore_bias_buffers": _DDP,
+    # ModelConfig
+    "lora_target_parameters": _ADAPTER,
+    "lora_modules_to_save": _ADAPTER,
+    "use_rslora": f"{_ADAPTER}; rsLoRA's scale is that of lora_alpha times the square root of lora_r",
+    "use_dora": _ADAPTER,
+    "lora_task_type": "the model is always a causal language model",
+    "load_in_8bit": "set load_in_4bit: true, or leave it out",
+    "bnb_4bit_quant_type": "load_in_4bit always uses nf4",
+    "use_bnb_nested_quant": "load_in_4bit always quantises its constants too",
+    "bnb_4bit_quant_storage": "load_in_4bit stores its weights as bitsandbytes does by default",
+    "torch_dtype": _DTYPE,
+    # AsyncGRPOConfig
+    "fork_threshold_tokens": "each turn is trained with the exact tokens that were sampled, so nothing is re-tokenized",
+    "request_timeout": _REQUESTS,
+    "heartbeat_stale_after_s": _REQUESTS,
+    "weight_sync_timeout": _PUSHES,
+    "weight_sync_steps": f"{_PUSHES}; a batch has steps_per_generation times num_iterations optimizer steps",
+    "token_budget": "the setting is max_tokens_per_microbatch",
+    "max_inflight_tasks": "the setting is max_inflight_groups, which counts prompts and not completions",
+    "queue_maxsize": "max_staleness and groups_per_step bound the number of groups in flight",
+    # The launcher
+    "accelerate_config": _LAUNCH,
+    "num_processes": _LAUNCH,
+    "num_machines": _LAUNCH,
+}
+"""Options of TRL's other classes that are not settings of a run."""
+
+INSTEAD_IN_DATASETS: Mapping[str, str] = {
+    "data_files": "give the file itself as path",
+    "data_dir": "give the file or the data set itself as path",
+}
+"""Options of TRL's ``DatasetConfig`` that an entry of ``datasets`` does not have."""
+
 OF_VLLM: Mapping[str, str] = {
     "stop": "set generation_kwargs: {stop: [...]}",
     "structured_outputs": "set vllm_structured_outputs_regex or generation_kwargs: {structured_outputs: {...}}",
@@ -158,5 +220,5 @@ OF_VLLM: Mapping[str, str] = {
 }
 """Options that vLLM's users may write outside the tables for vLLM's arguments."""
 
-INSTEAD: Mapping[str, str] = {**ELSEWHERE, **ABSENT, **OF_VLLM}
+INSTEAD: Mapping[str, str] = {**OF_VLLM, **OF_OTHER_CONFIGS, **OF_THE_CONSTRUCTOR, **ELSEWHERE, **ABSENT}
 """Every setting that a run does not have, to a clause that follows "there is no such setting; "."""

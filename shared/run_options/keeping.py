@@ -5,7 +5,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from shared.run_options.section import Section, Share
+from shared.run_options.section import Section, Share, whole_or_share
+
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _MAX_REPO_ID = 96
@@ -14,8 +16,11 @@ _MAX_REPO_ID = 96
 class KeepingOptions(Section):
     """Options of the trainer's checkpoint_writer.py, export.py, run_log.py and reports.py."""
 
-    save_steps: int = Field(
-        default=10, ge=1, description="Optimizer steps between checkpoints, which are written while training goes on"
+    save_steps: int | float = Field(
+        default=10,
+        gt=0,
+        description="Optimizer steps between checkpoints, which are written while training goes on; below 1, a share "
+        "of the run's steps",
     )
     save_total_limit: int = Field(
         default=2, ge=1, description="Checkpoints kept; an older checkpoint is used if the newest is damaged"
@@ -44,12 +49,14 @@ class KeepingOptions(Section):
         default=None, ge=1, description="Number of rows to print, drawn at random; all if left out"
     )
     log_unique_prompts: bool = Field(default=False, description="One row per prompt in that table")
-    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+    report_to: list[Tracker] = Field(
         default=[], max_length=16, description="Where metrics go besides the run's own log"
     )
     project: str = Field(
         default="headrace", min_length=1, max_length=128, description="Project of the run in wandb and trackio"
     )
+
+    _save_steps_are_whole = field_validator("save_steps")(whole_or_share)
 
     @field_validator("report_to", mode="before")
     @classmethod

@@ -118,12 +118,18 @@ class LossOptions(Section):
 
     @model_validator(mode="after")
     def _every_option_is_read(self) -> Self:
-        for reason, names in self._unread():
-            for name in names:
-                value = getattr(self, name)
-                if value != type(self).model_fields[name].default:
-                    raise ValueError(f"{name}={value} would change nothing: {reason}")
+        for name, reason in self.unread().items():
+            raise ValueError(f"{name}={getattr(self, name)} would change nothing: {reason}")
         return self
+
+    def unread(self) -> dict[str, str]:
+        """Return the options of the loss that are set without effect, each with the reason."""
+        return {
+            name: reason
+            for reason, names in self._unread()
+            for name in names
+            if getattr(self, name) != LossOptions.model_fields[name].default
+        }
 
     def _unread(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield options that would have no effect, with the reason."""

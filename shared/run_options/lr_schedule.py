@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.run_options.section import steps_of
+
 LrSchedulerType = Literal[
     "linear",
     "cosine",
@@ -140,9 +142,7 @@ class LrSchedule:
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """Return the optimizer steps of the warm-up, as transformers counts them."""
-        if self.warmup_steps >= 1:
-            return int(self.warmup_steps)
-        return math.ceil(total_steps * self.warmup_steps)
+        return steps_of(self.warmup_steps, total_steps)
 
     def misfit(self, total_steps: int, *, run: str) -> tuple[str, str] | None:
         """Return the wrong option and a sentence if the schedule does not fit a run of ``total_steps``, else None.

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin
+from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -18,18 +18,25 @@ from shared.errors import UserError
 from shared.near_name import nearest
 from shared.run_options.agents import AgentOptions
 from shared.run_options.data import DataOptions, DatasetSource
-from shared.run_options.from_trl import INSTEAD
+from shared.run_options.from_trl import INSTEAD, INSTEAD_IN_DATASETS
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.pushing import PushingOptions
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
-from shared.run_options.section import Positive
+from shared.run_options.section import Positive, steps_of
 from shared.run_options.training import TrainingOptions
 from shared.run_options.wording import EMPTY, what_is_wrong
 
 _MAX_PROBLEMS = 100
+NULL_IS_THE_DEFAULT: Final = frozenset(
+    {
+        *("attn_implementation", "hub_private_repo", "min_p", "report_to", "reward_funcs", "save_total_limit"),
+        "steps_per_generation",
+    }
+)
+"""Settings whose default is null in TRL and another value here."""
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
@@ -99,6 +106,19 @@ class RunConfig(
         if name is not None and not _NAME.fullmatch(name):
             raise ValueError("use letters, digits, '.', '_' and '-', at most 64 of them")
         return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default_where_it_is_trls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return cast("object", given)
+        settings = cast("dict[str, object]", given)
+        return {name: value for name, value in settings.items() if value is not None or name not in NULL_IS_THE_DEFAULT}
+
+    @field_validator("reward_funcs", mode="before")
+    @classmethod
+    def _one_name_is_a_list_of_one(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("reward_funcs")
     @classmethod
@@ -179,6 +199,12 @@ class RunConfig(
             )
         return self
 
+    def in_steps(self, total_steps: int) -> Self:
+        """Return the settings with shares of the run as optimizer steps."""
+        given = {"save_steps": self.save_steps, "eval_steps": self.eval_steps}
+        steps = {name: steps_of(value, total_steps) for name, value in given.items() if value is not None}
+        return self.model_copy(update=steps)
+
     def weights(self) -> tuple[float, ...]:
         """Return one weight for each reward function."""
         return tuple(self.reward_weights) if self.reward_weights is not None else (1.0,) * len(self.reward_funcs)
@@ -200,7 +226,7 @@ def parse_run_config(raw: Any) -> RunConfig:
 
 
 _TABLES: Mapping[int | str, tuple[Mapping[str, FieldInfo], Mapping[str, str]]] = {
-    "datasets": (DatasetSource.model_fields, {}),
+    "datasets": (DatasetSource.model_fields, INSTEAD_IN_DATASETS),
     "generation_kwargs": (GenerationKwargs.model_fields, INSTEAD_IN_GENERATION_KWARGS),
 }
 """Settings of the tables inside a run, and what to write instead of settings they do not have."""

@@ -1,5 +1,6 @@
 """The base class of all sections of a run's options."""
 
+import math
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -9,6 +10,18 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 LARGEST = 2**53
 """The largest whole number in a run: every reader of JSON represents it exactly."""
+
+
+def steps_of(steps: float, total_steps: int) -> int:
+    """Return a number of optimizer steps that may be given as a share of the run, rounded up as in transformers."""
+    return int(steps) if steps >= 1 else math.ceil(total_steps * steps)
+
+
+def whole_or_share(steps: float | None) -> float | None:
+    """Return a number of steps or a share of the run; raises ValueError if it is neither."""
+    if steps is not None and steps >= 1 and steps != int(steps):
+        raise ValueError(f"{steps} is neither a whole number of steps nor, below 1, a share of the run")
+    return steps
 
 
 class Section(BaseModel):

@@ -13,8 +13,6 @@ from tests.conformance.oracle import trl
 OF_OTHER_CONFIGS = {
     "model_name_or_path",  # ModelConfig
     "overwrite_output_dir",  # TrainingArguments of transformers 4
-    "peft_config",  # an argument of GRPOTrainer
-    "rollout_func",  # an argument of GRPOTrainer
     "warmup_ratio",  # TrainingArguments of transformers 4
 }
 

@@ -54,7 +54,7 @@ class Evaluations:
     Args:
         redis: Client of redis_connection.py.
         keys: The run's keys.
-        config: The run's settings.
+        config: The run's settings, in steps and not in shares.
         rows: The prompts to evaluate on; None turns evaluation off.
         encoder: Turns prompts into token ids.
         incarnation: This trainer's incarnation.
@@ -120,6 +120,7 @@ class Evaluations:
         every = self._config.eval_steps
         if every is None:
             return range(0)
+        every = int(every)
         return range((max(self._last_step, 0) // every + 1) * every, policy_version + 1, every)
 
     def begin(self, policy_version: int) -> str:

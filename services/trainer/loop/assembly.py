@@ -198,7 +198,7 @@ async def _make_intake(
     evaluations = Evaluations(
         redis,
         keys=keys,
-        config=config,
+        config=config.in_steps(inputs.total_steps),
         rows=inputs.eval_rows,
         encoder=inputs.encoder,
         incarnation=run.incarnation,
@@ -264,7 +264,14 @@ def _make_outflow(
         room=run.room,
         traces=traces,
     )
-    return Outflow(inputs.core, config, pushes=pushes, saver=saver, torch_thread=torch_thread, terminate=terminate)
+    return Outflow(
+        inputs.core,
+        config.in_steps(inputs.total_steps),
+        pushes=pushes,
+        saver=saver,
+        torch_thread=torch_thread,
+        terminate=terminate,
+    )
 
 
 def _seat(run: RunContext) -> StreamConsumer:

@@ -44,7 +44,7 @@ class Outflow:
 
     Args:
         core: Has the weights.
-        config: The run's settings.
+        config: The run's settings, in steps and not in shares.
         pushes: Pushes when due.
         saver: Writes checkpoints in the background.
         torch_thread: The thread that touches tensors.
@@ -143,7 +143,7 @@ class Outflow:
 
         After the push, which fails if the weights have diverged.
         """
-        every = self._config.save_steps
+        every = int(self._config.save_steps)
         is_due = self._core.policy_version // every != self.saver.saved_step // every
         if is_due and await self.until_weights_may_change():
             await self.save(tasks, state)

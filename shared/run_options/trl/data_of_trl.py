@@ -1,0 +1,144 @@
+"""Translates TRL's options of data, rewards, evaluation, checkpoints, names and reports into a run's.
+
+Each function takes its options out of the translation, and adds the run's settings, notes and problems.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, Final, cast, get_args
+
+from shared.run_options.keeping import Tracker
+from shared.run_options.run_config import RunConfig
+from shared.run_options.trl.translation import Translation
+
+_GENERIC_FORMATS: Final = ("json", "csv", "parquet")
+_IMPORTABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_EVALUATION: Final = ("eval_steps", "eval_on_start", "num_generations_eval", "dataset_test_split", "eval_delay")
+
+
+def rewards(translation: Translation) -> None:
+    """Translate reward functions: one text is a list of one, and ``package.module.function`` has a colon."""
+    reward_model, names = translation.take("reward_model_name_or_path"), translation.take("reward_funcs")
+    listed = [names] if isinstance(names, str) else [*(names or ())]
+    found = [*([] if reward_model is None else [reward_model]), *map(_reward, listed)]
+    if found:
+        translation.run["reward_funcs"] = found
+    if "get_soft_overlong_punishment" in listed:
+        length = translation.value("max_completion_length")
+        translation.notes.append(
+            "get_soft_overlong_punishment: counts from max_completion_length, with a fifth of it as soft_punish_cache; "
+            f"TRL's script counts from 1280, with 256, and max_completion_length is {length}"
+        )
+
+
+def _reward(name: Any) -> Any:
+    if not isinstance(name, str) or not _IMPORTABLE.fullmatch(name):
+        return name
+    if name.startswith("trl.rewards."):
+        return name.rpartition(".")[2]
+    return ":".join(name.rsplit(".", 1))
+
+
+def data(translation: Translation) -> None:
+    """Translate a mixture of data sets. A single one has the same options."""
+    entries = translation.take("datasets")
+    if not entries:
+        return
+    translation.run["datasets"] = [_entry(entry) for entry in cast("list[Any]", entries)]
+    names = ("dataset_name", "dataset_config", "dataset_train_split")
+    translation.drop(*names, why="TRL ignores it where datasets is set")
+
+
+def _entry(entry: Any) -> Any:
+    if not isinstance(entry, Mapping):
+        return entry
+    given = {name: value for name, value in cast("Mapping[str, Any]", entry).items() if value is not None}
+    files = given.get("data_files")
+    files = files[0] if isinstance(files, list) and len(cast("list[Any]", files)) == 1 else files
+    if given.get("path") in _GENERIC_FORMATS and isinstance(files, str):
+        del given["data_files"]
+        given["path"] = files
+    return given
+
+
+def evaluation(translation: Translation) -> None:
+    """Translate when the policy is evaluated, and on which rows."""
+    strategy = translation.take("eval_strategy")
+    if strategy in ("no", False):  # YAML reads `no` as false
+        if "eval_dataset_name" not in translation.left:
+            translation.drop(*_EVALUATION, why="eval_strategy is no, so nothing is evaluated")
+        return
+    if strategy == "epoch":
+        translation.drop("eval_steps", why="eval_strategy is epoch")
+        translation.run |= _every_epoch(translation, "eval_strategy", "eval_steps")
+    elif "eval_steps" not in translation.left:
+        translation.run["eval_steps"] = translation.value("logging_steps")
+    if "eval_dataset_name" not in translation.left:
+        translation.run["dataset_test_split"] = translation.take("dataset_test_split")
+    if "max_eval_prompts" not in translation.left:
+        most = RunConfig.model_fields["max_eval_prompts"].default
+        translation.notes.append(f"max_eval_prompts: the first {most} rows are evaluated on; TRL evaluates on all")
+
+
+def saving(translation: Translation) -> None:
+    """Translate when checkpoints are written."""
+    strategy = translation.take("save_strategy")
+    if strategy == "best":
+        translation.problems.append(("save_strategy", "a run does not look for its best checkpoint; set save_steps"))
+    elif strategy == "epoch":
+        translation.drop("save_steps", why="save_strategy is epoch")
+        translation.run |= _every_epoch(translation, "save_strategy", "save_steps")
+    elif strategy in ("no", False):
+        translation.drop("save_steps", why="save_strategy is no; checkpoints are written anyway, to survive a crash")
+    every, kept = (
+        translation.left.get(name, translation.run.get(name, RunConfig.model_fields[name].default))
+        for name in ("save_steps", "save_total_limit")
+    )
+    if not {"save_steps", "save_total_limit"} <= translation.left.keys():
+        every = f"every {every} optimizer steps" if every >= 1 else f"after every {every:.4g} of the run"
+        translation.notes.append(
+            f"save_steps, save_total_limit: checkpoints are written {every}, and the newest {kept} are kept (TRL: 500 "
+            "and all), as a run continues from them after a crash"
+        )
+
+
+def _every_epoch(translation: Translation, option: str, setting: str) -> dict[str, Any]:
+    """Return the share of the run that is one pass over the data."""
+    epochs = translation.value("num_train_epochs")
+    if translation.value("max_steps") > 0:
+        translation.problems.append((option, f"is epoch, and the length of the run is max_steps; set {setting}"))
+        return {}
+    return {setting: 1 / epochs if epochs > 1 else math.nextafter(1, 0)}
+
+
+def names(translation: Translation) -> None:
+    """Name the run and its repository on the hub as TRL does, from ``run_name`` or the end of ``output_dir``."""
+    output_dir = translation.take("output_dir")
+    directory = PurePath(output_dir).name if isinstance(output_dir, str) else None
+    name = translation.take("run_name") or directory
+    if name and (word := _NOT_IN_A_NAME.sub("-", str(name)).strip("._-")[:64]):
+        name = translation.run["name"] = word
+    if translation.value("push_to_hub") and directory:
+        translation.run["hub_model_id"] = directory
+    if output_dir is not None:
+        translation.notes.append(f"output_dir: left out; a run has its own directory, here with the name {name}")
+
+
+def reports(translation: Translation) -> None:
+    """Translate trackers, and how often they get a report."""
+    given: Any = translation.take("report_to")
+    listed = [given] if isinstance(given, str) else [*(given or ())]
+    known = [name for name in listed if name in get_args(Tracker)]
+    if others := [str(name) for name in listed if name not in known and name != "none"]:
+        offered = ", ".join(get_args(Tracker))
+        translation.notes.append(f"report_to: {', '.join(others)} left out; a run reports to {offered}")
+    translation.run["report_to"] = known
+    if known:
+        translation.run["project"] = translation.take("project")
+    else:
+        translation.drop("project", why="the run has no tracker")
+    if known or translation.value("log_completions"):
+        translation.run["logging_steps"] = translation.take("logging_steps")
