@@ -88,6 +88,12 @@ class GRPOTrainer:
             raise ArgumentError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
         self.args = args if args is not None else GRPOConfig()
         self.reward_funcs = _as_list(reward_funcs)
+        self.reward_processing_classes = _as_list(reward_processing_classes) or [None] * len(self.reward_funcs)
+        if len(self.reward_processing_classes) != len(self.reward_funcs):
+            raise ArgumentError(
+                f"The number of reward processing classes ({len(self.reward_processing_classes)}) must match the "
+                f"number of reward functions ({len(self.reward_funcs)}); None stands for a model's own tokenizer"
+            )
         if not self.reward_funcs and environment_factory is None:
             raise ArgumentError("No reward source provided: give reward_funcs, or an environment_factory")
         if train_dataset is None:
@@ -103,7 +109,7 @@ class GRPOTrainer:
             args=self.args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            reward_processing_classes=_as_list(reward_processing_classes),
+            reward_processing_classes=self.reward_processing_classes,
             quantization_config=quantization_config,
             tools=_as_list(tools),
             environment_factory=environment_factory,

@@ -111,9 +111,7 @@ def _lora(script: Script) -> dict[str, Any]:
 
 
 def _rewards(script: Script, files: Files) -> dict[str, Any]:
-    classes = [*script.reward_processing_classes]
-    classes += [None] * (len(script.reward_funcs) - len(classes))
-    pairs = zip(script.reward_funcs, classes, strict=True)
+    pairs = zip(script.reward_funcs, script.reward_processing_classes, strict=True)
     return {"reward_funcs": [_reward(function, it, files, number) for number, (function, it) in enumerate(pairs)]}
 
 

@@ -23,8 +23,18 @@ _ROOT = Path(__file__).resolve().parents[4]
 _IMPORT = "from trl import GRPOConfig, GRPOTrainer\n"
 _FILES = ("__init__.py", "testing_utils.py", "testing_constants.py", "test_grpo_trainer.py")
 _CONFTEST = """
+import ast
+import pathlib
 import pytest
+from trl import import_utils
 from tests_of_headrace import reason_of
+
+# A checkout of TRL may ask for packages that the installed TRL does not know.
+for node in ast.walk(ast.parse(pathlib.Path(__file__).with_name("trl_tests").joinpath("testing_utils.py").read_text())):
+    if isinstance(node, ast.ImportFrom) and node.module == "trl.import_utils":
+        for name in node.names:
+            if not hasattr(import_utils, name.name):
+                setattr(import_utils, name.name, lambda: False)
 
 def pytest_collection_modifyitems(items):
     for item in items:
