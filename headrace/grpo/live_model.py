@@ -92,7 +92,7 @@ class LiveModel:
         if self._saved is None:
             if self._is_given:
                 self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
-            elif self._given_tokenizer is None or _is_own_tokenizer(self._given_tokenizer, self.name):
+            elif self._given_tokenizer is None or is_own_tokenizer(self._given_tokenizer, self.name):
                 self._saved = self.name
             else:
                 self._saved = inputs().with_tokenizer(_local_directory(self.name), self._given_tokenizer)
@@ -121,7 +121,7 @@ def _absolute(name: str) -> str:
     return str(directory.resolve()) if directory.is_dir() else name
 
 
-def _is_own_tokenizer(tokenizer: Any, model: str) -> bool:
+def is_own_tokenizer(tokenizer: Any, model: str) -> bool:
     """Return whether a tokenizer makes the same tokens of the same messages as the model's own."""
     from transformers import AutoTokenizer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.live_model import LiveModel
+from headrace.grpo.live_model import LiveModel, is_own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
@@ -117,6 +117,11 @@ def _rewards(script: Script, files: Files) -> dict[str, Any]:
 
 def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
     if isinstance(function, str):
+        if tokenizer is not None and not is_own_tokenizer(tokenizer, function):
+            raise ArgumentError(
+                f"reward_processing_classes: {function} is scored with its own tokenizer; to use another one, load the "
+                "model, and give the object in reward_funcs"
+            )
         directory = Path(function).expanduser()
         return str(directory.resolve()) if "/" in function and directory.is_dir() else function
     if hasattr(function, "save_pretrained"):
