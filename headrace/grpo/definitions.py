@@ -84,14 +84,13 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
         tree = ast.Module([], [])
+    code = functions[0].__code__ if functions else None
     for node in ast.walk(tree):
-        if isinstance(value, type):
-            is_it = isinstance(node, ast.ClassDef) and node.name == value.__name__
-            if is_it and (not functions or _holds(node, functions[0].__code__)):
-                return node, lines
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and _is_code_of(
-            node, functions[0].__code__
-        ):
+        if isinstance(node, ast.ClassDef):
+            is_it = isinstance(value, type) and node.name == value.__name__ and (code is None or _holds(node, code))
+        else:
+            is_it = not isinstance(value, type) and code is not None and _is_code_of(node, code)
+        if is_it:
             return node, lines
     needs = f"{used_by} uses {name}, and the source of {name}" if used_by else f"the source of {name}"
     raise ArgumentError(
@@ -106,15 +105,15 @@ def _file_of(kind: type) -> str:
         return ""
 
 
-def _holds(node: ast.AST, code: CodeType) -> bool:
-    return node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)  # type: ignore[attr-defined]
+def _holds(node: ast.ClassDef, code: CodeType) -> bool:
+    return node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
 
 
-def _is_code_of(node: "ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda", code: CodeType) -> bool:
-    if not isinstance(node, ast.Lambda):
+def _is_code_of(node: ast.AST, code: CodeType) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         return code.co_name == node.name and code.co_firstlineno == first
-    if code.co_name != "<lambda>":
+    if not isinstance(node, ast.Lambda) or code.co_name != "<lambda>":
         return False
     # Several lambdas may begin in one line: take the one whose body holds the instructions' columns.
     body = node.body

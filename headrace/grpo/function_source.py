@@ -78,7 +78,7 @@ class _Module:
         if (statement := _import_of(name, value)) is not None:
             self.imports.append(statement)
         elif isinstance(value, functools.partial):
-            self._define_partial(name, cast("functools.partial[Any]", value), used_by=used_by)
+            self._define_partial(name, cast("Any", value), used_by=used_by)
         elif isinstance(value, type) or function_of(value) is not None:
             self._define_code(name, value, used_by=used_by)
         else:
@@ -132,12 +132,12 @@ def _import_of(name: str, value: Any) -> str | None:
             return f"import {module}"
         package, _, last = module.rpartition(".")
         return f"from {package} import {last} as {name}" if package else f"import {module} as {name}"
-    module = _home_of(value)
-    if module is None or not is_installed(module):
+    home = _home_of(value)
+    if home is None or not is_installed(home):
         return None
     for attribute in (name, getattr(value, "__qualname__", name)):
-        if getattr(sys.modules[module], attribute, None) is value:
-            return f"from {module} import {attribute}" + (f" as {name}" if attribute != name else "")
+        if getattr(sys.modules[home], attribute, None) is value:
+            return f"from {home} import {attribute}" + (f" as {name}" if attribute != name else "")
     return None
 
 
@@ -173,7 +173,7 @@ def _literal(value: Any, *, name: str, used_by: str) -> str:
     Raises:
         ArgumentError: There is none.
     """
-    text = repr(value) if isinstance(value, (*_SCALARS, *_CONTAINERS)) else ""
+    text = repr(cast("object", value)) if isinstance(value, (*_SCALARS, *_CONTAINERS)) else ""
     try:
         is_it = bool(text) and len(text) <= _MAX_LITERAL and _is_same(ast.literal_eval(text), value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -5,7 +5,7 @@ The weights that are trained are the services'. The model object gets them when 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.run_inputs import RunInputs
@@ -52,13 +52,15 @@ class LiveModel:
         if self._model is None:
             from transformers import AutoModelForCausalLM
 
-            self._model = AutoModelForCausalLM.from_pretrained(self.name, **{"dtype": "float32", **self._init_kwargs})
+            auto: Any = AutoModelForCausalLM
+            self._model = auto.from_pretrained(self.name, **{"dtype": "float32", **self._init_kwargs})
             if self.trained is not None:
                 self._update()
         if self.peft_config is not None and not hasattr(self._model, "get_base_model"):
-            from peft import get_peft_model
+            import peft
 
-            self._model = get_peft_model(self._model, self.peft_config)
+            adapting: Any = peft.get_peft_model
+            self._model = adapting(self._model, self.peft_config)
         return self._model
 
     @property
@@ -67,7 +69,8 @@ class LiveModel:
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self.name)
+            auto: Any = AutoTokenizer
+            self._tokenizer = auto.from_pretrained(self.name)
         return self._tokenizer
 
     def take(self, directory: Path) -> None:
@@ -107,12 +110,13 @@ class LiveModel:
         """Copy the trained weights into the model."""
         assert self.trained is not None
         if (self.trained / _ADAPTER).exists():
-            from peft import set_peft_model_state_dict
-            from peft.utils import load_peft_weights
+            import peft
 
-            set_peft_model_state_dict(self.model, load_peft_weights(str(self.trained), device="cpu"))
+            adapters: Any = peft
+            weights = adapters.load_peft_weights(str(self.trained), device="cpu")
+            adapters.set_peft_model_state_dict(self.model, weights)
             return
-        trained = type(self._model).from_pretrained(self.trained)
+        trained = cast("Any", type(self._model)).from_pretrained(self.trained)
         self._model.load_state_dict(trained.state_dict())
 
 
@@ -125,8 +129,9 @@ def is_own_tokenizer(tokenizer: Any, model: str) -> bool:
     """Return whether a tokenizer makes the same tokens of the same messages as the model's own."""
     from transformers import AutoTokenizer
 
+    auto: Any = AutoTokenizer
     try:
-        own = AutoTokenizer.from_pretrained(model)
+        own: Any = auto.from_pretrained(model)
     except (OSError, ValueError):
         return False
     return all(
@@ -139,9 +144,10 @@ def _local_directory(name: str) -> Path:
     """Return the directory of a model, which is downloaded from the hub if need be."""
     if Path(name).is_dir():
         return Path(name)
-    from huggingface_hub import snapshot_download
+    import huggingface_hub
 
-    return Path(snapshot_download(name))
+    hub: Any = huggingface_hub
+    return Path(hub.snapshot_download(name))
 
 
 def _config_of_new_adapter(model: Any) -> Any:

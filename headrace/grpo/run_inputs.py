@@ -49,7 +49,7 @@ class RunInputs:
         """
         if hasattr(data, "to_parquet") and hasattr(data, "num_rows"):
             return self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet")
-        if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+        if not hasattr(data, "__iter__") or type(data) in (str, bytes, dict):
             raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
         if not hasattr(data, "__len__") and num_rows is None:
             raise ArgumentError(f"{what} has no length: set max_steps, so that the number of rows to take is known")

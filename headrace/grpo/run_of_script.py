@@ -17,8 +17,14 @@ from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best")
 """Beginnings of options that have no meaning without steps."""
-_LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora"}
-_LORA |= {"use_dora": "use_dora", "modules_to_save": "lora_modules_to_save"}
+_LORA = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "modules_to_save": "lora_modules_to_save",
+}
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,9 @@ def _lora(script: Script) -> dict[str, Any]:
         raise ArgumentError(
             f"peft_config is a {type(config).__name__}, but only LoRA is trained here: give a LoraConfig"
         )
-    targets = config.target_modules
+    targets: Any = config.target_modules
     found |= {ours: getattr(config, theirs) for theirs, ours in _LORA.items() if getattr(config, theirs, None)}
-    found |= {"lora_target_modules": sorted(targets) if isinstance(targets, set) else targets} if targets else {}
+    found |= {"lora_target_modules": targets if isinstance(targets, str) else sorted(targets)} if targets else {}
     return {"use_peft": True, **found}
 
 
@@ -165,7 +171,7 @@ def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
             f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"
         )
     if isinstance(data, Mapping):
-        names = ", ".join(str(name) for name in cast("Mapping[Any, Any]", data))
+        names = ", ".join(str(name) for name in cast("Mapping[str, Any]", data))
         raise ArgumentError(f"{what} has several data sets ({names}), but a run takes one: choose one of them")
     return files.once(f"data {num_rows}", data, lambda inputs: inputs.dataset(data, num_rows=num_rows, what=what))
 

@@ -83,6 +83,11 @@ def test_an_evaluation_and_the_end_are_in_the_log() -> None:
 def test_a_callback_may_lack_events_and_may_return_another_control() -> None:
     events, _ = training()
     other = SimpleNamespace(should_training_stop=True)
-    events.callbacks[:] = [object(), SimpleNamespace(on_step_end=lambda *_, **__: other)]
+
+    class Answers:
+        def on_step_end(self, *_: Any, **__: Any) -> SimpleNamespace:
+            return other
+
+    events.callbacks[:] = [object(), Answers()]
     events.take(metrics(1), logging_steps=1, save_steps=1)
     assert events.control is other

@@ -92,7 +92,7 @@ def _save(auto: Any, directory: Path, kind: str, more: Mapping[str, Any]) -> Non
 def _save_zen(directory: Path) -> None:
     """Write the data set ``zen``: 17 prompts to train on and 2 to test on, as text and as messages."""
     prompts = {"train": _SENTENCES[:17], "test": _SENTENCES[17:]}
-    rows = {
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = {
         "standard_prompt_only": {split: [{"prompt": text} for text in texts] for split, texts in prompts.items()},
         "conversational_prompt_only": {
             split: [{"prompt": [{"role": "user", "content": f"What is {text}?"}]} for text in texts]
