@@ -27,7 +27,7 @@ from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
-from headrace.grpo.script_services import ScriptServices, find_services
+from headrace.grpo.script_services import ScriptServices, begin_run, find_services
 from headrace.grpo.training_events import TrainingEvents
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
@@ -157,8 +157,8 @@ class GRPOTrainer:
         from transformers.trainer_utils import TrainOutput
 
         began_at = time.monotonic()
+        run = self.run = self._begun(resume=bool(resume_from_checkpoint))
         client = self._connected().client
-        run = self.run = self._begun(client, resume=bool(resume_from_checkpoint))
         events, first_step = self._events, self.state.global_step
         events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
         try:
@@ -204,7 +204,10 @@ class GRPOTrainer:
                 found |= self.evaluate(part, metric_key_prefix=f"{metric_key_prefix}_{name}")
             return found
         client = self._connected().client
-        submission = client.submit(evaluation_settings(self._script, self._files, data=data))
+        if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
+            raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
+        settings = evaluation_settings(self._script, self._files, data=data)
+        submission = begin_run(client, settings, say=say)
         run = follow(client, submission.run_id, console=self._console()).run
         evaluations = client.evaluations(submission.run_id)
         if run["status"] != "finished" or not evaluations:
@@ -240,23 +243,24 @@ class GRPOTrainer:
         self.save_model(str(directory))
         return str(api.upload_folder(repo_id=repository, folder_path=directory, commit_message=commit_message))
 
-    def _connected(self) -> ScriptServices:
+    def _connected(self, *, resumed: Path | None = None) -> ScriptServices:
         if self._services is None:
-            self._services = find_services(say=say)
+            self._services = find_services(resumed=resumed, say=say)
             weakref.finalize(self, self._services.client.close)
         return self._services
 
-    def _begun(self, client: HeadraceClient, *, resume: bool) -> Run:
+    def _begun(self, *, resume: bool) -> Run:
         """Return the run to follow: the one that was paused, or a new one."""
         if resume and self.run is None:
-            self.run = self._run_of_another_process(client)
+            self.run = self._run_of_another_process()
+        client = self._connected().client
         if self.run is not None:
             run = client.get(self.run["run_id"])
-            if (run["status"] == "failed" and resume) or run["status"] not in ENDED:
+            if run["status"] not in ENDED or (run["status"] == "failed" and resume):
                 return client.resume(run["run_id"])
             self.state.global_step = 0
         settings, notes = training_settings(self._script, self._files)
-        submission = client.submit(settings)
+        submission = begin_run(client, settings, say=say)
         for note in (*notes, *submission.warnings):
             say(f"note: {note}")
         derived = submission.derived
@@ -270,15 +274,21 @@ class GRPOTrainer:
         if self.args.output_dir is not None:
             directory = Path(self.args.output_dir)
             directory.mkdir(parents=True, exist_ok=True)
-            link = {"run_id": submission.run_id, "epochs_per_step": self._epochs_per_step}
+            state_dir = self._connected().state_dir
+            link = {
+                "run_id": submission.run_id,
+                "epochs_per_step": self._epochs_per_step,
+                "state_dir": None if state_dir is None else str(state_dir),
+            }
             (directory / _LINK).write_text(json.dumps(link) + "\n", encoding="utf-8")
 
-    def _run_of_another_process(self, client: HeadraceClient) -> Run:
+    def _run_of_another_process(self) -> Run:
         file = Path(self.args.output_dir or ".") / _LINK
         try:
             link = json.loads(file.read_text(encoding="utf-8"))
             self._epochs_per_step = float(link["epochs_per_step"])
-            return client.get(link["run_id"])
+            state_dir = link["state_dir"] and Path(link["state_dir"])
+            return self._connected(resumed=state_dir).client.get(link["run_id"])
         except (OSError, ValueError, KeyError, HeadraceApiError) as error:
             raise ArgumentError(f"resume_from_checkpoint: no run to go on with ({file}: {error})") from error
 
