@@ -13,6 +13,7 @@ The run belongs to the services and not to the script: Ctrl-C pauses it, and ``t
 """
 
 import json
+import math
 import shutil
 import time
 import weakref
@@ -137,6 +138,11 @@ class GRPOTrainer:
     def processing_class(self) -> Any:
         """The tokenizer."""
         return self._live.tokenizer
+
+    @property
+    def aux_loss_enabled(self) -> bool:
+        """Whether the training logs the load-balancing loss of a mixture of experts."""
+        return any("aux_loss" in entry for entry in self.state.log_history)
 
     def add_callback(self, callback: Any) -> None:
         """Add a ``transformers.TrainerCallback``, or a class of one."""
@@ -303,8 +309,9 @@ class GRPOTrainer:
             self._events.control.should_training_stop = False
 
     def _take_metrics(self, metrics: Mapping[str, Any]) -> None:
-        config = (self.run or {})["config"]
-        self._events.take(metrics, logging_steps=config["logging_steps"], save_steps=config["save_steps"])
+        every = self.args.logging_steps
+        steps = int(every) if every >= 1 else math.ceil(every * self.state.max_steps)
+        self._events.take(metrics, logging_steps=max(1, steps), save_steps=(self.run or {})["config"]["save_steps"])
 
     def _take_evaluation(self, metrics: Mapping[str, Any]) -> None:
         step = int(metrics["step"])

@@ -51,7 +51,7 @@ class TrainingEvents:
         epoch_before, self.state.epoch = self.state.epoch or 0.0, step * self._epochs_per_step
         self._window.append(_numbers(metrics))
         self.fire("on_step_end")
-        if len(self._window) >= logging_steps or step >= self.state.max_steps:
+        if step % logging_steps == 0:
             self.log(_means(self._window))
             self._window.clear()
         if step % save_steps == 0:
@@ -67,8 +67,9 @@ class TrainingEvents:
         self.fire("on_evaluate", metrics=numbers)
 
     def end(self, summary: Mapping[str, float]) -> None:
-        """End the training with a last entry of the log."""
-        self.log(dict(summary))
+        """End the training with a last entry of the log, which also has the steps that no other entry has, as in TRL."""
+        self.log({**_means(self._window), **summary})
+        self._window.clear()
         self.fire("on_train_end")
 
     def log(self, logs: dict[str, float], *, step: int | None = None) -> None:

@@ -64,8 +64,10 @@ def test_a_log_has_the_means_over_its_steps() -> None:
     events.take(metrics(1, reward=1.0, kl=None), logging_steps=3, save_steps=9)
     events.take(metrics(2), logging_steps=3, save_steps=9)
     events.take(metrics(3, reward=4.0), logging_steps=3, save_steps=9)
-    events.take(metrics(4, reward=0.0), logging_steps=3, save_steps=9)  # the last step is logged, whatever came before
-    assert recorder.logs == [{"loss": pytest.approx(0.2), "reward": 2.5}, {"loss": 0.4, "reward": 0.0}]
+    events.take(metrics(4, reward=0.0), logging_steps=3, save_steps=9)
+    events.end({"train_loss": 0.25})
+    last = {"loss": 0.4, "reward": 0.0, "train_loss": 0.25}
+    assert recorder.logs == [{"loss": pytest.approx(0.2), "reward": 2.5}, last]
     assert [(entry["step"], entry["epoch"]) for entry in events.state.log_history] == [(3, 1.5), (4, 2.0)]
 
 

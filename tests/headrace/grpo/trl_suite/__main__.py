@@ -56,7 +56,6 @@ def main() -> int:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(suite), str(_ROOT)]),
-        "HEADRACE_STATE_DIR": str(work / "state"),
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(work / "hf"),
     }
