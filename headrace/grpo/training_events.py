@@ -67,7 +67,7 @@ class TrainingEvents:
         self.fire("on_evaluate", metrics=numbers)
 
     def end(self, summary: Mapping[str, float]) -> None:
-        """End the training with a last entry of the log, which also has the steps that no other entry has, as in TRL."""
+        """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
         self.log({**_means(self._window), **summary})
         self._window.clear()
         self.fire("on_train_end")
