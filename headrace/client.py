@@ -172,7 +172,7 @@ class HeadraceClient:
         return [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
 
     def evaluations(self, run_id: str) -> Rows:
-        """Return the evaluations so far, oldest first; the metrics have the prefix ``eval_``."""
+        """Return the metrics of every evaluation so far, oldest first. Their names begin with ``eval_``."""
         return [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/evaluations", "evaluations")]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:

@@ -6,6 +6,8 @@
       endpoint.json    0600   the services' addresses; exists only while they run
       redis_url        0600   the URL of their Redis, with its password; exists only while they run
       generators       0600   the wanted number of generators; exists only after `headrace scale`
+      functions/              functions of Python scripts, on the path of rewarder and sessions service
+      inputs/                 data sets and models of Python scripts
       logs/  redis/  runs/
 
 Each secret has its own file, so that a shell can use $(cat .headrace/keys/api_key).
@@ -82,6 +84,8 @@ class StateDir:
         self.logs = path / "logs"
         self.redis = path / "redis"
         self.runs = path / "runs"
+        self.inputs = path / "inputs"
+        self.functions = path / "functions"
         self.endpoint_file = path / "endpoint.json"
         self.redis_url_file = path / "redis_url"
         self.generators_file = path / "generators"
@@ -95,7 +99,7 @@ class StateDir:
             UserError: The directory cannot be created, or belongs to another user.
         """
         try:
-            for directory in (self.path, self.path / "keys", self.logs, self.redis, self.runs):
+            for directory in (self.path, self.path / "keys", self.logs, self.redis, self.runs, self.functions):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
             # Keep keys and data out of a user's git repository without touching its own ignore file.

@@ -9,6 +9,8 @@ Ctrl-C ends only the watching; the run goes on.
 import queue
 import threading
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.live import Live
@@ -26,7 +28,14 @@ _SAME_LINE_EVERY_S = 60.0
 _PATIENCE_S = 60.0
 
 
-def follow(client: HeadraceClient, run_id: str, *, console: Console, stall_s: float | None = None) -> RunWatch:
+def follow(
+    client: HeadraceClient,
+    run_id: str,
+    *,
+    console: Console,
+    stall_s: float | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> RunWatch:
     """Show the run until it has ended, and return its last state.
 
     Args:
@@ -34,6 +43,7 @@ def follow(client: HeadraceClient, run_id: str, *, console: Console, stall_s: fl
         run_id: The run's id.
         console: Where to draw.
         stall_s: Give up if no step was trained for this many seconds while the run is not paused; None for no limit.
+        on_event: Called with every event, in this thread.
 
     Raises:
         HeadraceApiError: The API was unreachable for a minute, the run does not exist, or it stalled.
@@ -45,9 +55,9 @@ def follow(client: HeadraceClient, run_id: str, *, console: Console, stall_s: fl
     threading.Thread(
         target=_receive, args=(client.another(), run_id, events, stop), name=f"events of {run_id}", daemon=True
     ).start()
-    follower = _Follower(client, watch, events, stall_s=stall_s)
+    follower = _Follower(client, watch, events, stall_s=stall_s, on_event=on_event)
     try:
-        if console.is_terminal:
+        if console.is_terminal or _draws_in_notebook(console):
             _draw(follower, console)
         else:
             _print_lines(follower, console)
@@ -60,12 +70,19 @@ class _Follower:
     """Keeps a RunWatch up to date."""
 
     def __init__(
-        self, client: HeadraceClient, watch: RunWatch, events: "queue.Queue[Event]", *, stall_s: float | None
+        self,
+        client: HeadraceClient,
+        watch: RunWatch,
+        events: "queue.Queue[Event]",
+        *,
+        stall_s: float | None,
+        on_event: Callable[[Event], None] | None,
     ) -> None:
         self.watch = watch
         self._client = client
         self._events = events
         self._stall_s = stall_s
+        self._on_event = on_event
         self._poll_at = 0.0
         self._answered_at = self._moved_at = time.monotonic()
         self._seen_step = -1
@@ -73,15 +90,20 @@ class _Follower:
     def update(self, *, wait_s: float) -> None:
         """Take all events that have arrived, waiting at most ``wait_s`` for the first; poll the run once a second."""
         try:
-            self.watch.take_event(self._events.get(timeout=wait_s))
+            self._take(self._events.get(timeout=wait_s))
             while True:
-                self.watch.take_event(self._events.get_nowait())
+                self._take(self._events.get_nowait())
         except queue.Empty:
             pass
         if time.monotonic() >= self._poll_at:
             self._poll()
             self._poll_at = time.monotonic() + _POLL_EVERY_S
         self._notice_stall()
+
+    def _take(self, event: Event) -> None:
+        self.watch.take_event(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
     def _poll(self) -> None:
         try:
@@ -112,6 +134,11 @@ def take_all(watch: RunWatch, runs: RunReader) -> None:
         watch.take_metrics(metrics)
     for evaluation in runs.evaluations(watch.run_id):
         watch.take_evaluation(evaluation)
+
+
+def _draws_in_notebook(console: Console) -> bool:
+    """Return whether the output is a notebook in which rich can redraw."""
+    return console.is_jupyter and find_spec("ipywidgets") is not None
 
 
 def _draw(follower: _Follower, console: Console) -> None:

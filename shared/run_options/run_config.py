@@ -123,6 +123,15 @@ class RunConfig(
         return names
 
     @model_validator(mode="after")
+    def _a_run_trains_or_evaluates(self) -> Self:
+        if self.max_steps == 0 and not self.eval_on_start:
+            raise ValueError(
+                "max_steps=0 trains nothing; use -1 to derive it from num_train_epochs, or set eval_on_start: true to "
+                "evaluate only"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_weight_a_reward(self) -> Self:
         if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
             raise ValueError(

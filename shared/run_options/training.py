@@ -26,7 +26,9 @@ _OF_ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 class TrainingOptions(Section):
     """Options of the trainer's policy_core.py."""
 
-    max_steps: int = Field(default=-1, ge=-1, description="Optimizer steps; -1 derives them from num_train_epochs")
+    max_steps: int = Field(
+        default=-1, ge=-1, description="Optimizer steps; -1 derives them from num_train_epochs, 0 only evaluates"
+    )
     num_train_epochs: float = Field(default=3.0, gt=0)
     learning_rate: Positive = Field(default=1e-6)
     lr_scheduler_type: LrSchedulerType = Field(default="linear", description="As in transformers")
@@ -66,12 +68,6 @@ class TrainingOptions(Section):
     fsdp_reshard_after_forward: bool = Field(
         default=True, description="Gather a layer's weights again in the backward pass instead of keeping them"
     )
-
-    @model_validator(mode="after")
-    def _steps_make_sense(self) -> Self:
-        if self.max_steps == 0:
-            raise ValueError("max_steps=0 trains nothing; use -1 to derive it from num_train_epochs")
-        return self
 
     @model_validator(mode="after")
     def _options_of_adam_are_for_adam(self) -> Self:

@@ -1,0 +1,10 @@
+"""TRL's ``GRPOTrainer`` and ``GRPOConfig``, with headrace's services behind them.
+
+grpo_trainer.py     the trainer: a client that submits a run, follows it, and brings its weights back
+grpo_config.py      TRL's options as a dataclass
+run_of_script.py    constructor arguments and options --> a run's settings
+function_source.py  functions and classes of a script or notebook --> the text of a module
+run_inputs.py       live data sets, models and functions --> files that the services read
+training_events.py  a run's metrics --> ``state.log_history`` and the events of callbacks
+script_services.py  the services of a script, started on this machine when none are named
+"""

@@ -1,0 +1,159 @@
+"""Finds the definition of a function or class in its file or notebook cell, and the variables that it sees there."""
+
+import __future__
+
+import ast
+import inspect
+import linecache
+import symtable
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from headrace.grpo.argument_error import ArgumentError
+
+BUILTINS = frozenset(dir(__import__("builtins")))
+_FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
+
+
+class Scope:
+    """The variables that the code of a function or class sees outside itself."""
+
+    def __init__(self, value: Any) -> None:
+        functions = list(_functions_in(value))
+        self.has_future_annotations = any(function.__code__.co_flags & _FUTURE_ANNOTATIONS for function in functions)
+        self._tables: list[Mapping[str, Any]] = [_closure(function) for function in functions]
+        self._tables += [function.__globals__ for function in functions]
+        if isinstance(value, type):
+            self._tables.append(vars(sys.modules.get(value.__module__, ModuleType("none"))))
+            self._tables.append({base.__name__: base for base in value.__mro__[1:-1]})
+
+    def find(self, name: str) -> tuple[bool, Any]:
+        """Return whether ``name`` is a variable outside, and its value. Builtins are not: they are everywhere."""
+        for table in self._tables:
+            if name in table:
+                return True, table[name]
+        return False, None
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue  # not assigned yet
+    found.pop("__class__", None)  # of a method that calls super()
+    return found
+
+
+def _functions_in(value: Any) -> Iterator[FunctionType]:
+    """Yield the functions whose code belongs to ``value``: itself, or the methods of a class."""
+    if not isinstance(value, type):
+        function = function_of(value)
+        if function is not None:
+            yield function
+        return
+    for member in vars(value).values():
+        inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        function = function_of(inner)
+        if function is not None and function.__qualname__.startswith(f"{value.__qualname__}."):
+            yield function
+
+
+def function_of(value: Any) -> FunctionType | None:
+    """Return the Python function in ``value``, without decorators that keep it as ``__wrapped__``."""
+    if not callable(value) or isinstance(value, type):
+        return None
+    inner = inspect.unwrap(value)
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str]]:
+    """Return the definition of a function or class, parsed, and the lines of its file.
+
+    Raises:
+        ArgumentError: Its source is not available.
+    """
+    functions = list(_functions_in(value))
+    file = functions[0].__code__.co_filename if functions else _file_of(value)
+    lines = linecache.getlines(file) if file else []
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        tree = ast.Module([], [])
+    code = functions[0].__code__ if functions else None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            is_it = isinstance(value, type) and node.name == value.__name__ and (code is None or _holds(node, code))
+        else:
+            is_it = not isinstance(value, type) and code is not None and _is_code_of(node, code)
+        if is_it:
+            return node, lines
+    needs = f"{used_by} uses {name}, and the source of {name}" if used_by else f"the source of {name}"
+    raise ArgumentError(
+        f"{needs} is not available, so it cannot be sent to the services; write it in a file or in a notebook's cell"
+    )
+
+
+def _file_of(kind: type) -> str:
+    try:
+        return inspect.getsourcefile(kind) or ""
+    except (TypeError, OSError):
+        return ""
+
+
+def _holds(node: ast.ClassDef, code: CodeType) -> bool:
+    return node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
+
+
+def _is_code_of(node: ast.AST, code: CodeType) -> bool:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        return code.co_name == node.name and code.co_firstlineno == first
+    if not isinstance(node, ast.Lambda) or code.co_name != "<lambda>":
+        return False
+    # Several lambdas may begin in one line: take the one whose body holds the instructions' columns.
+    body = node.body
+    span = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
+    places = [
+        ((line, column), (end_line, end_column))
+        for line, end_line, column, end_column in code.co_positions()
+        if None not in (line, end_line, column, end_column) and (column, end_column) != (0, 0)
+    ]
+    return bool(places) and min(first for first, _ in places) == span[0] and max(last for _, last in places) == span[1]
+
+
+def text_of(node: "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef", lines: list[str]) -> str:
+    """Return the text of a definition with its decorators, without the indentation that it has in the file."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip("\n")
+
+
+def names_used(text: str, *, name: str) -> set[str]:
+    """Return the names that the code takes from outside itself."""
+    try:
+        module = symtable.symtable(text, name, "exec")
+    except SyntaxError as error:
+        raise ArgumentError(
+            f"{name} cannot stand alone: {error.msg}. Keep state that outlives a call in a list or table of the module"
+        ) from error
+    inside = [module]
+    for table in inside:
+        inside += table.get_children()
+    used = {
+        symbol.get_name()
+        for table in inside
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or table is module)
+    }
+    return used - BUILTINS
+
+
+def names_in_quotes(node: ast.AST) -> set[str]:
+    """Return the names in annotations that are written as text, which schemas of tools evaluate."""
+    written = [getattr(inner, field, None) for inner in ast.walk(node) for field in ("annotation", "returns")]
+    texts = [part.value for part in written if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return {inner.id for text in texts for inner in ast.walk(ast.parse(text)) if isinstance(inner, ast.Name)} - BUILTINS

@@ -1,0 +1,194 @@
+"""Writes the functions and classes of a script or a notebook as the text of a module of their own.
+
+    reward, and by name what it uses:    installed modules   --> import statements
+                                         own functions       --> their source
+                                         plain values        --> literals
+
+Code travels as source, never as a pickle, so that it can be read where it runs, and versions of Python may differ.
+Variables of enclosing functions become variables of the module. Values are those of the moment of writing.
+"""
+
+import ast
+import functools
+import logging
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
+from types import ModuleType
+from typing import Any, cast
+
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.definitions import Scope, definition_of, function_of, names_in_quotes, names_used, text_of
+
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, dict)
+_MAX_LITERAL = 1_000_000
+_MADE_BY_A_CALL: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
+    (re.Pattern, "re", lambda pattern: f"re.compile({pattern.pattern!r}, {pattern.flags})"),
+    (PurePath, "pathlib", lambda path: f"pathlib.{type(path).__name__}({str(path)!r})"),
+    (logging.Logger, "logging", lambda logger: f"logging.getLogger({logger.name!r})"),
+)
+"""Types of values that are not literals, with the module that makes them, and the expression."""
+
+
+def module_text(functions: Mapping[str, Any]) -> str:
+    """Return the text of a module that defines each function or class under its name in ``functions``.
+
+    Raises:
+        ArgumentError: Something that they use has no source or cannot be written as text. The message names it.
+    """
+    module = _Module()
+    for name, function in functions.items():
+        module.define(name, function, used_by="")
+    future = ["from __future__ import annotations"] if module.has_future_annotations else []
+    exported = f"__all__ = {sorted(functions)!r}"
+    return "\n\n\n".join(["\n".join([*future, *module.imports]), *module.definitions, exported]).lstrip() + "\n"
+
+
+def plain_name(function: Any, *, otherwise: str) -> str:
+    """Return a function's own name if a module can have it, or ``otherwise``, for a lambda."""
+    while isinstance(function, functools.partial):
+        function = cast("Any", function).func
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() and not name.startswith("__") else otherwise
+
+
+class _Module:
+    """The module as far as it is written."""
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []
+        self.definitions: list[str] = []
+        self.has_future_annotations = False
+        self._values: dict[str, Any] = {}
+
+    def define(self, name: str, value: Any, *, used_by: str) -> None:
+        """Write the definition of ``name``, and before it those of all names that it uses."""
+        if name in self._values:
+            if not _is_same(self._values[name], value):
+                raise ArgumentError(
+                    f"{used_by or name}: two different things are called {name} in the code that it uses; rename one "
+                    "of them"
+                )
+            return
+        self._values[name] = value
+        if (statement := _import_of(name, value)) is not None:
+            self.imports.append(statement)
+        elif isinstance(value, functools.partial):
+            self._define_partial(name, cast("Any", value), used_by=used_by)
+        elif isinstance(value, type) or function_of(value) is not None:
+            self._define_code(name, value, used_by=used_by)
+        else:
+            for kind, module, expression in _MADE_BY_A_CALL:
+                if isinstance(value, kind):
+                    self.define(module, sys.modules[module], used_by=name)
+                    self.definitions.append(f"{name} = {expression(value)}")
+                    return
+            self.definitions.append(f"{name} = {_literal(value, name=name, used_by=used_by)}")
+
+    def _define_partial(self, name: str, value: "functools.partial[Any]", *, used_by: str) -> None:
+        self.define("functools", functools, used_by=name)
+        inner = plain_name(value.func, otherwise=f"{name}_function")
+        inner = f"{inner}_" if inner == name else inner
+        self.define(inner, value.func, used_by=used_by or name)
+        arguments = [_literal(argument, name=f"an argument of {name}", used_by=used_by) for argument in value.args]
+        arguments += [f"{key}={_literal(it, name=key, used_by=name)}" for key, it in value.keywords.items()]
+        self.definitions.append(f"{name} = functools.partial({', '.join([inner, *arguments])})")
+
+    def _define_code(self, name: str, value: Any, *, used_by: str) -> None:
+        node, lines = definition_of(value, name=name, used_by=used_by)
+        text = f"{name} = {ast.unparse(node)}" if isinstance(node, ast.Lambda) else text_of(node, lines)
+        scope = Scope(value)
+        if scope.has_future_annotations:
+            self.has_future_annotations = True
+        for used in sorted((names_used(text, name=name) | names_in_quotes(node)) - {name, value.__name__}):
+            found, its_value = scope.find(used)
+            if found:
+                self.define(used, its_value, used_by=name)
+        self.definitions.append(text)
+        if name != value.__name__ and not isinstance(node, ast.Lambda):
+            self.definitions.append(f"{name} = {value.__name__}")
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return type(one) is type(other) and isinstance(one, (*_SCALARS, *_CONTAINERS)) and bool(one == other)
+
+
+def _import_of(name: str, value: Any) -> str | None:
+    """Return the import statement that gives ``name`` this value, from an installed module; None without one."""
+    if isinstance(value, ModuleType):
+        module = value.__name__
+        if not is_installed(module):
+            raise ArgumentError(
+                f"{module} is a module of your own, and only its functions can be sent: import them by name "
+                f"(from {module} import ...)"
+            )
+        if module == name:
+            return f"import {module}"
+        package, _, last = module.rpartition(".")
+        return f"from {package} import {last} as {name}" if package else f"import {module} as {name}"
+    home = _home_of(value)
+    if home is None or not is_installed(home):
+        return None
+    for attribute in (name, getattr(value, "__qualname__", name)):
+        if getattr(sys.modules[home], attribute, None) is value:
+            return f"from {home} import {attribute}" + (f" as {name}" if attribute != name else "")
+    return None
+
+
+def _home_of(value: Any) -> str | None:
+    if isinstance(value, (*_SCALARS, *_CONTAINERS)):
+        return None
+    home = getattr(value, "__module__", None) or type(value).__module__
+    return home if isinstance(home, str) and home in sys.modules else None
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module is in the standard library or an installed package, and not a file of the user."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return top != "__main__"
+    if top in ("headrace", "services", "shared"):
+        return True
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
+    if not isinstance(origin, str):
+        return False
+    return any(Path(origin).is_relative_to(directory) for directory in _package_directories())
+
+
+@functools.cache
+def _package_directories() -> tuple[Path, ...]:
+    named = {sysconfig.get_path(name) for name in ("purelib", "platlib")} | {*site.getsitepackages()}
+    return tuple(Path(directory) for directory in named | {site.getusersitepackages()} if directory)
+
+
+def _literal(value: Any, *, name: str, used_by: str) -> str:
+    """Return an expression that makes the value.
+
+    Raises:
+        ArgumentError: There is none.
+    """
+    text = repr(cast("object", value)) if isinstance(value, (*_SCALARS, *_CONTAINERS)) else ""
+    try:
+        is_it = bool(text) and len(text) <= _MAX_LITERAL and _is_same(ast.literal_eval(text), value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        is_it = False
+    if not is_it:
+        what = f"{used_by} uses {name}, which" if used_by else name
+        raise ArgumentError(
+            f"{what} is {_described(value)} and cannot be sent to the services as text; create it inside the function, "
+            "or give plain values"
+        )
+    return text
+
+
+def _described(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, (*_SCALARS, *_CONTAINERS)):
+        return f"a {kind} that has no plain text of at most {_MAX_LITERAL:,} characters"
+    return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"

@@ -1,0 +1,173 @@
+"""The script's model and tokenizer: loaded when they are asked for, saved for the run, updated with what it trained.
+
+The weights that are trained are the services'. The model object gets them when a training has ended.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.run_inputs import RunInputs
+
+_ADAPTER = "adapter_config.json"
+
+
+class LiveModel:
+    """A model by name or as an object.
+
+    Args:
+        model: Hub id, directory, ``PreTrainedModel`` or ``PeftModel``.
+        tokenizer: The tokenizer, if it is not the model's own.
+        peft_config: A ``LoraConfig``, with which adapters are trained.
+        init_kwargs: Arguments of ``from_pretrained``.
+
+    Raises:
+        ArgumentError: It is none of these, or a ``PeftModel`` whose adapter was trained already.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, peft_config: Any, init_kwargs: Mapping[str, Any]) -> None:
+        self.peft_config = peft_config
+        self.trained: Path | None = None
+        """Directory of the weights of the last training."""
+        self._init_kwargs = init_kwargs
+        self._given_tokenizer = tokenizer
+        self._tokenizer = tokenizer
+        self._model: Any = None
+        self._is_given = not isinstance(model, str)
+        self._saved: str | None = None
+        if not self._is_given:
+            self.name = _absolute(model)
+            return
+        if not hasattr(model, "save_pretrained"):
+            raise ArgumentError(f"model is a {type(model).__name__}; give a hub id, a directory or a PreTrainedModel")
+        self.name = str(model.config._name_or_path)  # noqa: SLF001 (transformers has no other name for it)
+        self._model = model
+        if hasattr(model, "get_base_model"):
+            self.peft_config = _config_of_new_adapter(model)
+
+    @property
+    def model(self) -> Any:
+        """The model, with the weights of the last training."""
+        if self._model is None:
+            from transformers import AutoModelForCausalLM
+
+            auto: Any = AutoModelForCausalLM
+            self._model = auto.from_pretrained(self.name, **{"dtype": "float32", **self._init_kwargs})
+            if self.trained is not None:
+                self._update()
+        if self.peft_config is not None and not hasattr(self._model, "get_base_model"):
+            import peft
+
+            adapting: Any = peft.get_peft_model
+            self._model = adapting(self._model, self.peft_config)
+        return self._model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that was given, or the model's own."""
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            auto: Any = AutoTokenizer
+            self._tokenizer = auto.from_pretrained(self.name)
+        return self._tokenizer
+
+    def take(self, directory: Path) -> None:
+        """Use the weights in a run's model directory from now on."""
+        self.trained = directory
+        if self._model is not None:
+            self._update()
+
+    def save_for_run(self, inputs: Callable[[], RunInputs]) -> str:
+        """Return the model's name or directory for a run. An object, or a tokenizer of its own, is written first.
+
+        Raises:
+            ArgumentError: The last training left an adapter, which a run cannot begin with.
+        """
+        if self.trained is not None:
+            if (self.trained / _ADAPTER).exists():
+                raise ArgumentError(
+                    "the adapter of the last training cannot be trained further; `headrace export --merge` makes a "
+                    "model of it and its base"
+                )
+            return str(self.trained)
+        if self._saved is None:
+            if self._is_given:
+                self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
+            elif self._given_tokenizer is None or is_own_tokenizer(self._given_tokenizer, self.name):
+                self._saved = self.name
+            else:
+                self._saved = inputs().with_tokenizer(_local_directory(self.name), self._given_tokenizer)
+        return self._saved
+
+    def save(self, directory: Path) -> None:
+        """Write the model and its tokenizer, with the weights of the last training."""
+        self.model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+
+    def _update(self) -> None:
+        """Copy the trained weights into the model."""
+        assert self.trained is not None
+        if (self.trained / _ADAPTER).exists():
+            import peft
+
+            adapters: Any = peft
+            weights = adapters.load_peft_weights(str(self.trained), device="cpu")
+            adapters.set_peft_model_state_dict(self.model, weights)
+            return
+        trained = cast("Any", type(self._model)).from_pretrained(self.trained)
+        self._model.load_state_dict(trained.state_dict())
+
+
+def _absolute(name: str) -> str:
+    directory = Path(name).expanduser()
+    return str(directory.resolve()) if directory.is_dir() else name
+
+
+def is_own_tokenizer(tokenizer: Any, model: str) -> bool:
+    """Return whether a tokenizer makes the same tokens of the same messages as the model's own."""
+    from transformers import AutoTokenizer
+
+    auto: Any = AutoTokenizer
+    try:
+        own: Any = auto.from_pretrained(model)
+    except (OSError, ValueError):
+        return False
+    return all(
+        getattr(tokenizer, name, None) == getattr(own, name, None)
+        for name in ("chat_template", "eos_token", "bos_token", "vocab_size")
+    ) and bool(tokenizer.get_vocab() == own.get_vocab())
+
+
+def _local_directory(name: str) -> Path:
+    """Return the directory of a model, which is downloaded from the hub if need be."""
+    if Path(name).is_dir():
+        return Path(name)
+    import huggingface_hub
+
+    hub: Any = huggingface_hub
+    return Path(hub.snapshot_download(name))
+
+
+def _config_of_new_adapter(model: Any) -> Any:
+    """Return the configuration of a PeftModel's adapter, which must not change what the base computes.
+
+    Raises:
+        ArgumentError: It does.
+    """
+    (name,) = model.peft_config
+    if any(bool(weights.any()) for key, weights in model.named_parameters() if "lora_B" in key):
+        raise ArgumentError(
+            "model has an adapter that was trained already, and a run begins with a new one: merge it first "
+            "(model.merge_and_unload()), and give peft_config"
+        )
+    return model.peft_config[name]
+
+
+def _state_without_adapter(model: Any) -> dict[str, Any] | None:
+    """Return the weights of the base of a PeftModel under their own names; None for another model."""
+    if not hasattr(model, "get_base_model"):
+        return None
+    state = model.get_base_model().state_dict()
+    return {name.replace(".base_layer", ""): weights for name, weights in state.items() if ".lora_" not in name}

@@ -1,0 +1,121 @@
+"""Writes what a script has in memory to files that the services read: data sets, models, functions.
+
+Files of data and functions are named after their content, so that the same input is the same file.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.function_source import module_text, plain_name
+from shared.disk_sync import write_whole
+
+_DIGITS = 12
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
+_MODEL_FILES = ("config.json", "generation_config.json", *_WEIGHTS)
+
+
+class RunInputs:
+    """The directories for a script's inputs.
+
+    Args:
+        directory: For data sets and models.
+        functions: On the path of the rewarder and of the sessions service.
+    """
+
+    def __init__(self, directory: Path, functions: Path) -> None:
+        self._directory = directory
+        self._functions = functions
+        for made in (directory, functions):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
+        """Write a data set and return its path.
+
+        Args:
+            data: A ``datasets.Dataset``, or rows: an iterable of dictionaries, such as a ``datasets.IterableDataset``.
+            num_rows: Most rows to take of an iterable without a length.
+            what: The argument's name, for messages.
+
+        Raises:
+            ArgumentError: It is neither, is empty, or has no end and ``num_rows`` is None.
+        """
+        if hasattr(data, "to_parquet") and hasattr(data, "num_rows"):
+            return self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet")
+        if not hasattr(data, "__iter__") or type(data) in (str, bytes, dict):
+            raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
+        if not hasattr(data, "__len__") and num_rows is None:
+            raise ArgumentError(f"{what} has no length: set max_steps, so that the number of rows to take is known")
+        rows = [dict(row) for row in itertools.islice(cast("Iterable[Mapping[str, Any]]", data), num_rows)]
+        if not rows:
+            raise ArgumentError(f"{what} has no rows")
+
+        def write(path: Path) -> None:
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+        try:
+            return self._named_by_content(write, suffix=".jsonl")
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{what} has a value that JSON does not have: {error}") from error
+
+    def function(self, function: Any, *, otherwise: str) -> str:
+        """Write a function or class as a module, and return its name as ``module:function``.
+
+        Args:
+            function: The function, class, lambda or ``functools.partial``.
+            otherwise: The name of a function without one.
+
+        Raises:
+            ArgumentError: It cannot be written as source.
+        """
+        name = plain_name(function, otherwise=otherwise)
+        text = module_text({name: function})
+        module = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+        path = self._functions / f"{module}.py"
+        if not path.exists():
+            write_whole(path, text.encode(), aside=f".{module}.{os.getpid()}")
+        return f"{module}:{name}"
+
+    def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None) -> str:
+        """Save a live model with its tokenizer, and return the directory. ``state`` has its weights, if not its own."""
+        directory = self._new_directory()
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base.save_pretrained(directory, state_dict=state)
+        tokenizer.save_pretrained(directory)
+        return str(directory)
+
+    def with_tokenizer(self, model: Path, tokenizer: Any) -> str:
+        """Return a directory with the model's files and another tokenizer."""
+        directory = self._new_directory()
+        for pattern in _MODEL_FILES:
+            for file in model.glob(pattern):
+                if pattern in _WEIGHTS:
+                    (directory / file.name).symlink_to(file.resolve())
+                else:
+                    shutil.copyfile(file, directory / file.name)
+        tokenizer.save_pretrained(directory)
+        return str(directory)
+
+    def _new_directory(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="model-", dir=self._directory))
+
+    def _named_by_content(self, write: Callable[[Path], Any], *, suffix: str) -> str:
+        """Write a file and name it after the hash of its content."""
+        descriptor, name = tempfile.mkstemp(suffix=suffix, dir=self._directory)
+        os.close(descriptor)
+        aside = Path(name)
+        try:
+            write(aside)
+            with aside.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]
+            return str(aside.replace(self._directory / f"data-{digest}{suffix}"))
+        finally:
+            aside.unlink(missing_ok=True)

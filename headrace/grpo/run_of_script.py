@@ -1,0 +1,180 @@
+"""Turns the arguments of a script's trainer into the settings of a run.
+
+options ------------------------> trl_config.py --> settings
+live objects --> run_inputs.py --> paths, names --^
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast
+
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.live_model import LiveModel, is_own_tokenizer
+from headrace.grpo.run_inputs import RunInputs
+from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.trl.run_config_of_trl import run_config_of
+
+_ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best")
+"""Beginnings of options that have no meaning without steps."""
+_LORA = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "modules_to_save": "lora_modules_to_save",
+}
+
+
+@dataclass(frozen=True)
+class Script:
+    """The arguments of a trainer, as in TRL's constructor."""
+
+    model: LiveModel
+    reward_funcs: Sequence[Any]
+    args: GRPOConfig
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    reward_processing_classes: Sequence[Any] = ()
+    quantization_config: Any = None
+    tools: Sequence[Any] = ()
+    environment_factory: Any = None
+
+
+@dataclass
+class Files:
+    """Writes inputs once, and only if there are any. What was written for a training is used by an evaluation too."""
+
+    inputs: Callable[[], RunInputs]
+    written: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+
+    def once(self, kind: str, value: Any, write: Callable[[RunInputs], str]) -> str:
+        """Return the path or name of ``value``, and write it the first time."""
+        key = (kind, id(value))
+        if key not in self.written:
+            self.written[key] = write(self.inputs())
+        return self.written[key]
+
+
+def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of the run that trains, and notes for the user.
+
+    Raises:
+        ArgumentError: An argument has no meaning here. The message says what to do instead.
+    """
+    options = _options(script.args)
+    wants_evaluations = script.args.eval_strategy != "no" or script.args.eval_on_start
+    if not wants_evaluations:
+        options = {name: value for name, value in options.items() if not name.startswith("eval_")}
+    settings, notes = run_config_of(
+        options | {"model_name_or_path": script.model.save_for_run(files.inputs)} | _lora(script)
+    )
+    settings |= _rewards(script, files) | _agent(script, files)
+    groups = int(settings["groups_per_step"]) * script.args.max_steps if script.args.max_steps > 0 else None
+    settings["dataset_name"] = _data(script.train_dataset, files, num_rows=groups, what="train_dataset")
+    if wants_evaluations:
+        settings["eval_dataset_name"] = _data(
+            script.eval_dataset, files, num_rows=settings.get("max_eval_prompts", 256), what="eval_dataset"
+        )
+    return settings | script.args.run_options, notes
+
+
+def evaluation_settings(script: Script, files: Files, *, data: Any) -> dict[str, Any]:
+    """Return the settings of a run that makes no step and evaluates the model on ``data``."""
+    options = {name: value for name, value in _options(script.args).items() if not name.startswith(_ABOUT_STEPS)}
+    settings, _ = run_config_of(options | {"model_name_or_path": script.model.save_for_run(files.inputs)})
+    settings |= _rewards(script, files) | _agent(script, files)
+    rows = settings.get("max_eval_prompts", 256)
+    settings["eval_dataset_name"] = _data(data, files, num_rows=rows, what="eval_dataset")
+    # Some prompts to train on are required. The run makes no step, so any will do that are not the same file.
+    settings["dataset_name"] = _data([dict(_first_row(data))], files, num_rows=1, what="eval_dataset")
+    return settings | script.args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
+
+
+def _options(args: GRPOConfig) -> dict[str, Any]:
+    """Return the options that were chosen: those without their default."""
+    default = GRPOConfig()
+    chosen = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
+    return {name: value for name, value in chosen.items() if value != getattr(default, name)}
+
+
+def _lora(script: Script) -> dict[str, Any]:
+    config, bits = script.model.peft_config, script.quantization_config
+    found: dict[str, Any] = {"load_in_4bit": True} if getattr(bits, "load_in_4bit", False) else {}
+    if bits is not None and not found:
+        raise ArgumentError("quantization_config: only 4 bits are supported: BitsAndBytesConfig(load_in_4bit=True)")
+    if config is None:
+        return found
+    if type(config).__name__ != "LoraConfig":
+        raise ArgumentError(
+            f"peft_config is a {type(config).__name__}, but only LoRA is trained here: give a LoraConfig"
+        )
+    targets: Any = config.target_modules
+    found |= {ours: getattr(config, theirs) for theirs, ours in _LORA.items() if getattr(config, theirs, None)}
+    found |= {"lora_target_modules": targets if isinstance(targets, str) else sorted(targets)} if targets else {}
+    return {"use_peft": True, **found}
+
+
+def _rewards(script: Script, files: Files) -> dict[str, Any]:
+    pairs = zip(script.reward_funcs, script.reward_processing_classes, strict=True)
+    return {"reward_funcs": [_reward(function, it, files, number) for number, (function, it) in enumerate(pairs)]}
+
+
+def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
+    if isinstance(function, str):
+        if tokenizer is not None and not is_own_tokenizer(tokenizer, function):
+            raise ArgumentError(
+                f"reward_processing_classes: {function} is scored with its own tokenizer; to use another one, load the "
+                "model, and give the object in reward_funcs"
+            )
+        directory = Path(function).expanduser()
+        return str(directory.resolve()) if "/" in function and directory.is_dir() else function
+    if hasattr(function, "save_pretrained"):
+        return files.once("model", function, lambda inputs: inputs.model(function, tokenizer))
+    if (built_in := _built_in(function)) is not None:
+        return built_in
+    return _function(function, files, otherwise=f"reward_{number}")
+
+
+def _built_in(function: Any) -> str | None:
+    """Return the name of a function of ``trl.rewards`` that is built in here."""
+    from services.rewarder.built_ins.built_in_rewards import BUILT_INS
+
+    name = str(getattr(function, "__name__", ""))
+    is_trls = str(getattr(function, "__module__", "")).startswith("trl.rewards")
+    return name if is_trls and name in BUILT_INS else None
+
+
+def _agent(script: Script, files: Files) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if script.tools:
+        found["tools"] = [_function(tool, files, otherwise=f"tool_{index}") for index, tool in enumerate(script.tools)]
+    if (factory := script.environment_factory) is not None:
+        if isinstance(factory, Mapping):
+            raise ArgumentError("environment_factory: one environment a run is supported, not a dictionary of several")
+        found["environment_factory"] = _function(factory, files, otherwise="make_environment")
+    return found
+
+
+def _function(function: Any, files: Files, *, otherwise: str) -> str:
+    if isinstance(function, str):
+        return function
+    return files.once("function", function, lambda inputs: inputs.function(function, otherwise=otherwise))
+
+
+def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
+    if isinstance(data, str):
+        return data
+    if data is None:
+        raise ArgumentError(
+            f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"
+        )
+    if isinstance(data, Mapping):
+        names = ", ".join(str(name) for name in cast("Mapping[str, Any]", data))
+        raise ArgumentError(f"{what} has several data sets ({names}), but a run takes one: choose one of them")
+    return files.once(f"data {num_rows}", data, lambda inputs: inputs.dataset(data, num_rows=num_rows, what=what))
+
+
+def _first_row(data: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", next(iter(data)))

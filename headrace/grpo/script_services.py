@@ -1,0 +1,158 @@
+"""Finds the services for a script, or starts them on this machine.
+
+HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY
+HEADRACE_STATE_DIR, ./.headrace   what `headrace up` runs there
+./.headrace/script-...            otherwise: services of this process, which end with it
+
+A process has one run at a time: before it begins another one, it stops its own earlier run if that has not ended, since
+a paused run would keep the generators.
+"""
+
+import atexit
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from headrace.client import ENDED, HeadraceClient, Submission
+from headrace.grpo.run_inputs import RunInputs
+from headrace.local import process_table
+from headrace.local.detached import start_detached, wait_until_up
+from headrace.local.service_specs import UpSettings
+from headrace.local.state_dir import STATE_DIR_VARIABLE, Endpoint, StateDir, choose_state_dir
+from headrace.service_finder import ca_file_elsewhere, key_elsewhere
+from shared.errors import UserError
+
+INPUTS_VARIABLE = "HEADRACE_INPUTS_DIR"
+_ANSWER_S, _SUBMIT_S = 30.0, 300.0
+_END_PATIENCE_S = 75.0
+
+_started: "dict[Path, subprocess.Popen[bytes]]" = {}
+"""The launchers that this process started, by state directory."""
+_latest_run: dict[str, str] = {}
+"""The id of the run that this process submitted last, by the run API's URL."""
+
+
+class ScriptServices:
+    """A run API, and the directories in which its services find a script's inputs.
+
+    Args:
+        client: A client of the run API.
+        inputs_dir: Where inputs are written; None if this machine shares no directory with the services.
+        functions_dir: Where functions are written.
+        state_dir: The services' state directory, if they run on this machine.
+    """
+
+    def __init__(
+        self,
+        client: HeadraceClient,
+        inputs_dir: Path | None,
+        functions_dir: Path | None,
+        *,
+        state_dir: Path | None = None,
+    ) -> None:
+        self.client = client
+        self.state_dir = state_dir
+        self._inputs_dir = inputs_dir
+        self._functions_dir = functions_dir
+
+    def inputs(self) -> RunInputs:
+        """Return the writer of inputs.
+
+        Raises:
+            UserError: This machine shares no directory with the services.
+        """
+        if self._inputs_dir is None or self._functions_dir is None:
+            raise UserError(
+                f"the services at {self.client.base_url} cannot read this machine's data and functions: set "
+                f"{INPUTS_VARIABLE} to a directory that both see, whose functions/ is on HEADRACE_REWARD_PATH and "
+                "HEADRACE_TOOL_PATH there; or name a Hugging Face data set and functions that are there already"
+            )
+        return RunInputs(self._inputs_dir, self._functions_dir)
+
+
+def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) -> ScriptServices:
+    """Return the services that the environment names or that run here; without any, start them.
+
+    Args:
+        resumed: State directory of an earlier script's services, to start them again.
+        say: Prints a line for the user.
+
+    Raises:
+        UserError: No key is set for services elsewhere, or services here do not start.
+    """
+    if url := os.environ.get("HEADRACE_URL"):
+        shared_dir = os.environ.get(INPUTS_VARIABLE)
+        client = HeadraceClient(
+            url, key_elsewhere(url), timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere()
+        )
+        directory = Path(shared_dir).absolute() if shared_dir else None
+        return ScriptServices(client, directory, directory / "functions" if directory else None)
+    state = StateDir(resumed or choose_state_dir(None))
+    endpoint = _running(state)
+    if endpoint is None:
+        if resumed is None and STATE_DIR_VARIABLE not in os.environ:
+            state = StateDir(next(iter(_started), state.path / f"script-{_now()}-{os.getpid()}"))
+        endpoint = _running(state) or _start(state, say=say)
+    client = HeadraceClient(
+        endpoint.api_url,
+        state.keys().api_key,
+        timeout_s=_ANSWER_S,
+        submit_timeout_s=_SUBMIT_S,
+        ca_file=endpoint.ca_file,
+    )
+    return ScriptServices(client, state.inputs, state.functions, state_dir=state.path)
+
+
+def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Callable[[str], None]) -> Submission:
+    """Submit a run of this process, and stop an earlier one that has not ended.
+
+    Raises:
+        HeadraceApiError: The run was refused.
+    """
+    earlier = _latest_run.get(client.base_url)
+    if earlier is not None and client.get(earlier)["status"] not in ENDED:
+        say(f"note: {earlier}, which this process began before and which has not ended, is stopped")
+        client.stop(earlier)
+    submission = client.submit(settings)
+    _latest_run[client.base_url] = submission.run_id
+    return submission
+
+
+def end_started() -> None:
+    """End the services that this process started. Runs that have not ended go on when services start there again."""
+    while _started:
+        _, process = _started.popitem()
+        if process.poll() is None:
+            process.terminate()
+        try:
+            process.wait(timeout=_END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _now() -> str:
+    return datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+
+
+def _running(state: StateDir) -> Endpoint | None:
+    endpoint = state.endpoint()
+    if endpoint is None or not process_table.is_alive(endpoint.launcher) or not endpoint.is_ready:
+        return None
+    return endpoint
+
+
+def _start(state: StateDir, *, say: Callable[[str], None]) -> Endpoint:
+    say(f"starting headrace's services for this process; `headrace watch --state-dir {state.path}` shows its run")
+    settings = UpSettings(state_dir=state.path)
+    if not _started:
+        atexit.register(end_started)
+    process = _started[state.path] = start_detached(settings, outlives_us=False)
+    try:
+        return wait_until_up(settings, process)
+    except BaseException:
+        end_started()
+        raise

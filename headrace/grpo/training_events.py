@@ -1,0 +1,102 @@
+"""Tells a script what happens to its run: ``trainer.state`` and the events of its callbacks, as in transformers.
+
+metrics of each step, evaluations --take--> state.log_history, on_step_end, on_log, on_evaluate, on_save
+                                       ^
+                        each step once, in order: a step that is repeated after a crash is not told again
+
+The callbacks see steps a moment after they were made. The trainer does not wait for them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shared.run_options.grpo_config import GRPOConfig
+
+_NOT_LOGGED = frozenset({"step", "at_s"})
+
+
+class TrainingEvents:
+    """The state and the callbacks of one training.
+
+    Args:
+        args: Options that callbacks see.
+        state: A ``transformers.TrainerState``.
+        control: A ``transformers.TrainerControl``.
+    """
+
+    def __init__(self, args: GRPOConfig, *, state: Any, control: Any) -> None:
+        self._args = args
+        self._window: list[dict[str, float]] = []
+        self._epochs_per_step = 0.0
+        self.callbacks: list[Any] = []
+        """Objects with methods such as ``on_step_end(args, state, control, **kwargs)``."""
+        self.state = state
+        self.control = control
+
+    def begin(self, *, max_steps: int, epochs_per_step: float) -> None:
+        """Begin a training of ``max_steps`` steps, or go on with one."""
+        self.state.max_steps = max_steps
+        self._epochs_per_step = epochs_per_step
+        self.control.should_training_stop = False
+        self.fire("on_train_begin")
+        self.fire("on_epoch_begin")
+
+    def take(self, metrics: Mapping[str, Any], *, logging_steps: int, save_steps: int) -> None:
+        """Take the metrics of one step, unless it was taken already."""
+        step = int(metrics["step"])
+        if step != self.state.global_step + 1:
+            return
+        self.fire("on_step_begin")
+        self.state.global_step = step
+        epoch_before, self.state.epoch = self.state.epoch or 0.0, step * self._epochs_per_step
+        self._window.append(_numbers(metrics))
+        self.fire("on_step_end")
+        if step % logging_steps == 0:
+            self.log(_means(self._window))
+            self._window.clear()
+        if step % save_steps == 0:
+            self.fire("on_save")
+        if int(self.state.epoch) > int(epoch_before):
+            self.fire("on_epoch_end")
+            self.fire("on_epoch_begin")
+
+    def take_evaluation(self, metrics: Mapping[str, Any], *, step: int) -> None:
+        """Take the metrics of an evaluation after ``step`` steps."""
+        numbers = _numbers(metrics)
+        self.log(numbers, step=step)
+        self.fire("on_evaluate", metrics=numbers)
+
+    def end(self, summary: Mapping[str, float]) -> None:
+        """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
+        self.log({**_means(self._window), **summary})
+        self._window.clear()
+        self.fire("on_train_end")
+
+    def log(self, logs: dict[str, float], *, step: int | None = None) -> None:
+        """Add an entry to ``state.log_history``."""
+        entry = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step if step is None else step}
+        self.state.log_history.append(entry)
+        self.fire("on_log", logs=logs)
+
+    def fire(self, event: str, **more: Any) -> None:
+        """Call one event of every callback."""
+        for callback in self.callbacks:
+            handler: Callable[..., Any] | None = getattr(callback, event, None)
+            if handler is not None:
+                answer = handler(self._args, self.state, self.control, **more)
+                self.control = self.control if answer is None else answer
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name not in _NOT_LOGGED and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the steps that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = {name: [row[name] for row in rows if name in row] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

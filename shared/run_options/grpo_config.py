@@ -1,0 +1,237 @@
+"""The options of TRL's ``GRPOConfig`` 1.16 under their names and with their defaults, as a dataclass without torch.
+
+It only holds them: trl_config.py turns them into the settings of a run, and says what has no meaning there.
+docs/coming-from-trl.md has every option. A test in tests/conformance compares this class with TRL's.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class GRPOConfig:
+    """TRL's options, and those of headrace that TRL does not have.
+
+    Args:
+        max_staleness: Most optimizer steps by which a completion may be stale; 0 takes turns, as TRL does.
+        run_options: Further settings of the run, under their names in a run file; they win over all others.
+    """
+
+    # Length of the run and batches
+    output_dir: str | None = None
+    max_steps: int = -1
+    num_train_epochs: float = 3.0
+    per_device_train_batch_size: int = 8
+    per_device_eval_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    auto_find_batch_size: bool = False
+    seed: int = 42
+    data_seed: int | None = None
+    full_determinism: bool = False
+
+    # Optimizer
+    learning_rate: float = 1e-06
+    lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: dict[str, Any] | str | None = None
+    warmup_steps: float = 0.0
+    optim: str = "adamw_torch_fused"
+    optim_args: str | None = None
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-08
+    optim_target_modules: str | list[str] | None = None
+    max_grad_norm: float = 1.0
+
+    # Computation
+    average_tokens_across_devices: bool = True
+    label_smoothing_factor: float = 0.0
+    bf16: bool | None = None
+    fp16: bool = False
+    bf16_full_eval: bool = False
+    fp16_full_eval: bool = False
+    tf32: bool | None = None
+    gradient_checkpointing: bool = True
+    gradient_checkpointing_kwargs: dict[str, Any] | str | None = None
+    torch_compile: bool = False
+    torch_compile_backend: str | None = None
+    torch_compile_mode: str | None = None
+    use_liger_kernel: bool = False
+    liger_kernel_config: dict[str, Any] | None = None
+    use_cache: bool = False
+    neftune_noise_alpha: float | None = None
+    torch_empty_cache_steps: int | None = None
+    use_cpu: bool = False
+
+    # Logs and trackers
+    logging_strategy: str = "steps"
+    logging_steps: float = 10
+    logging_first_step: bool = False
+    log_on_each_node: bool = True
+    logging_nan_inf_filter: bool = True
+    include_num_input_tokens_seen: str | bool = "no"
+    log_level: str = "passive"
+    log_level_replica: str = "warning"
+    disable_tqdm: bool | None = None
+    report_to: str | list[str] | None = "none"
+    run_name: str | None = None
+    project: str = "huggingface"
+    trackio_space_id: str | None = None
+    trackio_bucket_id: str | None = None
+    trackio_static_space_id: str | Literal[False] | None = None
+
+    # Evaluation
+    eval_strategy: str = "no"
+    eval_steps: float | None = None
+    eval_delay: float = 0.0
+    prediction_loss_only: bool = False
+    eval_on_start: bool = False
+    eval_do_concat_batches: bool = True
+    eval_use_gather_object: bool = False
+    eval_accumulation_steps: int | None = None
+    include_for_metrics: list[str] = field(default_factory=list[str])
+    batch_eval_metrics: bool = False
+
+    # Checkpoints and the hub
+    save_only_model: bool = False
+    save_strategy: str = "steps"
+    save_steps: float = 500
+    save_on_each_node: bool = False
+    save_total_limit: int | None = None
+    enable_jit_checkpoint: bool = False
+    push_to_hub: bool = False
+    hub_token: str | None = None
+    hub_private_repo: bool | None = None
+    hub_model_id: str | None = None
+    hub_strategy: str = "every_save"
+    hub_always_push: bool = False
+    hub_revision: str | None = None
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    ignore_data_skip: bool = False
+    restore_callback_states_from_checkpoint: bool = False
+    resume_from_checkpoint: str | None = None
+
+    # Devices and processes
+    accelerator_config: dict[str, Any] | str | None = None
+    parallelism_config: Any | None = None
+    ddp_find_unused_parameters: bool | None = None
+    ddp_bucket_cap_mb: int | None = None
+    ddp_broadcast_buffers: bool | None = None
+    ddp_static_graph: bool | None = None
+    ddp_backend: str | None = None
+    ddp_timeout: int = 1800
+    fsdp: str | None = None
+    fsdp_config: dict[str, Any] | str | None = None
+    deepspeed: dict[str, Any] | str | None = None
+    debug: str | list[str] = ""
+    skip_memory_metrics: bool = True
+    local_rank: int = -1
+
+    # Data
+    dataloader_drop_last: bool = False
+    dataloader_num_workers: int = 0
+    dataloader_pin_memory: bool = True
+    dataloader_persistent_workers: bool = False
+    dataloader_prefetch_factor: int | None = None
+    dataloader_multiprocessing_context: str | None = None
+    dataloader_in_order: bool = True
+    remove_unused_columns: bool | None = False
+    label_names: list[str] | None = None
+    train_sampling_strategy: str = "random"
+    length_column_name: str = "length"
+    do_train: bool = False
+    do_eval: bool = False
+    do_predict: bool = False
+
+    # Model
+    model_init_kwargs: dict[str, Any] | str | None = None
+    trust_remote_code: bool = False
+    router_aux_loss_coef: float | None = None
+    disable_dropout: bool = False
+    cast_lm_head_to_fp32: bool = False
+
+    # Generation
+    num_generations: int | None = 8
+    num_generations_eval: int | None = None
+    max_completion_length: int | None = 512
+    ds3_gather_for_generation: bool = True
+    shuffle_dataset: bool | None = True
+    pad_to_multiple_of: int | str | None = "auto"
+    generation_batch_size: int | None = None
+    steps_per_generation: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    generation_kwargs: dict[str, Any] | str | None = None
+    chat_template_kwargs: dict[str, Any] | str | None = None
+    repetition_penalty: float = 1.0
+    cache_implementation: str | None = None
+    max_tool_calling_iterations: int | None = None
+
+    # vLLM
+    use_vllm: bool = False
+    vllm_mode: str = "colocate"
+    vllm_model_impl: str = "vllm"
+    vllm_enable_sleep_mode: bool = False
+    vllm_structured_outputs_regex: str | None = None
+    vllm_server_base_url: str | None = None
+    vllm_server_host: str = "0.0.0.0"
+    vllm_server_port: int = 8000
+    vllm_server_timeout: float = 240.0
+    vllm_group_port: int = 51216
+    vllm_gpu_memory_utilization: float = 0.3
+    vllm_max_model_length: int | None = None
+    vllm_tensor_parallel_size: int = 1
+    use_transformers_continuous_batching: bool = False
+    transformers_continuous_batching_config: dict[str, Any] | str | None = None
+    use_transformers_paged: bool = False
+
+    # Loss
+    beta: float = 0.0
+    num_iterations: int = 1
+    epsilon: float = 0.2
+    delta: float | None = None
+    epsilon_high: float | None = None
+    sapo_temperature_neg: float = 1.05
+    sapo_temperature_pos: float = 1.0
+    vespo_k_pos: float = 2.0
+    vespo_lambda_pos: float = 3.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    importance_sampling_level: str = "token"
+    reward_weights: list[float] | None = None
+    multi_objective_aggregation: str = "sum_then_normalize"
+    scale_rewards: str = "group"
+    loss_type: str = "dapo"
+    mask_truncated_completions: bool = False
+    sync_ref_model: bool = False
+    ref_model_mixup_alpha: float = 0.6
+    ref_model_sync_steps: int = 512
+    top_entropy_quantile: float = 1.0
+    entropy_coef: float = 0.0
+    use_adaptive_entropy: bool = False
+    entropy_coef_min: float = 0.0
+    entropy_coef_max: float = 1.0
+    entropy_coef_delta: float = 0.005
+    entropy_target: float = 0.2
+    vllm_importance_sampling_correction: bool = True
+    vllm_importance_sampling_mode: str = "sequence_mask"
+    vllm_importance_sampling_clip_max: float | None = 3.0
+    vllm_importance_sampling_clip_min: float | None = None
+    off_policy_mask_threshold: float | None = None
+    use_bias_correction_kl: bool = True
+    vllm_importance_sampling_cap: float | None = None
+
+    # Logged completions
+    log_completions: bool = False
+    log_multimodal: bool = True
+    num_completions_to_print: int | None = None
+    log_unique_prompts: bool = False
+    log_completions_hub_repo: str | None = None
+
+    # Of headrace
+    max_staleness: int = 2
+    run_options: dict[str, Any] = field(default_factory=dict[str, Any])

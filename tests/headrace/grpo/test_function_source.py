@@ -1,0 +1,201 @@
+"""Functions of a script become the text of a module: with what they use, and not with anything else."""
+
+import functools
+import logging
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pytest
+
+from headrace.grpo.function_source import module_text, plain_name
+from tests.headrace.grpo import own_code
+
+pytestmark = pytest.mark.unit
+
+SCALE = 0.5
+PATTERN = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+KNOWN = {"a": [1, 2.5, None], "b": ("x", {3})}
+HOME = Path("/data")
+log = logging.getLogger("rewards")
+not_text = object()
+
+
+def length(completions: list[str], **_: Any) -> list[float]:
+    return [SCALE * len(completion) for completion in completions]
+
+
+def answer(completions: list[str], **_: Any) -> list[float | None]:
+    return [float(found.group(1)) if (found := PATTERN.search(it)) else None for it in completions]
+
+
+def both(completions: list[str], **kwargs: Any) -> list[float]:
+    log.debug("%s %s", HOME, KNOWN)
+    return [math.sqrt(a) * (b or 0.0) for a, b in zip(length(completions), answer(completions, **kwargs), strict=True)]
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        log.debug("called")
+        return function(*args, **kwargs)
+
+    return inner
+
+
+@logged
+def decorated(completions: list[str], **_: Any) -> list[float]:
+    SCALE = 2.0  # its own variable, not the module's
+    return [SCALE for _ in completions]
+
+
+async def waits(completions: list[str], **_: Any) -> list[float]:
+    return length(completions)
+
+
+class Game:
+    LIMIT = SCALE
+
+    def reset(self, **_: Any) -> None:
+        self.sum = 0.0
+
+    def add(self, number: "Literal[1, 2]") -> str:
+        """Add a number.
+
+        Args:
+            number: The number.
+        """
+        self.sum += number
+        return str(self.sum)
+
+    @staticmethod
+    def rounded(number: float) -> int:
+        return math.floor(number)
+
+
+class LongGame(Game):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = log
+
+
+def module_of(**functions: Any) -> ModuleType:
+    module = ModuleType("made")
+    exec(compile(module_text(functions), "made.py", "exec"), vars(module))
+    return module
+
+
+@pytest.mark.parametrize("function", [length, answer, both, decorated])
+def test_a_function_does_in_its_own_module_what_it_does_here(function: Callable[..., Any]) -> None:
+    completions = ["<answer>4</answer>", "none"]
+    assert module_of(it=function).it(completions) == function(completions)
+
+
+def test_a_module_has_only_what_the_function_uses() -> None:
+    names = {name for name in vars(module_of(length=length)) if not name.startswith("__")}
+    assert names == {"length", "SCALE", "Any"}
+
+
+def test_an_async_function_stays_one() -> None:
+    assert "async def waits" in module_text({"waits": waits})
+
+
+def test_a_class_travels_with_its_bases_and_methods() -> None:
+    game = module_of(LongGame=LongGame).LongGame()
+    game.reset()
+    assert game.add(2) == "2.0"
+    assert game.rounded(2.7) == 2
+    assert type(game).__mro__[1].__name__ == "Game"
+
+
+def test_annotations_in_quotes_can_be_evaluated() -> None:
+    assert "from typing import Literal" in module_text({"Game": Game})
+
+
+def test_variables_of_the_function_around_become_the_modules() -> None:
+    factor = 3.0
+
+    def scaled(completions: list[str], **_: Any) -> list[float]:
+        return [factor * value for value in length(completions)]
+
+    assert module_of(scaled=scaled).scaled(["ab"]) == [3.0]
+
+
+def test_lambdas_in_one_line_are_told_apart() -> None:
+    first, second = (lambda rows: [1.0] * len(rows)), (lambda rows: [SCALE, 2.0, *rows])  # pyright: ignore
+    made = module_of(first=first, second=second)
+    assert (made.first(["a"]), made.second(["a"])) == ([1.0], [0.5, 2.0, "a"])
+
+
+def test_a_partial_keeps_its_arguments() -> None:
+    def weighted(completions: list[str], weight: float, **_: Any) -> list[float]:
+        return [weight for _ in completions]
+
+    partial = functools.partial(weighted, weight=0.25)
+    name = plain_name(partial, otherwise="reward_0")
+    assert name == "weighted"
+    assert getattr(module_of(**{name: partial}), name)(["a", "b"]) == [0.25, 0.25]
+
+
+def test_a_function_of_an_installed_package_is_imported() -> None:
+    assert module_text({"fsum": math.fsum}) == "from math import fsum\n\n\n__all__ = ['fsum']\n"
+
+
+def test_functions_that_call_each_other_are_both_written() -> None:
+    assert module_of(even=own_code.is_even).even(10) is True
+
+
+def test_a_function_that_has_no_name_gets_one() -> None:
+    assert plain_name(lambda: 0, otherwise="reward_3") == "reward_3"
+
+
+def uses_not_text(completions: list[str], **_: Any) -> list[object]:
+    return [not_text for _ in completions]
+
+
+def uses_own_module(completions: list[str], **_: Any) -> list[Any]:
+    return [own_code.is_even(len(completion)) for completion in completions]
+
+
+def counting() -> Callable[..., Any]:
+    count = 0
+
+    def counts(completions: list[str], **_: Any) -> list[float]:
+        nonlocal count
+        count += 1
+        return [float(count) for _ in completions]
+
+    return counts
+
+
+def from_nowhere() -> Callable[..., Any]:
+    namespace: dict[str, Any] = {}
+    exec("def nowhere(completions, **_):\n    return [0.0]", namespace)
+    return namespace["nowhere"]  # type: ignore[no-any-return]
+
+
+def two_of_a_name() -> Callable[..., Any]:
+    SCALE = 7.0
+
+    def two(completions: list[str], **_: Any) -> list[float]:
+        return [SCALE for _ in length(completions)]
+
+    return two
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (uses_not_text, "it uses not_text, which is an object and cannot be sent to the services as text"),
+        (uses_own_module, "tests.headrace.grpo.own_code is a module of your own, and only its functions can be sent"),
+        (counting(), "it cannot stand alone: no binding for nonlocal 'count' found"),
+        (from_nowhere(), "the source of it is not available"),
+        (two_of_a_name(), "two different things are called SCALE"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_with_the_reason(function: Callable[..., Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        module_text({"it": function})

@@ -1,0 +1,182 @@
+"""A script trains through the real services, on a simulated generator. test_script.py has one with vLLM."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from headrace import GRPOConfig, GRPOTrainer
+from headrace.client import ENDED
+from headrace.local.detached import start_detached, wait_until_up
+from headrace.local.service_specs import UpSettings
+from headrace.local.state_dir import STATE_DIR_VARIABLE
+from tests.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.slow
+
+ROWS = Dataset.from_list([{"prompt": f"{number}+{number}=", "answer": str(2 * number)} for number in range(16)])
+MODULUS = 7
+
+
+def spread(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
+    assert len(answer) == len(completions)
+    return [sum(ids) % MODULUS / MODULUS for ids in completion_ids]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run all services but vLLM, which is simulated, where a script finds them."""
+    settings = UpSettings(state_dir=tmp_path_factory.mktemp("script") / "state", num_simulated=1)
+    process = start_detached(settings, outlives_us=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE_DIR_VARIABLE, str(settings.state_dir))
+        try:
+            wait_until_up(settings, process)
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, model: Path) -> Callable[..., GRPOTrainer]:
+    def make(*, options: dict[str, Any] | None = None, **arguments: Any) -> GRPOTrainer:
+        chosen: dict[str, Any] = {
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "learning_rate": 1e-2,
+            "max_steps": 4,
+            "bf16": False,
+            "disable_tqdm": True,
+            "run_options": {"save_steps": 2},
+        }
+        args = GRPOConfig(output_dir=str(tmp_path / "out"), **(chosen | (options or {})))
+        given: dict[str, Any] = {"model": str(model), "reward_funcs": spread, "args": args, "train_dataset": ROWS}
+        return GRPOTrainer(**(given | arguments))
+
+    return make
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def test_training_changes_the_model_and_fills_the_log(trainer: Callable[..., GRPOTrainer], tmp_path: Path) -> None:
+    script = trainer(options={"logging_steps": 2})
+    before = weights(script.model)
+    result = script.train()
+    log = script.state.log_history
+    assert result.global_step == script.state.global_step == 4
+    assert [entry["step"] for entry in log] == [2, 4, 4]
+    assert all("rewards/spread/mean" in entry and "loss" in entry for entry in log[:2])
+    assert log[-1]["train_loss"] == result.training_loss
+    assert log[-1]["epoch"] == 0.5  # 4 steps of 2 prompts, of 16
+    after = weights(script.model)
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+    script.save_model()
+    saved = weights(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    assert all(torch.equal(saved[name], after[name]) for name in after)
+
+
+def test_a_model_object_is_trained_and_updated_in_place(trainer: Callable[..., GRPOTrainer], model: Path) -> None:
+    mine = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        embeddings: Any = mine.get_input_embeddings()
+        embeddings.weight.mul_(1.5)
+    before = weights(mine)
+    script = trainer(model=mine, processing_class=AutoTokenizer.from_pretrained(model), options={"max_steps": 1})
+    script.train()
+    assert script.model is mine
+    moved = {name: (weights(mine)[name] - before[name]).abs().max().item() for name in before}
+    assert 0 < max(moved.values()) < 0.1  # one step from the object's own weights, not from those on disk
+
+
+def test_an_evaluation_needs_no_training(trainer: Callable[..., GRPOTrainer]) -> None:
+    script = trainer()
+    found = script.evaluate({"few": ROWS.select(range(2)), "more": ROWS.select(range(5))})
+    assert (found["eval_few_groups/done"], found["eval_more_groups/done"]) == (2, 5)
+    assert 0 <= found["eval_few_reward"] <= 1
+    assert script.state.global_step == 0
+
+
+class StopsAtTwo(TrainerCallback):  # type: ignore[misc]
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step >= 2
+
+
+def test_a_callback_stops_the_run(trainer: Callable[..., GRPOTrainer]) -> None:
+    script = trainer(callbacks=[StopsAtTwo], options={"max_steps": 100_000})
+    script.train()
+    assert script.run is not None
+    assert script.run["status"] == "stopped"
+    assert 2 <= script.state.global_step < 100_000
+
+
+class PressesCtrlC(TrainerCallback):  # type: ignore[misc]
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_pauses_the_run_and_another_process_goes_on_with_it(trainer: Callable[..., GRPOTrainer]) -> None:
+    first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 300})
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    assert first.run is not None
+    second = trainer(options={"max_steps": 300})
+    result = second.train(resume_from_checkpoint=True)
+    assert second.run is not None
+    assert second.run["run_id"] == first.run["run_id"]
+    assert second.run["status"] == "finished"
+    assert result.global_step == 300
+
+
+def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRPOTrainer]) -> None:
+    with pytest.raises(ValueError, match="resume_from_checkpoint: no run to go on with"):
+        trainer().train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"optimizers": (object(), None)}, "optimizers is not supported: set adam_beta1"),
+        ({"rollout_func": print}, "rollout_func is not supported: write it as an agent program"),
+        ({"reward_funcs": None}, "No reward source provided"),
+        ({"train_dataset": None}, "`train_dataset` is required"),
+        ({"model": 3}, "model is a int; give a hub id, a directory or a PreTrainedModel"),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused_at_once(
+    trainer: Callable[..., GRPOTrainer], arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        trainer(**arguments)
+
+
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"environment_factory": {"a": dict}}, "one environment a run"),
+    ({"peft_config": object()}, "peft_config is a object, but only LoRA"),
+    ({"quantization_config": object()}, "only 4 bits"),
+    ({"eval_dataset": {"a": ROWS}, "options": {"eval_on_start": True, "eval_strategy": "steps"}}, "choose one"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), UNSUPPORTED)
+def test_arguments_that_a_run_cannot_have_are_refused_before_it_is_made(
+    trainer: Callable[..., GRPOTrainer], arguments: dict[str, Any], says: str
+) -> None:
+    script = trainer(**arguments)
+    with pytest.raises(ValueError, match=says):
+        script.train()
+    assert script.run is None or script.run["status"] in ENDED

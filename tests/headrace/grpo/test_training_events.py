@@ -1,0 +1,95 @@
+"""The state and the callbacks of a script see each step once, in order, with logs as transformers makes them."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.grpo.training_events import TrainingEvents
+from shared.run_options.grpo_config import GRPOConfig
+
+pytestmark = pytest.mark.unit
+
+
+@dataclass
+class Recorder:
+    seen: list[str] = field(default_factory=list[str])
+    logs: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(f"begin {state.max_steps}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(f"step {state.global_step}")
+        if state.global_step == 3:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        self.logs.append(logs)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(f"save {state.global_step}")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+        self.seen.append(f"evaluate {metrics}")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(f"epoch {state.epoch}")
+
+
+def training() -> tuple[TrainingEvents, Recorder]:
+    state = SimpleNamespace(global_step=0, max_steps=0, epoch=None, log_history=[])
+    events = TrainingEvents(GRPOConfig(), state=state, control=SimpleNamespace(should_training_stop=False))
+    recorder = Recorder()
+    events.callbacks.append(recorder)
+    events.begin(max_steps=4, epochs_per_step=0.5)
+    return events, recorder
+
+
+def metrics(step: int, **more: float | None) -> dict[str, Any]:
+    return {"step": float(step), "at_s": 1e9, "loss": step / 10, **more}
+
+
+def test_steps_come_once_and_in_order() -> None:
+    events, recorder = training()
+    for step in (1, 2, 2, 1, 3, 4):  # after a crash, steps are made again
+        events.take(metrics(step), logging_steps=2, save_steps=4)
+    assert recorder.seen == ["begin 4", "step 1", "step 2", "epoch 1.0", "step 3", "step 4", "save 4", "epoch 2.0"]
+    assert events.control.should_training_stop
+
+
+def test_a_log_has_the_means_over_its_steps() -> None:
+    events, recorder = training()
+    events.take(metrics(1, reward=1.0, kl=None), logging_steps=3, save_steps=9)
+    events.take(metrics(2), logging_steps=3, save_steps=9)
+    events.take(metrics(3, reward=4.0), logging_steps=3, save_steps=9)
+    events.take(metrics(4, reward=0.0), logging_steps=3, save_steps=9)
+    events.end({"train_loss": 0.25})
+    last = {"loss": 0.4, "reward": 0.0, "train_loss": 0.25}
+    assert recorder.logs == [{"loss": pytest.approx(0.2), "reward": 2.5}, last]
+    assert [(entry["step"], entry["epoch"]) for entry in events.state.log_history] == [(3, 1.5), (4, 2.0)]
+
+
+def test_an_evaluation_and_the_end_are_in_the_log() -> None:
+    events, recorder = training()
+    events.take_evaluation({"step": 0, "eval_reward": 0.5}, step=0)
+    events.end({"train_loss": 0.1})
+    assert recorder.seen[-1] == "evaluate {'eval_reward': 0.5}"
+    assert events.state.log_history == [
+        {"eval_reward": 0.5, "epoch": 0.0, "step": 0},
+        {"train_loss": 0.1, "epoch": 0.0, "step": 0},
+    ]
+
+
+def test_a_callback_may_lack_events_and_may_return_another_control() -> None:
+    events, _ = training()
+    other = SimpleNamespace(should_training_stop=True)
+
+    class Answers:
+        def on_step_end(self, *_: Any, **__: Any) -> SimpleNamespace:
+            return other
+
+    events.callbacks[:] = [object(), Answers()]
+    events.take(metrics(1), logging_steps=1, save_steps=1)
+    assert events.control is other
