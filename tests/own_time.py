@@ -2,12 +2,12 @@
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def bounded_time(seconds: float) -> Iterator[None]:
+def bounded_time(seconds: float) -> Generator[None]:
     """Assert that the block takes less than ``seconds`` of its own thread's processor time.
 
     What earlier tests left is frozen: one collection among it took a second, in whichever block it happened.
