@@ -13,6 +13,7 @@ from rich.text import Text
 
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
+from headrace.cli.plot import picture_at_end
 from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
@@ -165,6 +166,8 @@ def _watch(client: HeadraceClient, run_id: str) -> int:
         _out(f"stopped watching; {run_id} goes on (`headrace stop {run_id}` ends it)")
         return 0
     _out(final_sentence(seen.run))
+    if picture := picture_at_end(seen):
+        _out(f"its curves are in {picture}")
     return 1 if seen.status == "failed" else 0
 
 
