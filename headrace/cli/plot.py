@@ -1,6 +1,7 @@
 """`headrace plot`: curves of chosen metrics of one run or several, in the terminal or as an image."""
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -10,6 +11,23 @@ from headrace.watch.run_plot import draw_image, drawn, labels_of, metrics_to_dra
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import take_all
 from headrace.watch.watch_view import MAX_WIDTH
+from shared.errors import UserError
+
+
+def picture_at_end(watch: RunWatch) -> Path | None:
+    """Write curves.png into the directory of a run that has ended, and return its path.
+
+    None without matplotlib or a trained step, or if the directory is not on this machine or cannot be written.
+    """
+    path = Path(str(watch.run["run_dir"])) / "curves.png"
+    if not (watch.by_step and path.parent.is_dir() and importlib.util.find_spec("matplotlib")):
+        return None
+    labelled = labels_of([watch])
+    try:
+        draw_image(labelled, metrics_to_draw(labelled, []), path)
+    except UserError:
+        return None
+    return path
 
 
 def plot(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
+from headrace.cli.plot import picture_at_end
 from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
 from headrace.cli.run_table import SORTS, table_of
@@ -191,6 +192,8 @@ def _watch(client: HeadraceClient, named: str) -> int:
         _out(f"stopped watching; {run_id} goes on (`headrace stop {run_id}` ends it)")
         return 0
     _out(final_sentence(seen.run))
+    if picture := picture_at_end(seen):
+        _out(f"its curves are in {picture}")
     return 1 if seen.status == "failed" else 0
 
 

@@ -1,6 +1,7 @@
 """`rollouts`, `plot`, `logs`, `show` and `runs` on files, and the logs of local services."""
 
 import argparse
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from headrace.cli import command_line as cli
 from headrace.cli.logs import Tail, find_logs
 from headrace.cli.rollouts import chosen, value_in_words
 from shared.errors import UserError
+from tests.headrace.scripted_api import Asked, event_stream, serving
 
 pytestmark = pytest.mark.unit
 
@@ -125,6 +127,28 @@ def test_show_runs_and_plot_read_directories_and_without_services_the_message_sa
         f"headrace: no headrace service found (looked at {run_dir.parents[1]}): start one with `headrace up`, or read "
         f"its runs from their files with `headrace runs {run_dir.parent}` and `headrace show {run_dir.parent}/RUN`\n"
     )
+
+
+def test_a_run_that_was_watched_to_its_end_has_a_picture_in_its_directory(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {"run_id": "run-abc", "status": "finished", "run_dir": str(run_dir), "progress": {"step": 1}}
+
+    def script(asked: Asked) -> Any:
+        if asked.path.endswith("/events"):
+            return event_stream()
+        if asked.path.endswith("/metrics"):
+            return {"metrics": [{"step": 1, "reward": 0.5}], "next_cursor": None}
+        return {"evaluations": [], "next_cursor": None} if asked.path.endswith("/evaluations") else run
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main(["watch", "run-abc", "--url", api.url]) == 0
+    if importlib.util.find_spec("matplotlib") is None:
+        assert "curves" not in capsys.readouterr().out
+        return
+    assert f"its curves are in {run_dir}/curves.png" in capsys.readouterr().out
+    assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_dry_run_without_services_checks_settings_and_files_and_says_what_it_did_not_check(

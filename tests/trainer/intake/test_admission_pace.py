@@ -77,3 +77,11 @@ def test_a_batch_that_saw_a_pause_does_not_change_the_depth(run_config: RunConfi
 
 def test_an_eager_run_admits_as_much_as_staleness_allows(run_config: RunConfig) -> None:
     assert admit(pace(run_config, max_staleness=3, admission="eager"), None) == 16
+
+
+def test_groups_that_may_still_be_sampled_are_those_of_the_depth_that_are_not_scored(run_config: RunConfig) -> None:
+    # One batch of 4 groups in training, and one ahead of it.
+    assert pace(run_config).num_ahead(num_scored=4) == 4
+    assert pace(run_config).num_ahead(num_scored=8) == 0
+    # With max_staleness=0 nothing may be ahead.
+    assert pace(run_config, max_staleness=0).num_ahead(num_scored=4) == 0

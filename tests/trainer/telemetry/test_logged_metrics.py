@@ -86,6 +86,8 @@ async def test_runs_log_what_the_catalogue_lists_and_nothing_else(
         for line in lines(run_dir / "metrics.jsonl"):
             names = {metric[0].name if (metric := find_metric(logged)) else f"not listed: {logged}" for logged in line}
             assert names >= OF_EVERY_STEP, f"{name} leaves out {OF_EVERY_STEP - names}"
+            assert 0 <= line["wait_time"] <= line["step_time"]
+            assert min(line["queue/scored"], line["queue/settled"], line["queue/ahead"]) >= 0
             found |= names
         if "eval_steps" in options:
             (evaluation, *_) = lines(run_dir / "evaluations.jsonl")
