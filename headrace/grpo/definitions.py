@@ -1,4 +1,4 @@
-"""Finds the definition of a function or class in its file or notebook cell, and the variables that it sees there."""
+"""Finds the definition of a function or class in its file or notebook cell, and the variables that it uses there."""
 
 import __future__
 
@@ -138,7 +138,7 @@ def names_used(text: str, *, name: str) -> set[str]:
         module = symtable.symtable(text, name, "exec")
     except SyntaxError as error:
         raise ArgumentError(
-            f"{name} cannot stand alone: {error.msg}. Keep state that outlives a call in a list or table of the module"
+            f"{name} cannot be a function of a module: {error.msg}. Keep state in a list or table of the module instead"
         ) from error
     inside = [module]
     for table in inside:

@@ -5,7 +5,7 @@
                                          plain values        --> literals
 
 Code travels as source, never as a pickle, so that it can be read where it runs, and versions of Python may differ.
-Variables of enclosing functions become variables of the module. Values are those of the moment of writing.
+Variables of enclosing functions become variables of the module. Their values are taken when the module is written.
 """
 
 import ast
@@ -66,7 +66,7 @@ class _Module:
         self._values: dict[str, Any] = {}
 
     def define(self, name: str, value: Any, *, used_by: str) -> None:
-        """Write the definition of ``name``, and before it those of all names that it uses."""
+        """Write the definition of ``name``, after the definitions of all names that it uses."""
         if name in self._values:
             if not _is_same(self._values[name], value):
                 raise ArgumentError(
@@ -171,7 +171,7 @@ def _literal(value: Any, *, name: str, used_by: str) -> str:
     """Return an expression that makes the value.
 
     Raises:
-        ArgumentError: There is none.
+        ArgumentError: The value has no such expression.
     """
     text = repr(cast("object", value)) if isinstance(value, (*_SCALARS, *_CONTAINERS)) else ""
     try:

@@ -42,7 +42,7 @@ _LINK: Final = "headrace-run.json"
 
 
 class GRPOTrainer:
-    """Trains a model with GRPO. The arguments are those of TRL's ``GRPOTrainer``: live objects, or names.
+    """Trains a model with GRPO. It takes the arguments of TRL's ``GRPOTrainer``: live objects, or names.
 
     Args:
         model: Hub id, directory, ``PreTrainedModel``, or ``PeftModel`` with a new adapter.
@@ -157,7 +157,7 @@ class GRPOTrainer:
             resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``.
 
         Raises:
-            ArgumentError: An argument or option is refused, or there is no run to go on with.
+            ArgumentError: An argument or option is refused, or no earlier run was found.
             HeadraceError: The run failed.
         """
         from transformers.trainer_utils import TrainOutput
@@ -256,7 +256,7 @@ class GRPOTrainer:
         return self._services
 
     def _begun(self, *, resume: bool) -> Run:
-        """Return the run to follow: the one that was paused, or a new one."""
+        """Return the run to follow: the paused run, or a new one."""
         if resume and self.run is None:
             self.run = self._run_of_another_process()
         client = self._connected().client
@@ -345,7 +345,7 @@ def _data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dic
     if isinstance(environment_factory, Mapping):
         raise ArgumentError("a dictionary of environments requires a `train_dataset` with a column environment")
     if args.max_steps <= 0:
-        raise ArgumentError("max_steps is required where the environment makes the prompts, and there is no data set")
+        raise ArgumentError("max_steps is required where the environment makes the prompts, without a data set")
     return [{"prompt": [{"role": "user", "content": ""}]}]
 
 

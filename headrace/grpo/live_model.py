@@ -23,7 +23,7 @@ class LiveModel:
         init_kwargs: Arguments of ``from_pretrained``.
 
     Raises:
-        ArgumentError: It is none of these, or a ``PeftModel`` whose adapter was trained already.
+        ArgumentError: ``model`` has another type, or is a ``PeftModel`` whose adapter was trained already.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, peft_config: Any, init_kwargs: Mapping[str, Any]) -> None:

@@ -26,8 +26,8 @@ class RunInputs:
     """The directories for a script's inputs.
 
     Args:
-        directory: For data sets and models.
-        functions: On the path of the rewarder and of the sessions service.
+        directory: Where data sets and models are written.
+        functions: Where functions are written; the rewarder and the sessions service look there.
     """
 
     def __init__(self, directory: Path, functions: Path) -> None:

@@ -44,7 +44,7 @@ class Script:
 
 @dataclass
 class Files:
-    """Writes inputs once, and only if there are any. What was written for a training is used by an evaluation too."""
+    """Writes each input once, when it is needed. Trainings and evaluations share the files."""
 
     inputs: Callable[[], RunInputs]
     written: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
@@ -172,7 +172,7 @@ def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
         )
     if isinstance(data, Mapping):
         names = ", ".join(str(name) for name in cast("Mapping[str, Any]", data))
-        raise ArgumentError(f"{what} has several data sets ({names}), but a run takes one: choose one of them")
+        raise ArgumentError(f"{what} has several data sets ({names}), but a run takes only one; choose it")
     return files.once(f"data {num_rows}", data, lambda inputs: inputs.dataset(data, num_rows=num_rows, what=what))
 
 

@@ -107,7 +107,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
 
 
 def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Callable[[str], None]) -> Submission:
-    """Submit a run of this process, and stop an earlier one that has not ended.
+    """Submit a run of this process, and stop its earlier run if that has not ended.
 
     Raises:
         HeadraceApiError: The run was refused.

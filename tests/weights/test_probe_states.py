@@ -64,7 +64,7 @@ async def test_a_replica_whose_probe_fails_is_taken_out_and_its_tokens_are_not_p
     assert result.members == ("generator-1",)
     assert result.num_probes_failed == 1
     assert result.probe_max_diff == 5.0
-    assert "its logprobs of the probe are off by up to 5 nats, and 0.5 are tolerated" in result.failed["generator-2"]
+    assert "a logprob of the probe is off by 5 nats, and 0.5 are tolerated" in result.failed["generator-2"]
     with pytest.raises(UnverifiedError):
         await anext(under_way)
     assert two.engine.num_aborted == 1

@@ -19,6 +19,8 @@ from shared.control import Probe
 from shared.errors import UnavailableError
 
 _OutputT = TypeVar("_OutputT")
+_SMALL_NATS = 16.0
+"""Up to this absolute logprob the tolerance is the probe's."""
 
 
 class UnverifiedError(UnavailableError):
@@ -92,15 +94,22 @@ class GatedClient:
 def compare(probe: Probe, answers: Iterable[Sequence[float]]) -> tuple[float | None, str | None]:
     """Compare each engine's logprobs of a probe with those of the trainer, which holds the same weights.
 
+    Rounding grows with the logits. Where the trainer's logprob is below -16 nats, the tolerance grows in proportion.
+
     Returns the largest difference in nats, and a sentence if the weights must not be served.
     """
     pairs = [(mine, theirs) for logprobs in answers for mine, theirs in zip(logprobs, probe.logprobs, strict=True)]
     if not all(math.isfinite(mine) for mine, _ in pairs):
         return None, "its logprobs of the probe are not all finite numbers"
     worst = max(abs(mine - theirs) for mine, theirs in pairs)
-    if worst <= probe.tolerance:
+    mine, theirs = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / _allowed(probe, pair[1]))
+    if abs(mine - theirs) <= _allowed(probe, theirs):
         return worst, None
     return worst, (
-        f"its logprobs of the probe are off by up to {worst:.3g} nats, and {probe.tolerance:.3g} are tolerated "
-        "(push_probe_tolerance)"
+        f"a logprob of the probe is off by {abs(mine - theirs):.3g} nats, and {_allowed(probe, theirs):.3g} are "
+        "tolerated (push_probe_tolerance)"
     )
+
+
+def _allowed(probe: Probe, logprob: float) -> float:
+    return probe.tolerance * max(1.0, abs(logprob) / _SMALL_NATS)

@@ -80,7 +80,7 @@ class FullSet:
             raise ValueError(f"{shadow.current} does not fit the model: {what}") from error
         if loaded is not None:
             missing = missing_parameters(shadow.model, self._model_config, loaded, is_filled=shadow.is_filled)
-            if missing:
+            if missing := [name for name in missing if name not in _second_names(self._model)]:
                 raise ValueError(lacks(missing))
         # A loader takes its part of what it gets. It does not check that the parts of all workers make up the whole.
         if too_large := shadow.not_used_up(num_shards=get_tensor_model_parallel_world_size()):
@@ -112,6 +112,12 @@ def missing_parameters(
         if is_plain and name not in heads and not is_known and not is_filled(module):
             missing.add(f"{name} (a part of it)")
     return sorted(missing)
+
+
+def _second_names(model: Any) -> set[str]:
+    """Return further names of parameters that a model has under several, such as a bias of a router and its experts."""
+    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return all_names - {name for name, _ in model.named_parameters()}
 
 
 def lacks(missing: list[str]) -> str:

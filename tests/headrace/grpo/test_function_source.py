@@ -191,7 +191,7 @@ def two_of_a_name() -> Callable[..., Any]:
     [
         (uses_not_text, "it uses not_text, which is an object and cannot be sent to the services as text"),
         (uses_own_module, "tests.headrace.grpo.own_code is a module of your own, and only its functions can be sent"),
-        (counting(), "it cannot stand alone: no binding for nonlocal 'count' found"),
+        (counting(), "it cannot be a function of a module: no binding for nonlocal 'count' found"),
         (from_nowhere(), "the source of it is not available"),
         (two_of_a_name(), "two different things are called SCALE"),
     ],
