@@ -1,6 +1,6 @@
 """A run's desired state, and why it is paused. The run API and the training rank exchange these through Redis.
 
-    POST .../pause, .../resume, .../stop --Wishes--> training rank          written only by the API
+    POST .../pause, .../resume, .../stop, PATCH --Wishes--> training rank   written only by the API
     GET  .../runs/{run_id}               <--Pause--- training rank          written only by the rank, fenced
 
 Each side writes its own fields and reads the other's. So neither can undo the other's last change, and both find
@@ -19,11 +19,12 @@ class Wishes(msgspec.Struct, frozen=True):
     """The requested state of a run.
 
     ``num_resumes`` counts the requests to resume. A pause that began by itself changes no request, so only a higher
-    count can end it.
+    count can end it. ``max_steps`` is the number of optimizer steps that was set after the submit; None without one.
     """
 
     desired: Desired = "run"
     num_resumes: int = 0
+    max_steps: int | None = None
 
 
 class Pause(msgspec.Struct, frozen=True):

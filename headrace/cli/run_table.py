@@ -61,8 +61,9 @@ def table_of(runs: Sequence[Run], *, width: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
     for column in shown:
         column_width = min(column.width, room) if column.title == "name" else column.width
-        justify = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold", width=column_width)
+        table.add_column(
+            column.title, justify="right" if column.is_number else "left", overflow="fold", width=column_width
+        )
     titles = [column.title for column in shown]
     for cells in zip(*(column.cells for column in shown), strict=True):
         styles = [

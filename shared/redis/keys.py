@@ -11,7 +11,7 @@
     headrace:submit:HASH               result of the submit with that Idempotency-Key; expires
     headrace:refusals                  hash: replica -> why it ended before it followed any run; expires
     headrace:reward_endpoints          hash: name -> specification of a reward endpoint (services/rewarder/endpoints)
-    headrace:{RUN}:run                 hash: config, status, desired, num_resumes, reason, pause, progress
+    headrace:{RUN}:run                 hash: config, status, desired, num_resumes, max_steps, reason, pause, progress
     headrace:{RUN}:epoch               counter: trainer incarnations; only rises
     headrace:{RUN}:prompts             stream    read by consumer group "generators"
     headrace:{RUN}:completions         stream    read by consumer group "rewarders"

@@ -94,12 +94,14 @@ class RunRecord(msgspec.Struct, frozen=True):
     @property
     def tags(self) -> list[str]:
         """The run's tags."""
-        return self.config.get("tags", [])  # an older release did not write them
+        found: list[str] = self.config.get("tags", [])  # an older release did not write them
+        return found
 
     @property
     def metadata(self) -> dict[str, MetadataValue]:
         """The run's metadata."""
-        return self.config.get("metadata", {})
+        found: dict[str, MetadataValue] = self.config.get("metadata", {})
+        return found
 
     def parsed_config(self) -> RunConfig:
         """Return the config as it was validated at submit.

@@ -189,6 +189,8 @@ class RunStore:
         """
         await self.index.enter({record.run_id: config.name})
         fields: dict[Any, Any] = {"config": msgspec.json.encode(config.model_dump(mode="json"))}
+        if config.max_steps != record.config["max_steps"]:
+            fields["max_steps"] = config.max_steps
         await self._write(record.run_id, fields, waits_for_room=False)
         if config.name != record.name:
             await self.index.leave_name(record.run_id, record.name)
@@ -213,12 +215,17 @@ class RunStore:
 
     async def wishes(self, run_id: str) -> Wishes:
         """Return what was requested of the run. Raises StateLostError if its record is gone."""
-        desired, num_resumes = await self._patiently(
-            lambda: self._redis.hmget(RunKeys(run_id).run, ["desired", "num_resumes"]), "reading the run"
+        names = ["desired", "num_resumes", "max_steps"]
+        desired, num_resumes, max_steps = await self._patiently(
+            lambda: self._redis.hmget(RunKeys(run_id).run, names), "reading the run"
         )
         if desired is None:
             raise StateLostError(f"run {run_id} is no longer in Redis")
-        return Wishes(desired=desired.decode(), num_resumes=int(num_resumes or 0))
+        return Wishes(
+            desired=desired.decode(),
+            num_resumes=int(num_resumes or 0),
+            max_steps=None if max_steps is None else int(max_steps),
+        )
 
     async def write_progress(self, run_id: str, progress: Progress) -> None:
         """Overwrite the progress of the run."""

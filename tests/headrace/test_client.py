@@ -187,7 +187,8 @@ def test_events_go_on_after_the_last_one_when_the_stream_breaks_off() -> None:
 
 def test_events_end_when_the_run_has_ended_even_if_the_last_event_was_lost() -> None:
     def script(asked: Asked) -> Any:
-        return event_stream(("5-0", "metrics", {"step": 1})) if asked.path.endswith("/events") else {"status": "failed"}
+        is_stream = asked.path.endswith("/events")
+        return event_stream(("5-0", "metrics", {"step": 1})) if is_stream else RUN | {"status": "failed"}
 
     with serving(script) as api, HeadraceClient(api.url, "k") as client:
         assert [event.id for event in client.events("run-a")] == ["5-0"]
@@ -196,14 +197,32 @@ def test_events_end_when_the_run_has_ended_even_if_the_last_event_was_lost() -> 
 def test_events_survive_an_api_that_is_started_again() -> None:
     answers = iter(
         [
+            RUN,
             event_stream(("5-0", "metrics", {"step": 1})),
             HANG_UP,
             problem(503, "Redis is away"),
+            RUN,
             event_stream(("", "status", {"status": "finished", "final": True})),
         ]
     )
     with serving(lambda _: next(answers)) as api, HeadraceClient(api.url, "k") as client:
         assert [event.kind for event in client.events("run-a")] == ["metrics", "status"]
+
+
+def test_events_of_a_run_that_is_named_are_those_of_one_run_after_a_reconnect_too() -> None:
+    """The run has ended while the stream was broken, and another run of its name has been submitted."""
+
+    def script(asked: Asked) -> Any:
+        if not asked.path.endswith("/events"):
+            is_another = asked.path.endswith("/first") and len(api.asked) > 1
+            return RUN | {"run_id": "run-b" if is_another else "run-a"}
+        is_first = len(api.asked) == 2
+        return event_stream(("5-0", "metrics", {})) if is_first else event_stream(("", "status", {"final": True}))
+
+    with serving(script) as api, HeadraceClient(api.url, "k") as client:
+        assert [event.kind for event in client.events("first")] == ["metrics", "status"]
+    streams = [asked.path for asked in api.asked if asked.path.endswith("/events")]
+    assert streams == ["/v1/runs/run-a/events"] * 2
 
 
 def test_events_of_a_run_that_does_not_exist_are_refused_at_once() -> None:
@@ -225,5 +244,8 @@ def test_events_are_given_up_when_the_api_stays_away() -> None:
 
 def test_events_that_are_not_json_are_skipped() -> None:
     text = b'event: metrics\ndata: {\n\ndata: [1]\n\nid: 9-0\nevent: status\ndata: {\ndata: "final": true}\n\n'
-    with serving(lambda _: Answer(body=text)) as api, HeadraceClient(api.url, "k") as client:
+    with (
+        serving(lambda asked: Answer(body=text) if asked.path.endswith("/events") else RUN) as api,
+        HeadraceClient(api.url, "k") as client,
+    ):
         assert [(event.id, event.data) for event in client.events("run-a")] == [("9-0", {"final": True})]

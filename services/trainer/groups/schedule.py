@@ -47,6 +47,17 @@ class BatchShape:
         return minibatches * self.groups_per_step
 
 
+@dataclass
+class RunLength:
+    """The number of optimizer steps of a run. A user may change it while the run trains."""
+
+    total_steps: int
+
+    def num_left(self, policy_version: int) -> int:
+        """Return how many steps are left at a policy version."""
+        return max(0, self.total_steps - policy_version)
+
+
 def total_steps(config: RunConfig, *, num_rows: int) -> int:
     """Return ``max_steps`` if set, else the steps of ``num_train_epochs`` passes over the dataset.
 

@@ -73,6 +73,11 @@ class Intake:
         """Whether a user asked the run to stop."""
         return self._changes.should_stop
 
+    @property
+    def max_steps(self) -> int | None:
+        """The number of optimizer steps that a user gave the run after its submit; None without one."""
+        return self._changes.wishes.max_steps
+
     async def recover(self) -> None:
         """Take in again the groups that an earlier incarnation had received and not settled."""
         recovered = await self.scored.recover(considered_to=self._considered_to)

@@ -18,7 +18,7 @@ from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
-from services.trainer.groups.schedule import total_steps
+from services.trainer.groups.schedule import RunLength, total_steps
 from services.trainer.intake.admission import Admission
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
@@ -60,7 +60,7 @@ class _Inputs:
     tokenizer: Any
     encoder: PromptEncoder
     core: TrainingCore
-    total_steps: int
+    length: RunLength
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ async def assemble(
         trainer=BatchTrainer(
             inputs.core,
             config,
+            length=inputs.length,
             run_id=run.keys.run_id,
             run_dir=files.run_dir,
             in_hand=in_hand,
@@ -131,10 +132,10 @@ async def assemble(
             ),
             traces=traces,
             seen_tokens=state.num_tokens,
-            total_steps=inputs.total_steps,
+            length=inputs.length,
         ),
         terminate=terminate,
-        total_steps=inputs.total_steps,
+        length=inputs.length,
     )
 
 
@@ -148,7 +149,7 @@ async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRo
     await run.starting("loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
-    return _Inputs(rows, eval_rows, tokenizer, encoder, core, steps)
+    return _Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps))
 
 
 async def _resume(run: RunContext, core: TrainingCore) -> _LoopState:
@@ -182,7 +183,7 @@ async def _make_intake(
     redis, keys, config, ledger = run.redis, run.keys, run.config, state.ledger
 
     def check(group: ScoredGroup) -> None:
-        require_trainable(group, vocab_size=inputs.core.vocab_size, total_steps=inputs.total_steps)
+        require_trainable(group, vocab_size=inputs.core.vocab_size, total_steps=inputs.length.total_steps)
         in_hand.refuse_condemned(group)
 
     admission = Admission(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.trainer.groups.group_ids import group_id
-from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.schedule import BatchShape, RunLength
 from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.post_mortem import write_post_mortem
 from services.trainer.loop.train_rows import Minibatch, make_minibatch, minibatches, step_totals, with_logprobs
@@ -75,6 +75,7 @@ class BatchTrainer:
     Args:
         core: The policy.
         config: The run's settings.
+        length: Its number of optimizer steps, by which learning rates go.
         run_id: Selects, together with rollout ids, the rollouts whose per-token arrays are kept.
         run_dir: Where a post-mortem is written.
         in_hand: Records which groups are computed on, and which to try by themselves first.
@@ -89,6 +90,7 @@ class BatchTrainer:
         core: TrainingCore,
         config: RunConfig,
         *,
+        length: RunLength,
         run_id: str,
         run_dir: Path,
         in_hand: GroupsInHand,
@@ -97,6 +99,7 @@ class BatchTrainer:
     ) -> None:
         self._core = core
         self._config = config
+        self._length = length
         self._run_id = run_id
         self._run_dir = run_dir
         self._in_hand = in_hand
@@ -149,7 +152,7 @@ class BatchTrainer:
                 return None
             waited_s = time.monotonic() - waits_from
             async with self._in_hand.holding(_numbers(minibatch.groups)):
-                stats = await self._in_torch_thread(self._core.step)
+                stats = await self._in_torch_thread(lambda: self._core.step(self._length.total_steps))
         except NonFiniteError as error:
             raise await self._post_mortem(error, planned.minibatch, planned.totals) from error
         return TrainedStep(

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from services.trainer.fence import check_not_fenced
+from services.trainer.groups.schedule import RunLength
 from services.trainer.groups.staleness import staleness
 from services.trainer.intake.evaluation import EvaluationResult, evaluation_line
 from services.trainer.intake.intake import Intake
@@ -60,7 +61,7 @@ class Reporting:
         trackers: The trackers to report to.
         traces: Traces of groups, which are closed with the trackers.
         seen_tokens: TRL's num_tokens up to the checkpoint that was resumed from.
-        total_steps: Optimizer steps of the run.
+        length: Optimizer steps of the run.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Reporting:
         trackers: Reports,
         traces: GroupTraces,
         seen_tokens: int,
-        total_steps: int,
+        length: RunLength,
     ) -> None:
         self.seen_tokens = seen_tokens
         self.log = log
@@ -84,7 +85,7 @@ class Reporting:
         self._intake = intake
         self._outflow = outflow
         self._trackers = trackers
-        self._total_steps = total_steps
+        self._length = length
         self._waiting = Waiting("work", "the first push")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._arrivals = RecentRate()
@@ -108,7 +109,7 @@ class Reporting:
         step, ledger, pushes = self._core.policy_version, self._intake.ledger, self._outflow.pushes
         progress = Progress(
             step=step,
-            max_steps=self._total_steps,
+            max_steps=self._length.total_steps,
             policy_version=step,
             waiting_for=waiting.says,
             waiting_kind=waiting.kind,

@@ -26,6 +26,7 @@ import time
 from typing import Any, Literal
 
 from services.trainer.groups.ledger import Ledger
+from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.batch_builder import Batch, with_advantages
 from services.trainer.intake.intake import Intake
 from services.trainer.loop.batch_trainer import BatchTrainer
@@ -48,7 +49,7 @@ class TrainingLoop:
         intake, outflow: The groups and the weights of the run, as drawn above.
         reporting: Tells users about progress, steps and evaluations.
         terminate: Set when this process is asked to end. The run itself goes on in the next trainer process.
-        total_steps: Optimizer steps of the run.
+        length: Optimizer steps of the run. A user's change is read between batches, and holds from the next one on.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class TrainingLoop:
         outflow: Outflow,
         reporting: Reporting,
         terminate: asyncio.Event,
-        total_steps: int,
+        length: RunLength,
     ) -> None:
         self.core = core
         self.intake = intake
@@ -70,7 +71,8 @@ class TrainingLoop:
         self._config = config
         self._trainer = trainer
         self._terminate = terminate
-        self._total_steps = total_steps
+        self._length = length
+        self._new_max_steps: int | None = None
 
     @property
     def ledger(self) -> Ledger:
@@ -115,10 +117,10 @@ class TrainingLoop:
 
     async def _wait_for_batch(self, tasks: asyncio.TaskGroup) -> Batch | None:
         """Return the next batch, or None if the run or this process is to end."""
-        num_steps_left = self._num_steps_left()
         while True:
             began_at = time.monotonic()
             await self._read_changes(tasks)
+            num_steps_left = self._num_steps_left()
             if self._terminate.is_set() or self.intake.should_stop:
                 return None
             is_evaluation_due = self.intake.is_evaluation_due(self.core.policy_version)
@@ -186,9 +188,10 @@ class TrainingLoop:
             await self.reporting.evaluation(result)
 
     async def _read_changes(self, tasks: asyncio.TaskGroup) -> None:
-        """Read what has changed outside: requests to stop or pause, new generators, buried groups."""
+        """Read what has changed outside: requests to stop, pause or train longer, new generators, buried groups."""
         is_time_to_look = await self.intake.read_changes()  # about twice a second
         if self._num_steps_left():
+            self._follow_max_steps(self.intake.max_steps)
             await self.intake.pause_or_resume()
         if is_time_to_look and not self._terminate.is_set():
             await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # a generator may have joined
@@ -199,7 +202,13 @@ class TrainingLoop:
             await self.intake.admit(num_steps_left=self._num_steps_left())
 
     def _num_steps_left(self) -> int:
-        return self._total_steps - self.core.policy_version
+        return self._length.num_left(self.core.policy_version)
+
+    def _follow_max_steps(self, max_steps: int | None) -> None:
+        """Change the length of the run if a user did. At least one more step is made: this one is waited for."""
+        if max_steps != self._new_max_steps and max_steps is not None:
+            self._length.total_steps = max(max_steps, self.core.policy_version + 1)
+        self._new_max_steps = max_steps
 
     def _state(self) -> dict[str, Any]:
         """Return the state of the loop that a checkpoint keeps beside the weights."""

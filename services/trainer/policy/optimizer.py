@@ -1,6 +1,7 @@
 """The optimizer and its learning-rate schedule, with the parameter groups and defaults of the Hugging Face trainer."""
 
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -58,3 +59,10 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total
         num_training_steps=None if is_length_told else total_steps,
         scheduler_specific_kwargs=dict(schedule.kwargs),
     )
+
+
+def lr_factor(config: RunConfig, *, total_steps: int) -> Callable[[int], float]:
+    """Return that schedule as a function: from the optimizer steps made to the share of ``learning_rate``."""
+    unused = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
+    factor: Callable[[int], float] = make_scheduler(unused, config, total_steps=total_steps).lr_lambdas[0]
+    return factor

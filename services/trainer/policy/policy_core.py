@@ -29,7 +29,7 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.token_stats import TokenStats
 from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, Scores, StepStats, TokenArray
 from services.trainer.policy.microbatches import TrainRow
-from services.trainer.policy.optimizer import make_optimizer, make_scheduler
+from services.trainer.policy.optimizer import lr_factor, make_optimizer, make_scheduler
 from services.trainer.policy.rank_passes import RankPasses
 from services.trainer.policy.rank_plan import Slot
 from services.trainer.policy.ranks import SINGLE, Ranks
@@ -65,6 +65,8 @@ class PolicyCore:
         ranks: Ranks = SINGLE,
     ) -> None:
         self._ranks = ranks
+        self._config = config
+        self._total_steps = total_steps
         self._max_grad_norm = config.max_grad_norm or math.inf
         models = load_models(config, model_dir_or_id, device=device, ranks=ranks)
         self.dtype = models.dtype
@@ -189,8 +191,11 @@ class PolicyCore:
             per_token=own.per_token,
         )
 
-    def step(self) -> StepStats:
+    def step(self, total_steps: int | None = None) -> StepStats:
         """Clip the accumulated gradients, and take one optimizer step.
+
+        Args:
+            total_steps: Optimizer steps in the run from now on, for the learning-rate schedule; as before if left out.
 
         Raises:
             NonFiniteError: A gradient is not finite. Weights and optimizer are unchanged; the gradients are discarded.
@@ -202,7 +207,9 @@ class PolicyCore:
         if not math.isfinite(grad_norm):
             self.discard()
             raise NonFiniteError(f"the gradient of step {self._policy_version + 1} has norm {grad_norm}; {_ADVICE}")
-        learning_rate = float(self._scheduler.get_last_lr()[0])
+        if total_steps not in (None, self._total_steps):
+            self._follow_schedule_of(total_steps)
+        learning_rate = float(self._optimizer.param_groups[0]["lr"])
         self._optimizer.step()
         self._scheduler.step()
         self._policy_version += 1
@@ -257,7 +264,21 @@ class PolicyCore:
         self._trained.check(numbers, directory)
         self._policy_version = int(numbers["policy_version"])
         self._entropy.load_json(numbers["entropy"])
+        self._set_learning_rate()  # the run may have another length than the one that wrote the directory
         self.discard()
+
+    def _follow_schedule_of(self, total_steps: int) -> None:
+        """Continue with the learning rates of a run of ``total_steps``."""
+        factor = lr_factor(self._config, total_steps=total_steps)
+        self._scheduler.lr_lambdas = [factor] * len(self._scheduler.base_lrs)
+        self._total_steps = total_steps
+        self._set_learning_rate()
+
+    def _set_learning_rate(self) -> None:
+        """Set the learning rate of the next step, with the arithmetic of torch's LambdaLR."""
+        schedule = zip(self._optimizer.param_groups, self._scheduler.base_lrs, self._scheduler.lr_lambdas, strict=True)
+        for group, base_lr, factor in schedule:
+            group["lr"] = base_lr * factor(self._scheduler.last_epoch)
 
     def _clip(self, max_norm: float) -> float:
         """Scale the gradients down to ``max_norm``, and return the norm they had, over all ranks."""

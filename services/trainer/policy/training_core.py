@@ -48,8 +48,8 @@ class TrainingCore(Protocol):
         """Add the gradients of the rows' part of the loss to the gradients of the next step."""
         ...
 
-    def step(self) -> StepStats:
-        """Clip the accumulated gradients, and take one optimizer step."""
+    def step(self, total_steps: int | None = None) -> StepStats:
+        """Clip the accumulated gradients, and take one optimizer step of a run that has ``total_steps`` from now on."""
         ...
 
     def grad_norm(self) -> float:

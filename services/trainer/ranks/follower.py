@@ -136,8 +136,8 @@ def _do(core: PolicyCore, command: Command) -> Answer:
             )
         case ScoreProbe(token_ids=token_ids):
             core.probe(token_ids)
-        case Step():
-            core.step()
+        case Step(total_steps=total_steps):
+            core.step(total_steps)
         case GradNorm():
             core.grad_norm()
         case Discard():

@@ -152,10 +152,11 @@ class LeadCore:
                 merged[row] = PerTokenArrays(logprobs, ratio, entropy, advantage=rows[row].advantage)
         return dataclasses.replace(stats, per_token=merged)
 
-    def step(self) -> StepStats:
+    def step(self, total_steps: int | None = None) -> StepStats:
         """See PolicyCore."""
         self.named_weights.void()
-        stats, _ = self._lead.together([Step()] * self._lead.num_ranks, self._core.step)
+        commands: list[Command] = [Step(total_steps)] * self._lead.num_ranks
+        stats, _ = self._lead.together(commands, lambda: self._core.step(total_steps))
         return stats
 
     def grad_norm(self) -> float:

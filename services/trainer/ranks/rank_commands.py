@@ -100,6 +100,8 @@ class ScoreProbe(msgspec.Struct, frozen=True, tag=True):
 class Step(msgspec.Struct, frozen=True, tag=True):
     """PolicyCore.step."""
 
+    total_steps: int | None = None
+
 
 class GradNorm(msgspec.Struct, frozen=True, tag=True):
     """PolicyCore.grad_norm."""

@@ -1,7 +1,7 @@
 """The route that changes a run after its submit. The body is a JSON merge patch (RFC 7396) of four settings.
 
     name, tags, metadata    at any time
-    max_steps               while the run is queued, or has failed and may be resumed; more than the steps it has made
+    max_steps               until the run has finished or was stopped; more than the steps it has made
 
     patch --merge--> config, checked as at submit --> config.json in the run's directory --> record in Redis
 
@@ -81,9 +81,8 @@ def _patch(raw: Any) -> dict[str, Any]:
 
 
 def _check_max_steps(record: RunRecord, max_steps: object) -> None:
-    if record.status not in ("queued", "failed"):
-        detail = f"max_steps changes while a run is queued, or has failed and may be resumed. It is {record.status}."
-        raise Problem(409, "Too late", detail, run_id=record.run_id)
+    if record.status in ("finished", "stopped"):
+        raise Problem(409, "Run ended", f"The run has ended: it is {record.status}.", run_id=record.run_id)
     made = record.progress.step
     if not isinstance(max_steps, int) or max_steps <= made:
         why = f"must be a whole number above {made}, the optimizer steps that the run has made"

@@ -273,7 +273,7 @@ def test_rollouts_say_which_versions_of_which_trainer_sampled_them(
     ]
 
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
-    with serving(lambda _: {"step": 3, "newest_step": 3, "next_offset": None, "rollouts": rows}) as api:
+    with serving(lambda _: {"run_id": "run-a", "step": 3, "newest_step": 3, "rollouts": rows}) as api:
         assert cli.main(["rollouts", "run-1", "--step", "3", "--url", api.url]) == 0
     shown = capsys.readouterr().out
     assert "1:57-2:55" in shown
@@ -295,7 +295,7 @@ def test_rollouts_of_agents_are_shown_with_their_rows_tool_calls_and_losses(
     shown: list[str] = []
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     for rows in ([plain], [plain, forked, {**plain, "lost": "hung"}]):
-        with serving(lambda _, rows=rows: {"step": 3, "newest_step": 3, "rollouts": rows}) as api:  # type: ignore[misc]
+        with serving(lambda _, rows=rows: {"run_id": "run-a", "step": 3, "rollouts": rows}) as api:  # type: ignore[misc]
             assert cli.main(["rollouts", "run-1", "--step", "3", "--url", api.url]) == 0
         shown.append(" ".join(capsys.readouterr().out.split()))
     assert "rows" not in shown[0]

@@ -16,11 +16,11 @@ from tests.trainer.cores import assert_same_weights, make_core, random_rows, wei
 from tests.trainer.tensor_files import load_file
 
 
-def trained_core(model: Path, **settings: object) -> PolicyCore:
+def trained_core(model: Path, *, total_steps: int = 6, **settings: object) -> PolicyCore:
     """Return a core that uses everything with a state: momentum, weight decay, clipping, a schedule."""
     return make_core(
         model,
-        total_steps=6,
+        total_steps=total_steps,
         learning_rate=1e-3,
         lr_scheduler_type="cosine",
         warmup_steps=2,
@@ -36,6 +36,22 @@ def train(core: PolicyCore, steps: range) -> list[StepStats]:
         core.accumulate(random_rows(6, seed=step))
         stats.append(core.step())
     return stats
+
+
+def test_a_run_that_was_made_longer_is_resumed_as_it_would_have_gone_on(tiny_model: Path, tmp_path: Path) -> None:
+    """The checkpoint is older than the change, and the new process reads the new length from the run's record."""
+    core = trained_core(tiny_model)
+    train(core, range(3))
+    save_checkpoint(tmp_path, core, {}, step=3, keep=1)
+    checkpoint = newest_valid(tmp_path)
+    assert checkpoint is not None
+    resumed = trained_core(tiny_model, total_steps=9)
+    load_into(resumed, checkpoint)
+    for one, length in ((core, 9), (resumed, None)):
+        for step in (3, 4):
+            one.accumulate(random_rows(6, seed=step))
+            one.step(length)
+    assert_same_weights(weights(core), weights(resumed))
 
 
 RNG = "rng/rank-00001.safetensors"

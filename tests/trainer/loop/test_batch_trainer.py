@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from services.trainer.groups.schedule import RunLength
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.loop import batch_trainer
 from services.trainer.loop.batch_trainer import BatchTrainer, TrainedStep
@@ -48,7 +49,7 @@ class FakeCore:
         self._clock.now_s += 3.0
         return AccumulateStats(TokenStats(), num_rows=4, num_passes=1, num_pass_tokens=20)
 
-    def step(self) -> StepStats:
+    def step(self, _total_steps: int) -> StepStats:
         self.seen.append(self._in_hand())
         self._clock.now_s += 2.0
         return StepStats(policy_version=6, learning_rate=0.1, grad_norm=1.0, token_stats=TokenStats())
@@ -85,6 +86,7 @@ class Beside:
             trainer = BatchTrainer(
                 cast(Any, self.core),
                 RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"], groups_per_step=2),
+                length=RunLength(14),
                 run_id="run-test",
                 run_dir=self.directory,
                 in_hand=GroupsInHand(self.directory),

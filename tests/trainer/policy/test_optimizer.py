@@ -21,6 +21,17 @@ def test_the_learning_rate_warms_up_and_decays(tiny_model: Path) -> None:
     assert rates == pytest.approx([0.0, 0.5e-3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
+def test_a_change_of_the_runs_length_moves_the_learning_rate_to_the_schedule_of_the_new_length(
+    tiny_model: Path,
+) -> None:
+    core = make_core(tiny_model, total_steps=4, learning_rate=1e-3, lr_scheduler_type="linear")
+    rates: list[float] = []
+    for total_steps in (4, 4, 8, 8, None):
+        core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
+        rates.append(core.step(total_steps).learning_rate)
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.75e-3, 0.625e-3, 0.5e-3])
+
+
 def test_the_gradient_is_clipped_to_its_norm_and_reported_before_clipping(tiny_model: Path) -> None:
     core = make_core(tiny_model, max_grad_norm=0.25, **GRADIENT_DESCENT)
     before = weights(core)

@@ -9,7 +9,7 @@ import pytest
 
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.redis.redis_connection import Redis
-from shared.redis.run_record import Progress
+from shared.redis.run_record import Progress, Status
 from shared.redis.run_store import RunStore
 from tests.trainer.run_api.submitting import submit
 
@@ -105,17 +105,18 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(
     assert (await client.get(f"/v1/runs/{run_id}")).json()["config"] == before
 
 
-async def test_max_steps_changes_before_the_run_begins_and_before_it_is_resumed(
-    client: httpx.AsyncClient, run: Run, redis: Redis
-) -> None:
-    run_id = await submit(client, run)
-    assert (await edit(client, run_id, max_steps=6))["config"]["max_steps"] == 6
-    await RunStore(redis).set_status(run_id, "failed")
-    assert (await edit(client, run_id, max_steps=8))["config"]["max_steps"] == 8
-    for status in ("running", "finished"):
-        await RunStore(redis).set_status(run_id, status)
-        refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 10})
-        assert (refused.status_code, refused.json()["type"]) == (409, "/problems/too-late")
+async def test_max_steps_changes_until_the_run_has_ended(client: httpx.AsyncClient, run: Run, redis: Redis) -> None:
+    run_id, store = await submit(client, run), RunStore(redis)
+    await edit(client, run_id, tags=["a"])
+    assert (await store.wishes(run_id)).max_steps is None
+    statuses: tuple[Status, ...] = ("queued", "running", "failed")
+    for number, status in enumerate(statuses, start=6):
+        await store.set_status(run_id, status)
+        assert (await edit(client, run_id, max_steps=number))["config"]["max_steps"] == number
+        assert (await store.wishes(run_id)).max_steps == number
+    await store.set_status(run_id, "finished")
+    refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 10})
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/run-ended")
 
 
 async def test_max_steps_for_which_the_schedule_makes_no_sense_is_refused(client: httpx.AsyncClient, run: Run) -> None:
