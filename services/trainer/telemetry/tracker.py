@@ -13,6 +13,7 @@ it, and the second attempt is not sent. NAME.reported has a line "KIND STEP" for
 because an evaluation is reported steps after its own step, and a resumed run may evaluate other steps than before.
 """
 
+import html
 import importlib
 import json
 import os
@@ -37,7 +38,7 @@ class Tracker(Protocol):
         ...
 
     def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Report completions; does nothing if the library shows no tables."""
+        """Report completions."""
         ...
 
     def finish(self) -> None:
@@ -104,16 +105,18 @@ class _TensorBoard:
             self._add(head["resumed_step"] + 1, session_log=log(status=log.START))
         plain = {key: _plain(value) for key, value in head["config"].items() if value is not None}
         hyperparameters = _library("tensorboard.plugins.hparams.summary_v2").hparams_pb(plain, trial_id=head["run_id"])
-        text = _library("tensorboard.plugins.text.summary_v2").text_pb("config", json.dumps(head["config"], indent=2))
+        self._text: Callable[..., Any] = _library("tensorboard.plugins.text.summary_v2").text_pb
         self._add(0, summary=hyperparameters)
-        self._add(0, summary=text)
+        self._add(0, summary=self._text("config", json.dumps(head["config"], indent=2)))
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._add(step, summary=self._summaries.Summary(value=values))
 
     def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Do nothing: TensorBoard gets no tables, as in TRL."""
+        lines = [columns, ["---"] * len(columns), *rows]
+        text = "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+        self._add(step, summary=self._text("completions", text))
 
     def finish(self) -> None:
         self._writer.close()
@@ -190,6 +193,12 @@ def _read_key_file(variable: str) -> None:
 
 def _plain(value: Any) -> bool | float | str:
     return value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell of a Markdown table. TensorBoard removes what is not allowed in HTML."""
+    text = html.escape(value) if isinstance(value, str) else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "&#124;").replace("\n", "<br>")
 
 
 _TRACKERS: dict[str, Callable[[Mapping[str, Any]], Tracker]] = {

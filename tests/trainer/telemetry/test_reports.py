@@ -218,6 +218,23 @@ def test_completions_are_printed_and_reported_as_a_table(tmp_path: Path, capsys:
     assert [dict(zip(media["columns"], row, strict=True)) for row in media["data"]] == expected
 
 
+def test_completions_are_a_markdown_table_in_tensorboard(tmp_path: Path) -> None:
+    told = reports(tmp_path, report_to=["tensorboard"], log_completions=True)
+    told.step(1, {"loss": 1.0}, [one_group(number=0)])
+    told.close()
+    library: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    read = library.EventAccumulator(str(tmp_path / "reports" / "tensorboard"))
+    read.Reload()
+    (event,) = read.Tensors("completions")
+    assert event.step == 1
+    assert event.tensor_proto.string_val[0].decode().splitlines() == [
+        "| step | prompt | completion | exact | advantage |",
+        "| --- | --- | --- | --- | --- |",
+        "| 1 | abc | 42 | 0 | -0.7071 |",
+        "| 1 | abc | 42 | 1 | 0.7071 |",
+    ]
+
+
 def test_trackio_and_tensorboard_make_no_network_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = tmp_path / "calls"
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK.format(log=str(calls)))
