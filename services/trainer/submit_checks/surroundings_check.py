@@ -90,8 +90,8 @@ def what_needs_a_gpu(config: RunConfig, environment: Mapping[str, str]) -> list[
     return []
 
 
-_IN_THE_EXTRA = ("tensorboard", "wandb", "trackio")
-"""Trackers of the extra `report`. All others are installed by their own names."""
+_NOT_IN_THE_EXTRA = ("mlflow", "swanlab", "comet_ml")
+"""Trackers that the extra `report` does not install. Their packages have the same names."""
 
 
 def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
@@ -99,7 +99,7 @@ def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
     missing = [name for name in report_to if not is_installed(name)]
     if not missing:
         return []
-    others = [name for name in missing if name not in _IN_THE_EXTRA]
+    others = [name for name in missing if name in _NOT_IN_THE_EXTRA]
     packages = ['"headrace[report]"'] * (len(missing) > len(others)) + others
     return [
         (
