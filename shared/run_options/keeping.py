@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shared.run_options.section import Section, Share, whole_or_share
 
-Tracker = Literal["tensorboard", "wandb", "trackio"]
+Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet_ml"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _MAX_REPO_ID = 96
@@ -53,7 +53,10 @@ class KeepingOptions(Section):
         default=[], max_length=16, description="Where metrics go besides the run's own log"
     )
     project: str = Field(
-        default="headrace", min_length=1, max_length=128, description="Project of the run in wandb and trackio"
+        default="headrace",
+        min_length=1,
+        max_length=128,
+        description="Project of the run in the trackers; the experiment in MLflow",
     )
 
     _save_steps_are_whole = field_validator("save_steps")(whole_or_share)

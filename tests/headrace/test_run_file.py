@@ -187,3 +187,10 @@ def test_a_printed_run_file_is_read_as_the_same_run(tmp_path: Path) -> None:
     text = as_run_file(config, notes)
     assert text.startswith("# ")
     assert read_run_file(written(tmp_path, text, "printed.yaml")) == config
+
+
+def test_the_example_in_the_documentation_is_what_is_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming-from-trl.md").read_text(encoding="utf-8")
+    example = page.partition("$ cat config.yaml\n")[2].partition("```")[0]
+    options, _, printed = example.partition("$ headrace submit --trl config.yaml --print\n")
+    assert as_run_file(*read_trl_file(written(tmp_path, options))) == printed

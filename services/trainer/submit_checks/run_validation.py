@@ -279,8 +279,8 @@ def unread_options(config: RunConfig) -> list[str]:
 
 
 def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
-    if not {"wandb", "trackio"} & set(config.report_to):
-        yield "project", "only wandb and trackio use it, and report_to has neither"
+    if not set(config.report_to) - {"tensorboard"}:
+        yield "project", "only trackers use it, and report_to has none, or only tensorboard"
     if config.logging_steps > 1 and not config.report_to and not config.log_completions:
         yield (
             "logging_steps",

@@ -90,16 +90,22 @@ def what_needs_a_gpu(config: RunConfig, environment: Mapping[str, str]) -> list[
     return []
 
 
+_NOT_IN_THE_EXTRA = ("mlflow", "swanlab", "comet_ml")
+"""Trackers that the extra `report` does not install. Their packages have the same names."""
+
+
 def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
     """Return field and sentence for each error."""
     missing = [name for name in report_to if not is_installed(name)]
     if not missing:
         return []
+    others = [name for name in missing if name in _NOT_IN_THE_EXTRA]
+    packages = ['"headrace[report]"'] * (len(missing) > len(others)) + others
     return [
         (
             "report_to",
             f"{' and '.join(missing)} cannot be used: not installed where the trainer runs. Install with "
-            '`pip install "headrace[report]"` there, or leave it out',
+            f"`pip install {' '.join(packages)}` there, or leave it out",
         )
     ]
 

@@ -1,7 +1,7 @@
 """Reports a run to its trackers every ``logging_steps`` steps, and prints completions.
 
     metrics of a step   --> [mean over logging_steps] --> tensorboard, wandb, trackio: tracker_process.py
-    rollouts of a batch --> a table in the rank's log, in wandb and in trackio
+    rollouts of a batch --> a table in the rank's log and in the trackers
 
     run_dir/reports/tensorboard/    event files            run_dir/reports/NAME.log    output of a tracker's library
 

@@ -13,36 +13,17 @@ it, and the second attempt is not sent. NAME.reported has a line "KIND STEP" for
 because an evaluation is reported steps after its own step, and a resumed run may evaluate other steps than before.
 """
 
-import importlib
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
+
+from services.trainer.telemetry.tracker_libraries import TRACKERS, Tracker
 
 _MAX_FINISH_S = 60.0
-
-
-class Tracker(Protocol):
-    """One tracker's library."""
-
-    takes_back: ClassVar[bool]
-    """Whether it can remove reports after the step that a run resumed from."""
-
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Report metrics."""
-        ...
-
-    def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Report completions; does nothing if the library shows no tables."""
-        ...
-
-    def finish(self) -> None:
-        """Send the remaining reports and end the run in the tracker."""
-        ...
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     lines = sys.stdin.buffer
     head = json.loads(lines.readline())
-    tracker = _TRACKERS[name](head)
+    tracker = TRACKERS[name](head)
     os.write(acks, b".")
     with (Path(head["directory"]) / f"{name}.reported").open("a+", encoding="ascii") as book:
         book.seek(0)
@@ -86,117 +67,6 @@ def _end_after(parent: int) -> None:
         time.sleep(1)
     time.sleep(_MAX_FINISH_S)
     os._exit(1)
-
-
-class _TensorBoard:
-    """TensorBoard event files."""
-
-    takes_back: ClassVar[bool] = True
-
-    def __init__(self, head: Mapping[str, Any]) -> None:
-        self._events = _library("tensorboard.compat.proto.event_pb2")
-        self._summaries = _library("tensorboard.compat.proto.summary_pb2")
-        writer = _library("tensorboard.summary.writer.event_file_writer")
-        self._writer = writer.EventFileWriter(str(Path(head["directory"]) / "tensorboard"), flush_secs=10)
-        if head["resumed_step"]:
-            # Readers of the files then ignore earlier values of this step and later ones.
-            log: Any = self._events.SessionLog
-            self._add(head["resumed_step"] + 1, session_log=log(status=log.START))
-        plain = {key: _plain(value) for key, value in head["config"].items() if value is not None}
-        hyperparameters = _library("tensorboard.plugins.hparams.summary_v2").hparams_pb(plain, trial_id=head["run_id"])
-        text = _library("tensorboard.plugins.text.summary_v2").text_pb("config", json.dumps(head["config"], indent=2))
-        self._add(0, summary=hyperparameters)
-        self._add(0, summary=text)
-
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._add(step, summary=self._summaries.Summary(value=values))
-
-    def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Do nothing: TensorBoard gets no tables, as in TRL."""
-
-    def finish(self) -> None:
-        self._writer.close()
-
-    def _add(self, step: int, **content: Any) -> None:
-        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, **content))
-
-
-class _Wandb:
-    """Weights & Biases. It uses our run id, so that a resumed run continues there."""
-
-    takes_back: ClassVar[bool] = False
-
-    def __init__(self, head: Mapping[str, Any]) -> None:
-        _read_key_file("WANDB_API_KEY")
-        self._wandb = wandb = _library("wandb")
-        self._run = wandb.init(
-            project=head["project"],
-            id=head["run_id"],
-            name=head["name"] or head["run_id"],
-            config=head["config"],
-            resume="allow",
-            dir=os.environ.get("WANDB_DIR") or head["directory"],
-            settings=wandb.Settings(console="off", disable_git=True, save_code=False),
-        )
-        # wandb's own steps only increase, but an evaluation finishes after later steps were reported.
-        self._run.define_metric("train/global_step")
-        self._run.define_metric("*", step_metric="train/global_step", step_sync=True)
-
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        self._run.log({**metrics, "train/global_step": step})
-
-    def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        table = self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
-        self._run.log({"completions": table, "train/global_step": step})
-
-    def finish(self) -> None:
-        self._run.finish()
-
-
-class _Trackio:
-    """Trackio: a local database, or a Space if TRACKIO_SPACE_ID names one. It identifies runs by name."""
-
-    takes_back: ClassVar[bool] = False
-
-    def __init__(self, head: Mapping[str, Any]) -> None:
-        self._trackio = _library("trackio")
-        name = f"{head['name']}-{head['run_id']}" if head["name"] else head["run_id"]
-        self._trackio.init(project=head["project"], name=name, config=dict(head["config"]), resume="allow", embed=False)
-
-    def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        self._trackio.log(dict(metrics), step=step)
-
-    def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        self._trackio.log({"completions": self._trackio.Table(columns=columns, data=rows)}, step=step)
-
-    def finish(self) -> None:
-        self._trackio.finish()
-
-
-def _library(name: str) -> Any:
-    """Import an optional library."""
-    return importlib.import_module(name)
-
-
-def _read_key_file(variable: str) -> None:
-    """Set a variable of this process from the file that ``variable``_FILE names. An empty file is ignored."""
-    file = os.environ.get(f"{variable}_FILE")
-    if file and not os.environ.get(variable):
-        key = Path(file).read_text(encoding="utf-8").strip()
-        if key:
-            os.environ[variable] = key
-
-
-def _plain(value: Any) -> bool | float | str:
-    return value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-
-
-_TRACKERS: dict[str, Callable[[Mapping[str, Any]], Tracker]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "trackio": _Trackio,
-}
 
 
 if __name__ == "__main__":

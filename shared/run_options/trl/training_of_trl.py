@@ -51,6 +51,7 @@ def batch(translation: Translation) -> None:
     """Translate the batch size of a process into groups, and the micro-steps of a generation into optimizer steps."""
     per_device = translation.take_whole("per_device_train_batch_size")
     accumulated = translation.take_whole("gradient_accumulation_steps")
+    is_told = bool({"num_processes", "accelerate_config"} & translation.left.keys())
     processes = _num_processes(translation)
     num_generations = translation.value("num_generations")
     completions = per_device * accumulated * processes
@@ -68,7 +69,8 @@ def batch(translation: Translation) -> None:
         )
         return
     translation.run["groups_per_step"] = groups
-    translation.notes.append(f"groups_per_step: {groups}, as {product} / num_generations {num_generations}")
+    hint = "" if is_told else "; set num_processes if TRL starts several"
+    translation.notes.append(f"groups_per_step: {groups}, as {product} / num_generations {num_generations}{hint}")
     steps = _steps_per_generation(translation, accumulated=accumulated, per_micro_step=per_device * processes)
     if steps > 1:
         translation.run["steps_per_generation"] = steps

@@ -77,6 +77,20 @@ def test_a_dry_run_says_what_the_settings_amount_to_and_makes_no_run(rig: Launch
     assert "no runs yet" in headrace(rig, "runs").stdout
 
 
+def test_a_configuration_of_trl_is_accepted_by_the_run_api(rig: LauncherRig, project: Path) -> None:
+    (project / "train.csv").write_text("prompt,answer\n1+1=,2\n2+2=,4\n")
+    text = (
+        f"model_name_or_path: {project}/model\ndataset_name: {project}/train.csv\nreward_funcs: my_rewards.length\n"
+        "output_dir: out/tiny\nper_device_train_batch_size: 4\nnum_generations: 2\nmax_steps: 4\nsave_steps: 0.5\n"
+        "max_completion_length: 8\nvllm_mode: colocate\nuse_vllm: true\noptim: adamw_torch\n"
+    )
+    done = headrace(rig, "submit", "--trl", run_file(project, text), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "it would be accepted" in done.stdout
+    assert "prompt_groups: 8" in done.stdout, "4 completions a step are 2 groups"
+    assert "no runs yet" in headrace(rig, "runs").stdout
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -16,7 +16,7 @@ EVALUATED: dict[str, Any] = {"dataset_test_split": "test", "eval_steps": 5}
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"project": "mine"}, "project has no effect: only wandb and trackio use it"),
+        ({"project": "mine"}, "project has no effect: only trackers use it"),
         ({"project": "mine", "report_to": ["tensorboard"]}, "project has no effect"),
         ({"logging_steps": 5}, "logging_steps has no effect: only report_to and log_completions use it"),
         ({"max_steps": 4, "num_train_epochs": 1.0}, "num_train_epochs has no effect: max_steps=4 determines"),

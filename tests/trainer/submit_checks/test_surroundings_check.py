@@ -102,6 +102,12 @@ def test_a_tracker_whose_library_is_missing_is_refused_with_what_to_install() ->
     assert check_reports(["json"]) == check_reports([]) == []
 
 
+@pytest.mark.skipif(is_installed("mlflow"), reason="it is installed")
+def test_a_tracker_outside_the_extra_is_installed_by_its_own_name() -> None:
+    ((_, sentence),) = check_reports(["mlflow"])
+    assert "`pip install mlflow`" in sentence
+
+
 def test_a_folder_that_a_tracker_left_behind_is_not_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

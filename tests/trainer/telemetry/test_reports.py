@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -216,6 +217,51 @@ def test_completions_are_printed_and_reported_as_a_table(tmp_path: Path, capsys:
     (path,) = (tmp_path / "reports" / "wandb").glob("offline-run-*/files/media/table/*.json")
     media = json.loads(path.read_text())
     assert [dict(zip(media["columns"], row, strict=True)) for row in media["data"]] == expected
+
+
+def test_completions_are_a_markdown_table_in_tensorboard(tmp_path: Path) -> None:
+    told = reports(tmp_path, report_to=["tensorboard"], log_completions=True)
+    told.step(1, {"loss": 1.0}, [one_group(number=0)])
+    told.close()
+    library: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    read = library.EventAccumulator(str(tmp_path / "reports" / "tensorboard"))
+    read.Reload()
+    (event,) = read.Tensors("completions")
+    assert event.step == 1
+    assert event.tensor_proto.string_val[0].decode().splitlines() == [
+        "| step | prompt | completion | exact | advantage |",
+        "| --- | --- | --- | --- | --- |",
+        "| 1 | abc | 42 | 0 | -0.7071 |",
+        "| 1 | abc | 42 | 1 | 0.7071 |",
+    ]
+
+
+@pytest.mark.parametrize("name", ["mlflow", "swanlab", "comet_ml"])
+def test_a_resumed_run_goes_on_in_trackers_that_are_not_in_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Offline, with the library itself; it is not in the locked environment."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"pip install {name}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    monkeypatch.setenv("COMET_START_ONLINE", "0")
+    for resumed_step in (0, 1):
+        told = reports(tmp_path, report_to=[name], log_completions=True, resumed_step=resumed_step, name="n")
+        for step in (1, 2):
+            told.step(step, {"loss": 1.0 / step, "rewards/a:b@c/mean": 2.0}, [one_group(number=step)])
+        told.evaluation(1, {"eval_loss": 0.5})
+        told.close()
+        assert told.take_failures() == []
+        assert told.metrics() == {"reports/lost": 0.0}
+    (sent,) = (tmp_path / "reports").glob("*.reported")
+    assert sorted(sent.read_text().splitlines()) == [
+        *("completions 1", "completions 2", "evaluation 1", "step 1", "step 2")
+    ]
+    if name == "mlflow":
+        (losses,) = tmp_path.glob("mlruns/*/*/metrics/train/loss")
+        assert [line.split()[1:] for line in losses.read_text().splitlines()] == [["1.0", "1"], ["0.5", "2"]]
 
 
 def test_trackio_and_tensorboard_make_no_network_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

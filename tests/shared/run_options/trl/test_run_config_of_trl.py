@@ -127,7 +127,7 @@ def test_options_of_vllm_go_into_its_table() -> None:
 
 
 def test_a_run_is_named_as_trl_names_its_repository() -> None:
-    config = translated(output_dir="out/my run", report_to=["wandb", "mlflow"])
+    config = translated(output_dir="out/my run", report_to=["wandb", "clearml"])
     assert config.name == "my-run"
     assert translated(run_name="a/b", output_dir="out/c").name == "a-b"
     assert translated(output_dir="out/c", push_to_hub=True).hub_model_id == "c"
