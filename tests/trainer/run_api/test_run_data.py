@@ -34,7 +34,8 @@ async def test_evaluations_come_in_pages_of_the_steps_they_began_at(client: http
     first = (await client.get(path, params={"limit": 2})).json()
     assert [line["step"] for line in first["evaluations"]] == [0, 10]
     rest = (await client.get(path, params={"cursor": first["next_cursor"]})).json()
-    assert rest == {"evaluations": [{"step": 20, "eval_reward": 0.5}], "next_cursor": None}
+    evaluations = [{"step": 20, "eval_reward": 0.5}]
+    assert rest == {"run_id": run_dir.name, "evaluations": evaluations, "next_cursor": None}
 
 
 async def test_a_run_says_in_words_what_looks_wrong_in_its_metrics(client: httpx.AsyncClient, run_dir: Path) -> None:
@@ -48,7 +49,8 @@ async def test_a_run_says_in_words_what_looks_wrong_in_its_metrics(client: httpx
 
 
 async def test_a_run_without_metrics_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
-    assert (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json() == {"metrics": [], "next_cursor": None}
+    found = (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json()
+    assert found == {"run_id": run_dir.name, "metrics": [], "next_cursor": None}
 
 
 async def test_a_torn_line_is_skipped_and_nan_is_null(client: httpx.AsyncClient, run_dir: Path) -> None:
@@ -82,5 +84,6 @@ async def test_rollouts_are_of_the_newest_step_unless_one_is_asked_for(
 
 async def test_a_run_without_rollouts_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
     path = f"/v1/runs/{run_dir.name}/rollouts"
-    assert (await client.get(path)).json() == {"step": None, "newest_step": None, "rollouts": [], "next_cursor": None}
+    nothing = {"run_id": run_dir.name, "step": None, "newest_step": None, "rollouts": [], "next_cursor": None}
+    assert (await client.get(path)).json() == nothing
     assert "none yet" in (await client.get(path, params={"step": "1"})).json()["detail"]
