@@ -269,7 +269,7 @@ def _of_trainer() -> list[Decoder]:
 
 def _frames() -> list[Decoder]:
     verdicts: list[dict[str, Any]] = [
-        {"outcome": "scored", "value": 1.0, "components": {"a": 0.5}},
+        {"outcome": "scored", "value": 1.0, "components": {"a": 0.5}, "metrics": {"b": 1.0}, "extra": {"c": 0.5}},
         {"outcome": "error"},
     ]
     ours = [{"type": "Answer", "verdicts": verdicts}, {"type": "Started"}, {"type": "Refused", "detail": "why"}]

@@ -69,8 +69,14 @@ def outcome(verdict: Any) -> Iterator[str]:
     value = verdict.get("value")
     if (verdict["outcome"] == "scored") != (value is not None) or (value is not None and not math.isfinite(value)):
         yield f"{verdict['outcome']} with value {value}"
-    if not all(math.isfinite(part) for part in verdict.get("components", {}).values()):
-        yield "a component is not a number"
+    yield from _beside_the_value(verdict)
+
+
+def _beside_the_value(verdict: Any) -> Iterator[str]:
+    """Check the numbers that a function reports or logs."""
+    for kind in ("components", "metrics", "extra"):
+        if not all(isinstance(part, str) or math.isfinite(part) for part in verdict.get(kind, {}).values()):
+            yield f"a number among its {kind} is not one"
 
 
 def _whole(group: Any) -> Iterator[str]:
@@ -312,8 +318,7 @@ def worker_reply(reply: Any) -> Iterator[str]:
             yield "no such outcome"
         if verdict.get("value") is not None and not math.isfinite(verdict["value"]):
             yield "a value is not a number"
-        if not all(math.isfinite(part) for part in verdict.get("components", {}).values()):
-            yield "a component is not a number"
+        yield from _beside_the_value(verdict)
 
 
 def model_reply(reply: Any) -> Iterator[str]:

@@ -44,7 +44,7 @@ def test_a_decoder_that_looks_at_nothing_is_found_out() -> None:
         decode=msgspec.msgpack.decode,
         refusal=(msgspec.DecodeError, UnicodeDecodeError, RecursionError),
     )
-    surprises = fuzz(cases=2_000, seed=0, decoders=[careless]).surprises
+    surprises = fuzz(cases=4_000, seed=0, decoders=[careless]).surprises
     for sign in ("negative", "a branch is missing", "tile", "turn", "no logprob", "with value", "num_generations"):
         assert any(sign in surprise for surprise in surprises), sign
     leaky = replace(DECODERS["scored group"], refusal=ZeroDivisionError)
