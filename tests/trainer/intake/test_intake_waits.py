@@ -63,6 +63,9 @@ class FakePace:
     num_pauses: int = 0
     spare: list[int] = field(default_factory=list[int])
 
+    def num_ahead(self, *, num_scored: int) -> int:
+        return num_scored
+
     def note_wait(self, waited_s: float) -> None:
         assert waited_s >= 0
         self.num_waits += 1
