@@ -129,9 +129,9 @@ def written_out(row: Row, functions: Mapping[str, str]) -> Text:
         text.append(f"  failed tool calls {_failed_calls(row)}\n")
     said: Mapping[str, Any] = row.get("rewards", {})
     for name, short in functions.items():
-        outcome = said.get(name) or {}
+        outcome: Mapping[str, Any] = said.get(name) or {}
         detail = f" ({outcome['detail']})" if outcome.get("detail") else ""
-        more = {**outcome.get("components", {}), **outcome.get("extra", {})}
+        more: dict[str, Any] = {**outcome.get("components", {}), **outcome.get("extra", {})}
         parts = "".join(
             f", {part} {value if isinstance(value, str) else _number(value)}" for part, value in more.items()
         )

@@ -5,7 +5,7 @@ a path, with a slash in it  the files in that directory (run_directory.py)
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def is_path(given: str | None) -> bool:
 @contextmanager
 def opened(
     arguments: argparse.Namespace, given: str | None, *, purpose: Purpose = "look"
-) -> Iterator[tuple[RunReader, str]]:
+) -> Generator[tuple[RunReader, str]]:
     """Yield a reader of the run and the run's id.
 
     Raises:

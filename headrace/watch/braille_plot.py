@@ -9,8 +9,6 @@
 Returns plain text. watch_view.py chooses the values and the colours.
 """
 
-import functools
-import operator
 from collections.abc import Sequence
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -62,7 +60,7 @@ def merged(curves: Sequence[Sequence[str]]) -> list[list[tuple[str, int]]]:
         for cells in zip(*of_curves, strict=True):
             dots = [ord(cell) - _EMPTY for cell in cells]
             owner = max((number for number, its in enumerate(dots) if its), default=0)
-            line.append((chr(_EMPTY + functools.reduce(operator.or_, dots)), owner))
+            line.append((chr(_EMPTY + _union(dots)), owner))
         lines.append(line)
     return lines
 
@@ -100,3 +98,11 @@ def _dots_between(last: int | None, row: int) -> range:
 def _row(value: float, rows: int, low: float, high: float) -> int:
     share = (value - low) / (high - low) if high > low else 0.0
     return min(rows - 1, max(0, round((1 - share) * (rows - 1))))
+
+
+def _union(dots: Sequence[int]) -> int:
+    """Return the dots of several cells in one."""
+    found = 0
+    for of_cell in dots:
+        found |= of_cell
+    return found

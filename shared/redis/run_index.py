@@ -6,6 +6,7 @@
 An entry is written before the record that it is about. It may be out of date, so readers rely on the record.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ class RunIndex:
         # The id comes last, so that a run whose id is there has its name there too (RunStore.mend_lists).
         for key, entries in ((RUNS_BY_NAME, _entries_of(names)), (RUNS_BY_ID, [*names])):
             if entries:
-                await self._asked(lambda key=key, entries=entries: self._redis.zadd(key, dict.fromkeys(entries, 0)))
+                await self._asked(functools.partial(self._redis.zadd, key, dict.fromkeys(entries, 0.0)))
 
     async def leave(self, run_id: str, name: str | None) -> None:
         """Remove a run."""

@@ -51,7 +51,7 @@ class LabelOptions(Section):
                 raise ValueError("its names are letters, digits, '.', '_' and '-', at most 64 of them")
             if why := _why_not_shown(given):
                 raise ValueError(f"{name} must be {why}")
-        return value
+        return cast("object", value)
 
 
 def _why_not_shown(value: object) -> str | None:

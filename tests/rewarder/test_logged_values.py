@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.rewarder.logged_values import LoggedValues
-from services.rewarder.python_functions.loop_functions import _answer
+from services.rewarder.python_functions.loop_functions import answer_of
 from services.rewarder.reward_call import RewardCall, Verdict, arguments_for, judge, with_logged
 
 pytestmark = pytest.mark.unit
@@ -36,7 +36,7 @@ async def test_async_functions_log_too() -> None:
         log_metric("accuracy", 0.25)
         return [1.0 for _ in completions]
 
-    answer = await _answer("m:also", also, CALL)
+    answer = await answer_of("m:also", also, CALL)
     assert [verdict.metrics for verdict in answer.verdicts] == [{"accuracy": 0.25}] * 2
 
 

@@ -60,7 +60,7 @@ class LoopFunctions:
         function = await self._function(name, sources)
         loop = self._loops.of(name.partition(":")[0])
         started_at = time.monotonic()
-        answer = await loop.run(name, functools.partial(_answer, name, function, call), timeout_s=timeout_s)
+        answer = await loop.run(name, functools.partial(answer_of, name, function, call), timeout_s=timeout_s)
         if answer is NoAnswer.LATE:
             raise RewardFailure("timeout", self._loops.why_late(loop, timeout_s), seconds=timeout_s)
         seconds = time.monotonic() - started_at
@@ -144,7 +144,8 @@ class LoopFunctions:
         return loading
 
 
-async def _answer(name: str, function: RewardFunction, call: RewardCall) -> Answer:
+async def answer_of(name: str, function: RewardFunction, call: RewardCall) -> Answer:
+    """Call an async function, and return its answer. No error of the function is raised."""
     num_completions = len(call.completions)
     try:
         logged = LoggedValues()

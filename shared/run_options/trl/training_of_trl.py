@@ -17,7 +17,7 @@ _ONLY_LOADING: Final = ("device_map", "low_cpu_mem_usage", "use_cache", "use_saf
 
 def model(translation: Translation) -> None:
     """Translate the model, its dtype and its attention."""
-    init = translation.take("model_init_kwargs") or {}
+    init: Any = translation.take("model_init_kwargs") or {}
     renamed = {"torch_dtype": "dtype", "revision": "model_revision"}
     for name, value in cast("dict[str, Any]", init).items():
         if name in ("torch_dtype", "dtype", "revision", "attn_implementation", "trust_remote_code"):
@@ -87,7 +87,7 @@ def batch(translation: Translation) -> None:
 
 
 def _num_processes(translation: Translation) -> int:
-    name = translation.left.pop("accelerate_config", None)
+    name: Any = translation.left.pop("accelerate_config", None)
     if "num_processes" in translation.left:
         return translation.take_whole("num_processes")
     if name is not None and name not in _NUM_PROCESSES:

@@ -94,12 +94,13 @@ def test_a_run_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_that_is_shown_by_its_name_is_shown_with_its_whole_id_tags_and_metadata(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with serving(lambda asked: {"metrics": [], "next_cursor": None} if "metrics" in asked.path else RUN) as api:
+    empty: dict[str, Any] = {"metrics": [], "evaluations": [], "next_cursor": None}
+    with serving(lambda asked: RUN if asked.path.endswith("/first") else empty) as api:
         assert cli.main(["show", "first", "--url", api.url]) == 0
     said = capsys.readouterr().out
     assert ID in said.splitlines()[0]
     assert said.endswith("who: ada\ntags: sweep lr:1e-4\ndirectory: /runs/a\n")
-    assert api.asked[-1].path == f"/v1/runs/{ID}/metrics"
+    assert api.asked[-1].path == f"/v1/runs/{ID}/evaluations"
 
 
 def test_rollouts_are_printed_as_json_with_the_id_of_their_run(capsys: pytest.CaptureFixture[str]) -> None:
