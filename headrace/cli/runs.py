@@ -1,7 +1,9 @@
 """The commands that talk to a running service: submit, runs, show, watch, edit, pause, resume, stop, rollouts."""
 
 import argparse
+import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +19,7 @@ from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
 from headrace.cli.run_table import SORTS, table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
-from headrace.run_file import parse_settings, read_run_file
+from headrace.run_file import read_run_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow
@@ -114,7 +116,7 @@ def edit(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         changes["name"] = arguments.name or None
     if arguments.metadata:
-        changes["metadata"] = parse_settings(arguments.metadata, option="--metadata")
+        changes["metadata"] = dict(map(_entry, arguments.metadata))
     if arguments.max_steps is not None:
         changes["max_steps"] = arguments.max_steps
     if not (changes or arguments.add_tag or arguments.remove_tag):
@@ -242,6 +244,22 @@ def _watch(client: HeadraceClient, named: str) -> int:
 def _as_json(found: Mapping[str, Any]) -> int:
     sys.stdout.write(json.dumps(found, indent=2) + "\n")
     return 0
+
+
+def _entry(text: str) -> tuple[str, float | str | None]:
+    """Return the name and the value in ``NAME=VALUE``: a number if it is one, None if it is empty, otherwise the text.
+
+    Raises:
+        UserError: There is no name or no equals sign.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"--metadata {text}: write NAME=VALUE, such as note=baseline")
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := kind(value)):
+                return name, number
+    return name, value or None
 
 
 def _in_words(value: Any) -> str:
