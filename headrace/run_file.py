@@ -82,8 +82,8 @@ def _refuse_what_json_has_not(name: str, value: Any, path: Path) -> None:
         ) from error
 
 
-def parse_settings(texts: Sequence[str], *, option: str = "--set") -> dict[str, Any]:
-    """Return the settings in the ``NAME=VALUE`` texts of a command's option. Values are read as in a YAML run file.
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in ``NAME=VALUE`` texts. Values are read as in a YAML run file.
 
     Raises:
         UserError: A text is not of this form, or its value is not YAML.
@@ -93,7 +93,7 @@ def parse_settings(texts: Sequence[str], *, option: str = "--set") -> dict[str, 
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise UserError(f"{text!r} is not a setting; write NAME=VALUE, such as learning_rate=1e-4")
-        settings[name.strip()] = _parse_yaml(value, Path(f"{option} {name.strip()}"))
+        settings[name.strip()] = _parse_yaml(value, Path(f"--set {name.strip()}"))
     return settings
 
 

@@ -1,6 +1,8 @@
 """The commands that talk to a running service: submit, runs, show, watch, edit, pause, resume, stop."""
 
 import argparse
+import contextlib
+import math
 import sys
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
 from headrace.cli.run_table import SORTS, table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
-from headrace.run_file import as_run_file, parse_settings, read_run_file, read_trl_file
+from headrace.run_file import as_run_file, read_run_file, read_trl_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow, take_all
@@ -117,7 +119,7 @@ def edit(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         changes["name"] = arguments.name or None
     if arguments.metadata:
-        changes["metadata"] = parse_settings(arguments.metadata, option="--metadata")
+        changes["metadata"] = dict(map(_entry, arguments.metadata))
     if arguments.max_steps is not None:
         changes["max_steps"] = arguments.max_steps
     if not (changes or arguments.add_tag or arguments.remove_tag):
@@ -195,6 +197,22 @@ def _watch(client: HeadraceClient, named: str) -> int:
     if picture := picture_at_end(seen):
         _out(f"its curves are in {picture}")
     return 1 if seen.status == "failed" else 0
+
+
+def _entry(text: str) -> tuple[str, float | str | None]:
+    """Return the name and the value in ``NAME=VALUE``: a number if it is one, None if it is empty, otherwise the text.
+
+    Raises:
+        UserError: There is no name or no equals sign.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"--metadata {text}: write NAME=VALUE, such as note=baseline")
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            if math.isfinite(number := kind(value)):
+                return name, number
+    return name, value or None
 
 
 def _in_words(value: Any) -> str:

@@ -199,7 +199,7 @@ async def _make_intake(
     evaluations = Evaluations(
         redis,
         keys=keys,
-        config=config.in_steps(inputs.total_steps),
+        config=config.in_steps(inputs.length.total_steps),
         rows=inputs.eval_rows,
         encoder=inputs.encoder,
         incarnation=run.incarnation,
@@ -267,7 +267,7 @@ def _make_outflow(
     )
     return Outflow(
         inputs.core,
-        config.in_steps(inputs.total_steps),
+        config.in_steps(inputs.length.total_steps),
         pushes=pushes,
         saver=saver,
         torch_thread=torch_thread,

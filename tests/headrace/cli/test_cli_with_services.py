@@ -133,6 +133,24 @@ def test_a_run_is_submitted_shown_waiting_stopped_and_watched_to_its_end(rig: La
     assert "has logged no rollouts yet" in headrace(rig, "rollouts", run_id).stdout
 
 
+def test_a_run_is_found_by_its_name_edited_and_listed_as_json(rig: LauncherRig, project: Path) -> None:
+    """Other runs of this name have ended: a command that reads means the one that has not, and `edit` does not."""
+    run_id = headrace(rig, "submit", run_file(project, GOOD)).stdout.splitlines()[-2].removeprefix("submitted ")
+    assert json.loads(headrace(rig, "show", "tiny", "--json").stdout)["run_id"] == run_id
+    refused = headrace(rig, "edit", "tiny", "--name", "other")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("headrace: several runs fit tiny; use the id of one:\n")
+    assert run_id in refused.stderr
+    changes = ("--name", "renamed", "--add-tag", "keep", "--metadata", "lr=1e-5", "--max-steps", "5")
+    edited = headrace(rig, "edit", run_id[:12], *changes)
+    assert edited.returncode == 0, edited.stderr
+    assert f"{run_id} has max_steps: 5\n" in edited.stdout
+    (listed,) = json.loads(headrace(rig, "runs", "--json", "--tag", "keep").stdout)["runs"]
+    assert (listed["run_id"], listed["name"], listed["metadata"]) == (run_id, "renamed", {"lr": 1e-5})
+    assert headrace(rig, "stop", "renamed").returncode == 0
+    assert headrace(rig, "watch", "renamed").stdout.splitlines()[-1].startswith(f"{run_id} stopped")
+
+
 def test_an_unknown_run_is_a_sentence(rig: LauncherRig) -> None:
     for command in ("show", "watch", "pause", "resume", "stop", "rollouts"):
         done = headrace(rig, command, "run-nothing")

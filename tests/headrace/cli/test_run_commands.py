@@ -125,18 +125,9 @@ def test_a_run_is_edited_under_the_name_that_the_user_gave(capsys: pytest.Captur
     def script(asked: Asked) -> Any:
         return RUN | {"config": asked.body} if asked.method == "PATCH" else RUN
 
-    options = [
-        "--name",
-        "",
-        "--add-tag",
-        "best",
-        "--remove-tag",
-        "sweep",
-        "--metadata",
-        "lr=1e-4",
-        "--metadata",
-        "who=",
-    ]
+    options = ["--name", "", "--add-tag", "best", "--remove-tag", "sweep"]
+    for entry in ("lr=1e-4", "seed=3", "who=", "day=2026-11-26", "kept=yes", "is=a=b", "top=nan"):
+        options += ["--metadata", entry]
     with serving(script) as api:
         assert cli.main(["edit", "first", *options, "--max-steps", "300", "--url", api.url]) == 0
     patch = api.asked[-1]
@@ -144,10 +135,24 @@ def test_a_run_is_edited_under_the_name_that_the_user_gave(capsys: pytest.Captur
     assert patch.body == {
         "name": None,
         "tags": ["lr:1e-4", "best"],
-        "metadata": {"lr": 1e-4, "who": None},
+        "metadata": {
+            "lr": 1e-4,
+            "seed": 3,
+            "who": None,
+            "day": "2026-11-26",
+            "kept": "yes",
+            "is": "a=b",
+            "top": "nan",
+        },
         "max_steps": 300,
     }
     assert f"{ID} has tags: lr:1e-4 best\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("entry", ["note", "=1"])
+def test_metadata_that_is_not_a_name_and_a_value_is_refused(entry: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["edit", "first", "--metadata", entry]) == 1
+    assert "write NAME=VALUE, such as note=baseline" in capsys.readouterr().err
 
 
 def test_an_edit_without_a_change_is_refused_before_a_service_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

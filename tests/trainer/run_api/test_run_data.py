@@ -84,6 +84,12 @@ async def test_rollouts_are_of_the_newest_step_unless_one_is_asked_for(
 
 async def test_a_run_without_rollouts_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
     path = f"/v1/runs/{run_dir.name}/rollouts"
-    nothing: dict[str, Any] = {"run_id": run_dir.name, "step": None, "newest_step": None, "rollouts": [], "next_cursor": None}
+    nothing: dict[str, Any] = {
+        "run_id": run_dir.name,
+        "step": None,
+        "newest_step": None,
+        "rollouts": [],
+        "next_cursor": None,
+    }
     assert (await client.get(path)).json() == nothing
     assert "none yet" in (await client.get(path, params={"step": "1"})).json()["detail"]
