@@ -3,8 +3,8 @@
     log_metric("accuracy", 0.5)            one number for the call; several of one name are averaged, as in TRL
     log_extra("parsed", ["5", None, ...])  one value per completion, for tables and the rollout log
 
-A mistake in logging fails no reward: a value that cannot be kept is left out. Values of log_extra that are neither numbers nor
-None become text, which is cut off.
+A mistake in logging fails no reward: a value that cannot be kept is left out. Values of log_extra that are neither
+numbers nor None become text, which is cut off.
 """
 
 import math
