@@ -153,8 +153,8 @@ def _waiting(
         if share >= _BOTH_WAIT:
             bound = config.get("max_staleness")
             says += (
-                f". The trainer in turn waited for {share:.0%} of its time: max_staleness={bound} is too small for both to "
-                "work at the same time"
+                f". The trainer in turn waited for {share:.0%} of its time: max_staleness={bound} is too small for "
+                "both to work at the same time"
             )
         else:
             says += f", and the trainer waited for only {share:.0%} of its time. Fewer generators are enough"
