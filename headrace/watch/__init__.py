@@ -1,1 +1,1 @@
-"""Follows a run in the terminal."""
+"""Shows runs in the terminal: live, as curves, or from their directories."""

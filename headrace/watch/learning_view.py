@@ -19,6 +19,7 @@ _MAX_NAME = 32
 _NUMBERS_WIDTH = 38
 """Width of the numbers of a reward function, with the spaces around them."""
 _MIN_SPARK = 6
+_SHORT_S = 0.01
 
 
 def learning_rows(watch: RunWatch) -> list[tuple[str, str, str]]:
@@ -89,7 +90,9 @@ def duration(seconds: float | None) -> str:
     """Return a duration with its unit; a dash if it is unknown."""
     if seconds is None:
         return "-"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.1f} ms" if seconds < _SHORT_S else f"{1000 * seconds:.0f} ms"
 
 
 def _value(watch: RunWatch, name: str, form: str) -> str:

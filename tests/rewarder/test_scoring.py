@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
-from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
+from shared.arrays import pack_ids
 from shared.user_code.places import Places
 from tests.rewarder.conftest import (
     LIMITS,
@@ -52,6 +53,19 @@ async def test_a_conversation_arrives_as_messages(scorer: Scorer) -> None:
 async def test_a_function_without_kwargs_gets_only_what_it_names(scorer: Scorer) -> None:
     rows = await outcomes_of(scorer, user("without_kwargs"), call=call_with("a", answer="42"))
     assert rows[0][0].value == 0.5
+
+
+async def test_values_that_a_function_logs_arrive_with_its_outcomes(scorer: Scorer) -> None:
+    call = msgspec.structs.replace(
+        call_with("a", "b", answer="42"),
+        completion_ids=[pack_ids([1]), pack_ids([1, 2])],
+        trainer_state=TrainerState(global_step=3, max_steps=9),
+    )
+    rows = await outcomes_of(scorer, user("everything"), call=call)
+    assert [(row[0].value, row[0].metrics, row[0].extra) for row in rows] == [
+        (1.0, {"seen": 1.0}, {"seen": "a"}),
+        (2.0, {"seen": 1.0}, {"seen": "b"}),
+    ]
 
 
 async def test_the_trace_of_a_user_s_error_is_logged_once_and_never_travels(

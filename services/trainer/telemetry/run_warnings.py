@@ -64,6 +64,7 @@ def find_warnings(
         found = [
             _nothing_learned(batches),
             *_failing_rewards(batches),
+            _unscorable(batches),
             _truncated(batches, config),
             _waiting(lines, batches, config),
         ]
@@ -82,7 +83,7 @@ def _nothing_learned(batches: Sequence[Mapping[str, Any]]) -> RunWarning | None:
             "tell completions apart",
         )
     dropped = _growth(batches, "groups/dropped/zero_std")
-    settled = _growth(batches, "groups/trained") + _growth(batches, "groups/dropped")
+    settled = _num_settled(batches)
     if settled and dropped / settled >= _DROPPED:
         return RunWarning(
             "nothing_learned",
@@ -106,6 +107,18 @@ def _failing_rewards(batches: Sequence[Mapping[str, Any]]) -> list[RunWarning]:
                 )
             )
     return found
+
+
+def _unscorable(batches: Sequence[Mapping[str, Any]]) -> RunWarning | None:
+    """Warn of groups that are in no other metric, because too few of their completions were scored."""
+    dropped, settled = _growth(batches, "groups/dropped/unscorable"), _num_settled(batches)
+    if not settled or dropped / settled <= _FAILED:
+        return None
+    return RunWarning(
+        "reward_fails",
+        f"{dropped:.0f} of the last {settled:.0f} groups were dropped because reward functions failed for their "
+        "completions; the rewarder's log has the messages",
+    )
 
 
 def _is_failed_ratio(name: str) -> bool:
@@ -138,9 +151,10 @@ def _waiting(
             "be in flight were scored before the batch was trained"
         )
         if share >= _BOTH_WAIT:
+            bound = config.get("max_staleness")
             says += (
-                f". The trainer in turn waited for {share:.0%} of its time: with a larger max_staleness "
-                f"({config.get('max_staleness')}) both could work at the same time"
+                f". The trainer in turn waited for {share:.0%} of its time: max_staleness={bound} is too small for "
+                "both to work at the same time"
             )
         else:
             says += f", and the trainer waited for only {share:.0%} of its time. Fewer generators are enough"
@@ -181,6 +195,10 @@ def _incomplete(evaluation: Mapping[str, Any]) -> RunWarning | None:
 
 def _steps_per_batch(config: Mapping[str, Any]) -> int:
     return int(config.get("num_iterations") or 1) * int(config.get("steps_per_generation") or 1)
+
+
+def _num_settled(batches: Sequence[Mapping[str, Any]]) -> float:
+    return _growth(batches, "groups/trained") + _growth(batches, "groups/dropped")
 
 
 def _growth(batches: Sequence[Mapping[str, Any]], name: str) -> float:

@@ -57,7 +57,7 @@ def _entry(entry: Any) -> Any:
         return entry
     given = {name: value for name, value in cast("Mapping[str, Any]", entry).items() if value is not None}
     files: Any = given.get("data_files")
-    listed = cast("list[Any]", files) if isinstance(files, list) else [files]
+    listed: list[Any] = [*files] if isinstance(files, list) else [files]
     if given.get("path") in _GENERIC_FORMATS and len(listed) == 1 and isinstance(listed[0], str):
         del given["data_files"]
         given["path"] = listed[0]

@@ -92,7 +92,7 @@ def _num_processes(translation: Translation) -> int:
         return translation.take_whole("num_processes")
     if name is not None and name not in _NUM_PROCESSES:
         translation.problems.append(("accelerate_config", f"{name} is not known; set num_processes instead"))
-    return _NUM_PROCESSES.get(name, 1)
+    return _NUM_PROCESSES.get(str(name), 1)
 
 
 def _steps_per_generation(translation: Translation, *, accumulated: int, per_micro_step: int) -> int:

@@ -101,7 +101,7 @@ def test_a_configuration_of_trl_is_submitted_as_a_run_with_a_note_for_each_diffe
 ) -> None:
     (tmp_path / "grpo.yaml").write_text("model_name_or_path: m\nreward_funcs: a\ndataset_name: d\nvllm_mode: server\n")
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
-    answer = {"run": {"run_id": "run-1"}, "warnings": [], "derived": {}}
+    answer: dict[str, Any] = {"run": {"run_id": "run-1"}, "warnings": [], "derived": {}}
     with serving(lambda asked: answer if asked.method == "POST" else {}) as api:
         assert cli.main(["submit", "--trl", "grpo.yaml", "--url", api.url]) == 0
     (submitted,) = [asked.body for asked in api.asked if asked.method == "POST"]

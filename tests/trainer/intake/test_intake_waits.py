@@ -63,15 +63,15 @@ class FakePace:
     num_pauses: int = 0
     spare: list[int] = field(default_factory=list[int])
 
-    def num_ahead(self, *, num_scored: int) -> int:
-        return num_scored
-
     def note_wait(self, waited_s: float) -> None:
         assert waited_s >= 0
         self.num_waits += 1
 
     def note_pause(self) -> None:
         self.num_pauses += 1
+
+    def num_ahead(self, *, num_scored: int) -> int:
+        return 10 - num_scored
 
     def note_batch(self, *, num_spare: int) -> None:
         self.spare.append(num_spare)
@@ -122,3 +122,4 @@ async def test_groups_that_are_scored_and_not_in_the_batch_are_spare_read_or_not
     waiting, pace = intake(FakeScored(num_here=3, num_unread=4), FakeBatches(batch))
     assert await waiting.next_batch(policy_version=0, num_steps_left=9) is batch
     assert pace.spare == [5], "3 + 4 - 2"
+    assert waiting.num_ahead == 3, "10 - (3 + 4)"

@@ -68,6 +68,15 @@ def test_a_function_that_fails_for_more_than_a_tenth_is_named_with_its_share() -
     assert said(lines).startswith("reward function judge failed for 20% of the completions of the last 5 batches")
 
 
+def test_groups_that_a_failing_function_left_without_rewards_are_reported_though_no_metric_has_them() -> None:
+    lines = batches(5)
+    # 8 groups were trained since the first of these batches, and 2 dropped: 2 of 10.
+    lines[-1] |= {"groups/trained": 16.0, "groups/dropped": 2.0, "groups/dropped/unscorable": 2.0}
+    assert said(lines).startswith("2 of the last 10 groups were dropped because reward functions failed")
+    lines[-1] |= {"groups/trained": 26.0}  # 2 of 20 is a tenth
+    assert kinds(lines) == []
+
+
 def test_mostly_truncated_completions_are_reported_with_the_limit() -> None:
     lines = batches(4, **{"completions/clipped_ratio": 0.5}) + batches(1, **{"completions/clipped_ratio": 1.0})
     # (4 x 0.5 + 1.0) / 5 = 0.6
@@ -90,7 +99,7 @@ def test_a_trainer_that_mostly_waits_names_the_slower_part() -> None:
 def test_generators_that_may_sample_nothing_ahead_wait_and_the_bound_is_named_if_the_trainer_waits_too() -> None:
     lines = batches(5, **{"queue/ahead": 0.0, "wait_time": 1.2})  # 1.2 of 2 s
     assert said(lines).startswith("the generators wait for the trainer: in 5 of the last 5 batches")
-    assert "waited for 60% of its time: with a larger max_staleness (0) both could work" in said(lines)
+    assert "waited for 60% of its time: max_staleness=0 is too small for both to work" in said(lines)
     lines = batches(5, **{"queue/ahead": 0.0})  # 0.1 of 2 s
     assert "waited for only 5% of its time. Fewer generators are enough" in said(lines)
     lines[0]["queue/ahead"] = lines[1]["queue/ahead"] = 1.0  # 3 of 5 is less than four fifths
