@@ -49,14 +49,12 @@ def _dtype(translation: Translation) -> None:
 
 def batch(translation: Translation) -> None:
     """Translate the batch size of a process into groups, and the micro-steps of a generation into optimizer steps."""
-    per_device = translation.take_whole("per_device_train_batch_size")
-    accumulated = translation.take_whole("gradient_accumulation_steps")
+    per_device = translation.take("per_device_train_batch_size")
+    accumulated = translation.take("gradient_accumulation_steps")
     is_told = bool({"num_processes", "accelerate_config"} & translation.left.keys())
     processes = _num_processes(translation)
     num_generations = translation.value("num_generations")
     completions = per_device * accumulated * processes
-    if not isinstance(num_generations, int) or num_generations < 1 or completions == 0:
-        return  # the run's own checks report the number of generations
     product = f"{per_device} a process x {accumulated} accumulated x {processes} process{'es' * (processes > 1)}"
     groups, rest = divmod(completions, num_generations)
     if rest:
@@ -77,7 +75,7 @@ def batch(translation: Translation) -> None:
     iterations = translation.value("num_iterations")
     if "max_staleness" not in translation.left:
         staleness = RunConfig.model_fields["max_staleness"].default
-        steps *= iterations if isinstance(iterations, int) else 1
+        steps *= iterations
         if steps > 1:
             staleness = translation.run["max_staleness"] = max(staleness, 2 * steps - 1)
         translation.notes.append(
@@ -89,7 +87,7 @@ def batch(translation: Translation) -> None:
 def _num_processes(translation: Translation) -> int:
     name: Any = translation.left.pop("accelerate_config", None)
     if "num_processes" in translation.left:
-        return translation.take_whole("num_processes")
+        return int(translation.take("num_processes"))
     if name is not None and name not in _NUM_PROCESSES:
         translation.problems.append(("accelerate_config", f"{name} is not known; set num_processes instead"))
     return _NUM_PROCESSES.get(str(name), 1)

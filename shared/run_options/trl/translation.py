@@ -1,11 +1,33 @@
 """The state of a translation of TRL's options, and how an option is taken out of it."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from shared.run_options.trl_defaults import TRL_DEFAULTS
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_KINDS: Final[Mapping[str, tuple[Callable[[Any], bool], tuple[str, ...]]]] = {
+    "a whole number of at least 1": (
+        lambda value: _is_number(value) and isinstance(value, int) and value > 0,
+        (
+            *("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes", "num_generations"),
+            *("steps_per_generation", "generation_batch_size", "num_iterations"),
+        ),
+    ),
+    "a number": (_is_number, ("num_train_epochs", "max_steps", "save_steps", "max_completion_length")),
+    "text": (lambda value: isinstance(value, str), ("accelerate_config",)),
+    "a list": (lambda value: isinstance(value, list), ("datasets",)),
+    "text or a list": (lambda value: isinstance(value, str | list), ("report_to", "reward_funcs")),
+    "a table": (lambda value: isinstance(value, dict), ("model_init_kwargs", "vllm")),
+}
+"""Options whose values are computed with here, by what they must be."""
 
 
 @dataclass
@@ -26,11 +48,25 @@ class Translation:
 
     @classmethod
     def of(cls, trl: Mapping[str, Any]) -> "Translation":
-        """Return a new translation. Drops nulls that are TRL's default, and reads tables that are JSON texts."""
+        """Return a new translation, without values of a wrong kind and without nulls that are TRL's default.
+
+        Only the kinds of options that are computed with here are checked; the run's own checks report all others.
+        """
         given = {
-            name: value for name, value in trl.items() if value is not None or TRL_DEFAULTS.get(name, 0) is not None
+            name: _table_of(value)
+            for name, value in trl.items()
+            if value is not None or TRL_DEFAULTS.get(name, 0) is not None
         }
-        return cls({name: _table_of(value) for name, value in given.items()})
+        wrong = {
+            name: kind
+            for kind, (is_right, names) in _KINDS.items()
+            for name in names
+            if name in given and not is_right(given[name])
+        }
+        return cls(
+            {name: value for name, value in given.items() if name not in wrong},
+            problems=[(name, f"must be {kind}") for name, kind in wrong.items()],
+        )
 
     def value(self, name: str) -> Any:
         """Return an option's value, TRL's default if it was not given, and leave it in place."""
@@ -39,14 +75,6 @@ class Translation:
     def take(self, name: str) -> Any:
         """Return an option's value, TRL's default if it was not given, and count it as translated."""
         return self.left.pop(name, TRL_DEFAULTS.get(name))
-
-    def take_whole(self, name: str) -> int:
-        """Return the value of an option that must be a whole number of at least 1; 0 if it is not, with a problem."""
-        value = self.take(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-        self.problems.append((name, "must be a whole number of at least 1"))
-        return 0
 
     def drop(self, *names: str, why: str) -> None:
         """Leave options out that were given, with a note."""

@@ -1,5 +1,6 @@
 """Options of ``trl grpo --config`` as a run: the same meaning, or a sentence for each option without one."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.run_options.trl.run_config_of_trl import run_config_of
+from shared.run_options.trl_defaults import TRL_DEFAULTS
 
 pytestmark = pytest.mark.unit
 
@@ -199,3 +201,12 @@ def test_an_option_that_would_change_what_is_learned_is_refused(options: dict[st
 
 def test_every_problem_is_reported_at_once() -> None:
     assert refused(fp16=True, neftune_noise_alpha=5.0).keys() == {"fp16", "neftune_noise_alpha"}
+
+
+@pytest.mark.parametrize("value", [7, -1, 2.5, "x", "", [1], {"a": 1}, True, None, "{", 10**30, float("nan")])
+def test_a_value_of_a_wrong_kind_is_refused_here_or_by_the_run(value: Any) -> None:
+    together = {"eval_strategy": "epoch", "save_strategy": "epoch", "use_peft": True, "push_to_hub": True}
+    for name in (*TRL_DEFAULTS, "num_processes", "accelerate_config", "env", "warmup_ratio", "torch_dtype"):
+        for others in ({}, together):
+            with contextlib.suppress(UserError):
+                parse_run_config(run_config_of({**MINIMAL, **others, name: value})[0])
