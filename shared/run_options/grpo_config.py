@@ -1,7 +1,7 @@
 """The options of TRL's ``GRPOConfig`` 1.16 under their names and with their defaults, as a dataclass without torch.
 
-It only holds them: trl_config.py turns them into the settings of a run, and says what has no meaning there.
-docs/coming-from-trl.md has every option. A test in tests/conformance compares this class with TRL's.
+It only holds them: trl/run_config_of_trl.py turns them into the settings of a run, and says what has no meaning there.
+docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
 from dataclasses import dataclass, field
