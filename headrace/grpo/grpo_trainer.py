@@ -130,6 +130,11 @@ class GRPOTrainer:
         return self._events.state
 
     @property
+    def client(self) -> HeadraceClient:
+        """A client of the services, to read metrics and rollouts of ``run``. Services are started if none run."""
+        return self._connected().client
+
+    @property
     def model(self) -> Any:
         """The model as an object, with the weights of the last training."""
         return self._live.model
@@ -164,7 +169,7 @@ class GRPOTrainer:
 
         began_at = time.monotonic()
         run = self.run = self._begun(resume=bool(resume_from_checkpoint))
-        client = self._connected().client
+        client = self.client
         events, first_step = self._events, self.state.global_step
         events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
         try:
@@ -209,7 +214,7 @@ class GRPOTrainer:
             for name, part in cast("Mapping[str, Any]", data).items():
                 found |= self.evaluate(part, metric_key_prefix=f"{metric_key_prefix}_{name}")
             return found
-        client = self._connected().client
+        client = self.client
         if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
             raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
         settings = evaluation_settings(self._script, self._files, data=data)
@@ -259,7 +264,7 @@ class GRPOTrainer:
         """Return the run to follow: the paused run, or a new one."""
         if resume and self.run is None:
             self.run = self._run_of_another_process()
-        client = self._connected().client
+        client = self.client
         if self.run is not None:
             run = client.get(self.run["run_id"])
             if run["status"] not in ENDED or (run["status"] == "failed" and resume):
@@ -305,7 +310,7 @@ class GRPOTrainer:
         elif event.kind == "evaluation":
             self._take_evaluation(event.data)
         if self._events.control.should_training_stop and self.run is not None:
-            self._connected().client.stop(self.run["run_id"])
+            self.client.stop(self.run["run_id"])
             self._events.control.should_training_stop = False
 
     def _take_metrics(self, metrics: Mapping[str, Any]) -> None:

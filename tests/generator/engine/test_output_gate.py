@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from services.generator.engine.output_gate import GatedClient, OutputGate, UnverifiedError
+from services.generator.engine.output_gate import GatedClient, OutputGate, UnverifiedError, compare
+from shared.control import Probe
 
 pytestmark = pytest.mark.unit
 
@@ -62,3 +63,30 @@ async def test_a_request_that_is_given_up_is_given_up_in_the_engine_too() -> Non
     await stream.aclose()
     assert client.is_closed
     assert gated.name == "client"
+
+
+@pytest.mark.parametrize(
+    ("engines", "trainers", "is_refused"),
+    [
+        (-1.0, -1.4, False),
+        (-1.0, -1.6, True),
+        (-16.0, -16.6, True),
+        (-100.0, -103.0, False),  # 0.5 * 103 / 16 = 3.2 nats are tolerated
+        (-100.0, -104.0, True),
+    ],
+)
+def test_the_tolerance_grows_with_the_logprob_as_rounding_does(
+    engines: float, trainers: float, is_refused: bool
+) -> None:
+    probe = Probe(token_ids=[1, 2, 3], logprobs=[-1.0, trainers], tolerance=0.5, timeout_s=1.0)
+    worst, why = compare(probe, [[-1.0, engines]])
+    assert worst == pytest.approx(abs(engines - trainers))
+    assert (why is not None) is is_refused
+
+
+def test_the_worst_logprob_is_the_one_furthest_beyond_its_tolerance() -> None:
+    probe = Probe(token_ids=[1, 2, 3], logprobs=[-160.0, -1.0], tolerance=0.5, timeout_s=1.0)
+    worst, why = compare(probe, [[-164.0, -2.0]])  # 4 of 5 nats, and 1 of 0.5
+    assert worst == 4.0
+    assert why is not None
+    assert "off by 1 nats, and 0.5 are tolerated" in why

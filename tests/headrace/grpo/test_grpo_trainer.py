@@ -142,6 +142,18 @@ def test_ctrl_c_pauses_the_run_and_another_process_goes_on_with_it(trainer: Call
     assert result.global_step == 300
 
 
+def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., GRPOTrainer]) -> None:
+    first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 300})
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    with pytest.raises(ValueError, match="the training is paused"):
+        first.evaluate(ROWS)
+    second = trainer(options={"max_steps": 1})
+    assert second.train().global_step == 1
+    assert first.run is not None
+    assert second.client.get(first.run["run_id"])["status"] == "stopped"
+
+
 def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRPOTrainer]) -> None:
     with pytest.raises(ValueError, match="resume_from_checkpoint: no run to go on with"):
         trainer().train(resume_from_checkpoint=True)
