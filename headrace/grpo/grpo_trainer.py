@@ -14,6 +14,7 @@ The run belongs to the services and not to the script: Ctrl-C pauses it, and ``t
 
 import json
 import math
+import os
 import shutil
 import time
 import weakref
@@ -83,6 +84,11 @@ class GRPOTrainer:
     ) -> None:
         from transformers import TrainerControl, TrainerState
 
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ArgumentError(
+                "this script runs in several processes, and each would begin a run: start it with python, and set the "
+                "number of training processes with run_options={'nproc_per_node': N}"
+            )
         if tuple(optimizers) != (None, None):
             raise ArgumentError(f"optimizers is not supported: {INSTEAD['optim_args']}")
         if rollout_func is not None:

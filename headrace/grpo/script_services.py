@@ -96,6 +96,8 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
         if resumed is None and STATE_DIR_VARIABLE not in os.environ:
             state = StateDir(next(iter(_started), state.path / f"script-{_now()}-{os.getpid()}"))
         endpoint = _running(state) or _start(state, say=say)
+    if endpoint.num_simulated:
+        say(f"SIMULATED: {endpoint.simulated_note()}")
     client = HeadraceClient(
         endpoint.api_url,
         state.keys().api_key,

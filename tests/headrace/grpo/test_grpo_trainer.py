@@ -176,6 +176,14 @@ def test_arguments_without_a_meaning_are_refused_at_once(
         trainer(**arguments)
 
 
+def test_a_script_that_was_started_by_a_launcher_of_ranks_is_refused(
+    trainer: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="runs in several processes"):
+        trainer()
+
+
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"environment_factory": {"a": dict}}, "one environment a run"),
     ({"peft_config": object()}, "peft_config is a object, but only LoRA"),

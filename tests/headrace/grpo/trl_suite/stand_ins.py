@@ -47,6 +47,8 @@ CAUSAL: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "tiny-Glm4MoeForCausalLM": ("glm4_moe", _EXPERTS),
     "tiny-GptOssForCausalLM": ("gpt_oss", _EXPERTS),
 }
+DOCUMENTED: Final = {"Qwen/Qwen2.5-0.5B-Instruct": "qwen2", "Qwen/Qwen2.5-72B": "qwen2", "Qwen/Qwen3-0.6B": "qwen3"}
+"""Models in the scripts of TRL's documentation."""
 CLASSIFIERS: Final = {
     "tiny-Qwen2ForSequenceClassification-2.5": "qwen2",
     "tiny-Qwen3ForSequenceClassification": "qwen3",
@@ -75,7 +77,13 @@ def make_stand_ins(hub: Path) -> None:
         _save(AutoModelForCausalLM, owner / name, kind, more)
     for name, kind in CLASSIFIERS.items():
         _save(AutoModelForSequenceClassification, owner / name, kind, {"num_labels": 1})
+    for name, kind in DOCUMENTED.items():
+        _save(AutoModelForCausalLM, hub / name, kind, {})
     _save_zen(owner / "zen")
+    _write(owner / "zen-standard" / "train.jsonl", [{"prompt": it, "ground_truth": "better"} for it in _SENTENCES])
+    questions = [{"role": "user", "content": f"What is {number} + {number}?"} for number in range(16)]
+    sums = [{"prompt": [question], "solution": f"${2 * number}$"} for number, question in enumerate(questions)]
+    _write(hub / "trl-lib" / "DeepMath-103K" / "train.jsonl", sums)
 
 
 def _save(auto: Any, directory: Path, kind: str, more: Mapping[str, Any]) -> None:
@@ -104,7 +112,11 @@ def _save_zen(directory: Path) -> None:
         card += [f"- config_name: {config}", "  data_files:"]
         for split, found in of_split.items():
             file = directory / config / f"{split}.jsonl"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("".join(json.dumps(row) + "\n" for row in found))
+            _write(file, found)
             card += [f"  - split: {split}", f"    path: {config}/{split}.jsonl"]
     (directory / "README.md").write_text("\n".join([*card, "---", ""]))
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
