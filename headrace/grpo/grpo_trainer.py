@@ -186,10 +186,9 @@ class GRPOTrainer:
             raise
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
-        self._take_what_was_missed(client)
+        losses = self._take_what_was_missed(client)
         self._bring_weights_back(Path(self.run["run_dir"]) / "model")
         seconds = time.monotonic() - began_at
-        losses = [entry["loss"] for entry in self.state.log_history if "loss" in entry]
         loss = sum(losses) / len(losses) if losses else 0.0
         steps = self.state.global_step - first_step
         completions = steps * self.run["config"]["groups_per_step"] * self.run["config"]["num_generations"]
@@ -276,6 +275,7 @@ class GRPOTrainer:
             if run["status"] not in ENDED or (run["status"] == "failed" and resume):
                 return client.resume(run["run_id"])
             self.state.global_step = 0
+            self._told_evaluations.clear()
         settings, notes = training_settings(self._script, self._files)
         submission = begin_run(client, settings, say=say)
         for note in (*notes, *submission.warnings):
@@ -330,13 +330,15 @@ class GRPOTrainer:
             self._told_evaluations.add(step)
             self._events.take_evaluation(metrics, step=step)
 
-    def _take_what_was_missed(self, client: HeadraceClient) -> None:
-        """Take steps and evaluations whose events did not arrive."""
+    def _take_what_was_missed(self, client: HeadraceClient) -> list[float]:
+        """Take steps and evaluations whose events did not arrive, and return the loss of every step."""
         run_id = (self.run or {})["run_id"]
-        for metrics in client.metrics(run_id):
+        steps = client.metrics(run_id)
+        for metrics in steps:
             self._take_metrics(metrics)
         for metrics in client.evaluations(run_id):
             self._take_evaluation(metrics)
+        return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
 
     def _bring_weights_back(self, directory: Path) -> None:
         if directory.is_dir():
