@@ -67,7 +67,7 @@ def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -
         if len(found) == 1 and not (purpose in _BY_NAME and found[0]["status"] == "queued"):
             return _taken(found[0], what)
         if found:
-            return _taken(_asked_for(found, purpose), "chosen")
+            return _taken(_asked_for(found, purpose, what), "chosen")
     for what, fits in _OTHERWISE.get(purpose, (_NEWEST,)):
         for run in islice(filter(fits, client.each_run()), 1):
             return _taken(run, what)
@@ -80,12 +80,14 @@ def _taken(run: Run, what: str) -> str:
     return str(run["run_id"])
 
 
-def _asked_for(found: list[Run], purpose: Purpose) -> Run:
+def _asked_for(found: list[Run], purpose: Purpose, what: str) -> Run:
     """Ask the user for one of several runs. Without a terminal, refuse with the list."""
     shown = found[:_MAX_LISTED]
     is_queue = found[0]["status"] == "queued"
     how_many = f"{len(found)} {'are' if len(found) > 1 else 'is'}"
     says = f"no run is training, and {how_many} queued" if is_queue else f"{how_many} {found[0]['status']}"
+    if what == _HELD_BACK[0]:  # another run may train
+        says = f"{how_many} paused in the queue"
     more = f"\n  and {len(found) - len(shown)} more; `headrace runs` lists all" if len(found) > len(shown) else ""
     if not sys.stdin.isatty():
         command = "show" if purpose == "look" else purpose

@@ -8,6 +8,7 @@ Lines of several logs have the log's name before them. A log that is cut back or
 """
 
 import argparse
+import os
 import sys
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from headrace.local.state_dir import StateDir, choose_state_dir
 from headrace.terminal import printable
 from shared.errors import UserError
 
+_MIN_BEGINNING = 8
+"""Characters of an id that stand for it, as for the run API."""
 _LOOK_EVERY_S = 0.3
 _RANK_LOG = "rank.log"
 
@@ -55,7 +58,7 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
     if not is_path(what):
         if of_service := [log for log in found if log.stem == what or log.stem.startswith(f"{what}-")]:
             return of_service
-        of_runs = [run_dir for run_dir in sorted(state.runs.glob("*")) if run_dir.name.startswith(what)]
+        of_runs = [run_dir for run_dir in sorted(state.runs.glob("*")) if _is_meant(run_dir.name, what)]
         run_dir = of_runs[0] if len(of_runs) == 1 else _asked_for(arguments, what, services=[log.stem for log in found])
     else:
         run_dir = Path(what)
@@ -65,12 +68,18 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
     return [log]
 
 
+def _is_meant(run_id: str, what: str) -> bool:
+    """Whether ``what`` is a run's id or a sufficient beginning of it, as for the run API. The API knows the names."""
+    return run_id == what or (len(what) >= _MIN_BEGINNING and run_id.startswith(what))
+
+
 class Tail:
     """Reads the end of one log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
+        self._inode = 0
         self._rest = b""
 
     @property
@@ -85,7 +94,8 @@ class Tail:
     def added(self) -> list[str]:
         """Return the whole lines that were added since the last call."""
         try:
-            if self._path.stat().st_size < self._position:
+            now = self._path.stat()
+            if now.st_size < self._position or now.st_ino != self._inode:
                 self._position, self._rest = 0, b""
         except FileNotFoundError:
             return []
@@ -93,6 +103,7 @@ class Tail:
 
     def _lines(self) -> Iterator[str]:
         with self._path.open("rb") as file:
+            self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self._position)
             for line in file:
                 self._position += len(line)

@@ -40,6 +40,8 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
                 errors += verdict.errors
                 lines += [f"note: {warning}" for warning in verdict.warnings]
                 lines += [f"  {name}: {value}" for name, value in verdict.derived.items()]
+            except ImportError as error:
+                unchecked.append(f"the data sets (no module {error.name}: pip install 'headrace[trainer]')")
             except UserError as error:
                 errors.append((error.field or "dataset_name", str(error)))
         else:

@@ -38,7 +38,8 @@ def rollouts(arguments: argparse.Namespace) -> int:
         rows = runs.rollouts(run_id, step=arguments.step)
     if arguments.json:
         step = rows[0].get("step") if rows else None
-        return terminal.say_json({"run_id": run_id, "step": step, "rollouts": rows[: arguments.limit]})
+        shown, _ = chosen(rows, limit=arguments.limit or len(rows), best=arguments.best, worst=arguments.worst)
+        return terminal.say_json({"run_id": run_id, "step": step, "rollouts": shown})
     console = terminal.console(pipe_width=_PIPE_WIDTH)
     if not rows:
         console.print(

@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-import math
+import json
 import sys
 import time
 from pathlib import Path
@@ -22,6 +22,7 @@ from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow, take_all
 from shared.errors import UserError
+from shared.run_options.section import LARGEST
 
 _PIPE_WIDTH = 120
 
@@ -61,6 +62,8 @@ def submit(arguments: argparse.Namespace) -> int:
 def runs(arguments: argparse.Namespace) -> int:
     """List runs, newest first, or in the order asked for."""
     if arguments.directory is not None:
+        if arguments.json or arguments.status or arguments.tag or arguments.name is not None or arguments.sort:
+            raise UserError("with DIR, runs are only listed: leave out the other options")
         return list_directories(Path(arguments.directory))
     with service_finder.connect(arguments) as client:
         found = client.list(status=arguments.status, name=arguments.name, tags=arguments.tag)
@@ -208,10 +211,11 @@ def _entry(text: str) -> tuple[str, float | str | None]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UserError(f"--metadata {text}: write NAME=VALUE, such as note=baseline")
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            if math.isfinite(number := kind(value)):
-                return name, number
+    with contextlib.suppress(ValueError, OverflowError):
+        number = json.loads(value)
+        # Only what JSON would write in the same way, and not ids or hashes that look like numbers.
+        if type(number) in (int, float) and json.dumps(number) == value and abs(number) <= LARGEST:
+            return name, number
     return name, value or None
 
 

@@ -36,6 +36,7 @@ from headrace.watch.watch import final_sentence, follow
 from shared.errors import HeadraceError
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.section import steps_of
 
 _PIPE_WIDTH: Final = 120
 _LINK: Final = "headrace-run.json"
@@ -322,7 +323,8 @@ class GRPOTrainer:
     def _take_metrics(self, metrics: Mapping[str, Any]) -> None:
         every = self.args.logging_steps
         steps = int(every) if every >= 1 else math.ceil(every * self.state.max_steps)
-        self._events.take(metrics, logging_steps=max(1, steps), save_steps=(self.run or {})["config"]["save_steps"])
+        save_steps = steps_of((self.run or {})["config"]["save_steps"], self.state.max_steps)
+        self._events.take(metrics, logging_steps=max(1, steps), save_steps=max(1, save_steps))
 
     def _take_evaluation(self, metrics: Mapping[str, Any]) -> None:
         step = int(metrics["step"])

@@ -9,11 +9,12 @@ HeadraceClient has the same methods, so commands use one or the other. The files
 waits, or which replicas are alive.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from headrace.client import Rows, Run
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
@@ -59,12 +60,15 @@ class RunDirectory:
         self._path = path.expanduser().absolute()
         self.run_id = self._path.name
         try:
-            self._config: dict[str, Any] = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
+            config: Any = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is not the directory of a run: its config.json cannot be read "
                 f"({getattr(error, 'strerror', None) or error})"
             ) from error
+        if not isinstance(config, dict) or "reward_funcs" not in config:
+            raise UserError(f"{path} is not the directory of a run: its config.json has no settings of one")
+        self._config = cast("dict[str, Any]", config)
 
     def get(self, run_id: str) -> Run:
         """Return as much of the run as its files contain."""
@@ -89,6 +93,8 @@ class RunDirectory:
         return {
             "run_id": self.run_id,
             "name": self._config.get("name"),
+            "tags": self._config.get("tags", []),
+            "metadata": self._config.get("metadata", {}),
             "status": ON_DISK,
             "run_dir": str(self._path),
             "progress": progress,
@@ -135,7 +141,11 @@ def directories_in(path: Path) -> list[RunDirectory]:
         found = [run_dir for run_dir in path.expanduser().iterdir() if (run_dir / "config.json").is_file()]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    return [RunDirectory(run_dir) for run_dir in sorted(found, key=_changed_at, reverse=True)]
+    runs: list[RunDirectory] = []
+    for run_dir in sorted(found, key=_changed_at, reverse=True):
+        with contextlib.suppress(UserError):  # a directory of something else, such as a model
+            runs.append(RunDirectory(run_dir))
+    return runs
 
 
 def _changed_at(run_dir: Path) -> float:

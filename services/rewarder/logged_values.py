@@ -35,7 +35,8 @@ class LoggedValues:
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric."""
-        return {name: sum(values) / len(values) for name, values in self._metrics.items()}
+        means = {name: sum(values) / len(values) for name, values in self._metrics.items()}
+        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
     def extra_of(self, number: int) -> dict[str, str | float]:
         """Return the extra values of a completion."""
@@ -44,7 +45,8 @@ class LoggedValues:
 
 
 def _fits(name: object, known: dict[str, list[float]] | dict[str, list[str | float | None]]) -> bool:
-    return isinstance(name, str) and 0 < len(name) <= _MAX_NAME and (name in known or len(known) < _MAX_NAMES)
+    is_name = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _MAX_NAME
+    return is_name and (name in known or len(known) < _MAX_NAMES)
 
 
 def _number(value: object) -> float | None:
@@ -59,4 +61,5 @@ def _value(value: object) -> str | float | None:
     if value is None:
         return None
     number = None if isinstance(value, (str, bytes)) else _number(value)
-    return str(value)[:_MAX_TEXT] if number is None else number
+    # Half of a surrogate pair, as in text cut by a program, cannot be encoded.
+    return str(value)[:_MAX_TEXT].encode(errors="replace").decode() if number is None else number

@@ -151,6 +151,8 @@ class LrSchedule:
             total_steps: Optimizer steps of the run.
             run: The run's name in the sentence, with its number of steps.
         """
+        if not total_steps:
+            return None  # the run only evaluates
         warmup = self.num_warmup_steps(total_steps)
         if warmup > total_steps:
             why = "the learning rate would never reach learning_rate"

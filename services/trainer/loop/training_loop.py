@@ -153,7 +153,7 @@ class TrainingLoop:
                 return
             if planned.is_last:
                 self.intake.settle(batch, step=self.core.policy_version)
-                await self._read_changes(tasks)
+                await self._read_changes(tasks, may_go_on=True)
                 await self.outflow.begin_push_if_needed(tasks, then=self._admit)
             await self.reporting.step(groups, trained)
 
@@ -174,7 +174,10 @@ class TrainingLoop:
                 return "terminated"
             await self.intake.make_up_losses()
             await self._evaluate()
-            if self.intake.should_stop or not self.intake.has_evaluations_left(self.core.policy_version):
+            has_left = self.intake.has_evaluations_left(self.core.policy_version)
+            if self.intake.should_stop and has_left and not self._length.total_steps:
+                return "stopped"  # the run had nothing else to do
+            if self.intake.should_stop or not has_left:
                 return "finished"
             self.reporting.waits_for(self.intake.evaluations.waiting_for())
             await self.intake.receive()
@@ -187,11 +190,15 @@ class TrainingLoop:
         if result is not None:
             await self.reporting.evaluation(result)
 
-    async def _read_changes(self, tasks: asyncio.TaskGroup) -> None:
-        """Read what has changed outside: requests to stop, pause or train longer, new generators, buried groups."""
+    async def _read_changes(self, tasks: asyncio.TaskGroup, *, may_go_on: bool = False) -> None:
+        """Read what has changed outside: requests to stop, pause or train longer, new generators, buried groups.
+
+        With ``may_go_on``, a run without steps left may get more, because nothing of its end has begun.
+        """
         is_time_to_look = await self.intake.read_changes()  # about twice a second
-        if self._num_steps_left():
+        if self._num_steps_left() or may_go_on:
             self._follow_max_steps(self.intake.max_steps)
+        if self._num_steps_left():
             await self.intake.pause_or_resume()
         if is_time_to_look and not self._terminate.is_set():
             await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # a generator may have joined
@@ -205,9 +212,10 @@ class TrainingLoop:
         return self._length.num_left(self.core.policy_version)
 
     def _follow_max_steps(self, max_steps: int | None) -> None:
-        """Change the length of the run if a user did. At least one more step is made: this one is waited for."""
+        """Change the length of the run if a user did. A step that is waited for is made all the same."""
         if max_steps != self._new_max_steps and max_steps is not None:
-            self._length.total_steps = max(max_steps, self.core.policy_version + 1)
+            num_more = min(1, self._num_steps_left())
+            self._length.total_steps = max(max_steps, self.core.policy_version + num_more)
         self._new_max_steps = max_steps
 
     def _state(self) -> dict[str, Any]:

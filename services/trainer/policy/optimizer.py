@@ -50,6 +50,7 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total
     import transformers
 
     schedule = config.lr_schedule()
+    total_steps = max(1, total_steps)  # a run of 0 steps only evaluates
     # transformers takes either the length of the stable stage or the length of the run, and warns if given both.
     is_length_told = "num_stable_steps" in schedule.kwargs
     return cast(Any, transformers).get_scheduler(

@@ -112,7 +112,8 @@ async def delete_run(run: RunToChange, api: Api) -> Response:
             f"The run is {run.status}. POST /v1/runs/{run.run_id}/stop first, and delete it when it has stopped.",
             run_id=run.run_id,
         )
-    await api.store.delete(run.run_id)
+    async with api.editing:  # an edit at the same time would enter the run in the index again
+        await api.store.delete(run.run_id)
     return Response(status_code=204)
 
 

@@ -44,7 +44,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
         )
     warnings += _idle_renames(config, summary)
     warnings += _repetitions(config, summary, steps=steps, num_groups=num_groups)
-    if steps < config.save_steps:
+    if 0 < steps < config.save_steps:
         warnings.append(
             f"save_steps={config.save_steps} is more than the {steps} steps of the run: "
             "only the last step gets a checkpoint"

@@ -132,6 +132,11 @@ class _MLflow:
         self._mlflow = mlflow = _library("mlflow")
         if not mlflow.is_tracking_uri_set():
             mlflow.set_tracking_uri(f"sqlite:///{head['directory']}/mlflow.db")
+            if mlflow.get_experiment_by_name(head["project"]) is None:
+                # Otherwise files go to ./mlruns in the working directory, which may be read-only.
+                mlflow.create_experiment(
+                    head["project"], artifact_location=(Path(head["directory"]) / "mlflow").as_uri()
+                )
         mlflow.set_experiment(head["project"])
         earlier = mlflow.search_runs(filter_string=f"tags.headrace_run_id = '{head['run_id']}'", output_format="list")
         if earlier:
