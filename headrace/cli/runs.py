@@ -213,8 +213,8 @@ def _entry(text: str) -> tuple[str, float | str | None]:
         raise UserError(f"--metadata {text}: write NAME=VALUE, such as note=baseline")
     with contextlib.suppress(ValueError, OverflowError):
         number = json.loads(value)
-        # Only what JSON would write in the same way, and not ids or hashes that look like numbers.
-        if type(number) in (int, float) and json.dumps(number) == value and abs(number) <= LARGEST:
+        # Ids and hashes that look like numbers stay texts.
+        if type(number) in (int, float) and abs(number) <= LARGEST:
             return name, number
     return name, value or None
 

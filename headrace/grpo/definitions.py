@@ -5,16 +5,17 @@ import __future__
 import ast
 import inspect
 import linecache
+import re
 import symtable
 import sys
-import textwrap
+import sysconfig
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from headrace.grpo.argument_error import ArgumentError
 
-BUILTINS = frozenset(dir(__import__("builtins")))
+_OF_EVERY_MODULE = frozenset(name for name in dir(__import__("builtins")) if name.startswith("__"))
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
 
 
@@ -59,8 +60,14 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
     for member in vars(value).values():
         inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         function = function_of(inner)
-        if function is not None and function.__qualname__.startswith(f"{value.__qualname__}."):
+        is_own = function is not None and function.__qualname__.startswith(f"{value.__qualname__}.")
+        if function is not None and is_own and _is_written(function.__code__.co_filename):
             yield function
+
+
+def _is_written(file: str) -> bool:
+    """Return whether a method's file is the user's: dataclass and NamedTuple make methods of their own."""
+    return not file.startswith(sysconfig.get_path("stdlib")) and bool(linecache.getlines(file))
 
 
 def function_of(value: Any) -> FunctionType | None:
@@ -68,7 +75,16 @@ def function_of(value: Any) -> FunctionType | None:
     if not callable(value) or isinstance(value, type):
         return None
     inner = inspect.unwrap(value)
-    return inner if isinstance(inner, FunctionType) else None
+    if not isinstance(inner, FunctionType):
+        return None
+    if isinstance(value, FunctionType) and inner is not value and not is_decorated(inner):
+        return value  # wrapped by a call, such as `twice(reward)`
+    return inner
+
+
+def is_decorated(function: FunctionType) -> bool:
+    """Return whether a function's definition begins with a decorator."""
+    return linecache.getline(function.__code__.co_filename, function.__code__.co_firstlineno).lstrip().startswith("@")
 
 
 def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str]]:
@@ -85,7 +101,8 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
     except (SyntaxError, ValueError):
         tree = ast.Module([], [])
     code = functions[0].__code__ if functions else None
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    for node in reversed(nodes) if isinstance(value, type) else nodes:  # the last of several classes of one name
         if isinstance(node, ast.ClassDef):
             is_it = isinstance(value, type) and node.name == value.__name__ and (code is None or _holds(node, code))
         else:
@@ -99,6 +116,10 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
 
 
 def _file_of(kind: type) -> str:
+    if kind.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        cells = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
+        begin = re.compile(rf"^class {kind.__name__}\b", re.MULTILINE)
+        return next((file for file in reversed(cells) if begin.search("".join(linecache.getlines(file)))), "")
     try:
         return inspect.getsourcefile(kind) or ""
     except (TypeError, OSError):
@@ -129,7 +150,8 @@ def _is_code_of(node: ast.AST, code: CodeType) -> bool:
 def text_of(node: "ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef", lines: list[str]) -> str:
     """Return the text of a definition with its decorators, without the indentation that it has in the file."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip("\n")
+    text = "".join(lines[first - 1 : node.end_lineno]).rstrip("\n")
+    return f"if True:\n{text}" if text[:1] in " \t" else text  # not dedent, which would change texts of several lines
 
 
 def names_used(text: str, *, name: str) -> set[str]:
@@ -147,13 +169,21 @@ def names_used(text: str, *, name: str) -> set[str]:
         symbol.get_name()
         for table in inside
         for symbol in table.get_symbols()
-        if symbol.is_referenced() and (symbol.is_global() or table is module)
+        if symbol.is_referenced()
+        and (symbol.is_global() or table is module or (table.get_type() == "class" and symbol.is_assigned()))
     }
-    return used - BUILTINS
+    return used - _OF_EVERY_MODULE
 
 
 def names_in_quotes(node: ast.AST) -> set[str]:
     """Return the names in annotations that are written as text, which schemas of tools evaluate."""
     written = [getattr(inner, field, None) for inner in ast.walk(node) for field in ("annotation", "returns")]
     texts = [part.value for part in written if isinstance(part, ast.Constant) and isinstance(part.value, str)]
-    return {inner.id for text in texts for inner in ast.walk(ast.parse(text)) if isinstance(inner, ast.Name)} - BUILTINS
+    return {inner.id for text in texts for inner in ast.walk(_parsed(text)) if isinstance(inner, ast.Name)}
+
+
+def _parsed(text: str) -> ast.AST:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])  # an annotation in plain words

@@ -100,17 +100,64 @@ class _Module:
 
     def _define_code(self, name: str, value: Any, *, used_by: str) -> None:
         node, lines = definition_of(value, name=name, used_by=used_by)
-        text = f"{name} = {ast.unparse(node)}" if isinstance(node, ast.Lambda) else text_of(node, lines)
-        scope = Scope(value)
+        scope, function = Scope(value), function_of(value)
+        is_changed = function is not None and _set_defaults(node, function, scope, name=name)
+        if function is value and not isinstance(node, ast.Lambda) and node.decorator_list:
+            kept = [
+                it for it in node.decorator_list if ast.unparse(it).partition("(")[0] in ("wraps", "functools.wraps")
+            ]
+            is_changed, node.decorator_list = True, kept
+        if isinstance(node, ast.Lambda):
+            text, own_name = f"{name} = {ast.unparse(node)}", name
+        else:
+            text, own_name = ast.unparse(node) if is_changed else text_of(node, lines), node.name
+        owner = self._values.setdefault(own_name, value)
+        if own_name != name and owner is not value and getattr(owner, "func", None) is not value:  # its own partial
+            raise ArgumentError(f"{used_by or name}: two different things are called {own_name}; rename one of them")
         if scope.has_future_annotations:
             self.has_future_annotations = True
-        for used in sorted((names_used(text, name=name) | names_in_quotes(node)) - {name, value.__name__}):
+        for used in sorted((names_used(text, name=name) | names_in_quotes(node)) - {name, own_name}):
             found, its_value = scope.find(used)
             if found:
                 self.define(used, its_value, used_by=name)
         self.definitions.append(text)
-        if name != value.__name__ and not isinstance(node, ast.Lambda):
-            self.definitions.append(f"{name} = {value.__name__}")
+        if name != own_name:
+            self.definitions.append(f"{name} = {own_name}")
+        if isinstance(value, type):
+            self.definitions += _changed_attributes(name, value, node)
+
+
+def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
+    """Replace defaults that depend on variables by their values. Return whether there was one."""
+    given, by_name = node.args, function.__kwdefaults__ or {}
+    pairs = [(given.defaults, number, value) for number, value in enumerate(function.__defaults__ or ())]
+    pairs += [(given.kw_defaults, n, by_name[it.arg]) for n, it in enumerate(given.kwonlyargs) if it.arg in by_name]
+    is_changed = False
+    for expressions, number, value in pairs:
+        expression = expressions[number]
+        used = [inner.id for inner in ast.walk(expression) if isinstance(inner, ast.Name)]
+        if not used or (isinstance(expression, ast.Name) and scope.find(expression.id)[1] is value):
+            continue
+        if isinstance(value, (*_SCALARS, *_CONTAINERS)) or isinstance(expression, ast.Name):
+            expressions[number] = ast.parse(_literal(value, name="a default", used_by=name), mode="eval").body
+            is_changed = True
+    return is_changed
+
+
+def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
+    """Return assignments of plain attributes that the class was given after its definition."""
+    written = {
+        target.id: ast.unparse(statement.value)
+        for statement in node.body
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name)
+    }
+    return [
+        f"{name}.{key} = {_literal(value, name=key, used_by=name)}"
+        for key, value in vars(kind).items()
+        if type(value) in _SCALARS and not key.startswith("__") and written.get(key) != repr(value)
+    ]
 
 
 def _is_same(one: Any, other: Any) -> bool:

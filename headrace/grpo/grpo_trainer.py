@@ -12,6 +12,7 @@
 The run belongs to the services and not to the script: Ctrl-C pauses it, and ``train()`` goes on with it.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -126,7 +127,9 @@ class GRPOTrainer:
         self._files = Files(lambda: self._connected().inputs())
         self._epochs_per_step = 0.0
         self._told_evaluations = set[int]()
-        self._events = TrainingEvents(self.args, state=TrainerState(), control=TrainerControl())
+        self._events = TrainingEvents(
+            self.args, state=TrainerState(), control=TrainerControl(), context=self._live.as_arguments
+        )
         for callback in callbacks or ():
             self.add_callback(callback)
         self._events.fire("on_init_end")
@@ -174,6 +177,11 @@ class GRPOTrainer:
         """
         from transformers.trainer_utils import TrainOutput
 
+        if isinstance(resume_from_checkpoint, str):
+            raise ArgumentError(
+                "resume_from_checkpoint is True or False: a run goes on from its own newest checkpoint; to begin with "
+                "the weights of a directory, give it as model"
+            )
         began_at = time.monotonic()
         run = self.run = self._begun(resume=bool(resume_from_checkpoint))
         client = self.client
@@ -181,9 +189,10 @@ class GRPOTrainer:
         events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
         try:
             self.run = follow(client, run["run_id"], console=self._console(), on_event=self._take).run
-        except KeyboardInterrupt:
-            client.pause(run["run_id"])
-            say(f"{run['run_id']} pauses after its batch; train() goes on with it, or `headrace resume`")
+        except BaseException:  # Ctrl-C, or an error in a callback
+            with contextlib.suppress(HeadraceApiError):
+                client.pause(run["run_id"])
+                say(f"{run['run_id']} pauses after its batch; train() goes on with it, or `headrace resume`")
             raise
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
@@ -275,6 +284,8 @@ class GRPOTrainer:
             run = client.get(self.run["run_id"])
             if run["status"] not in ENDED or (run["status"] == "failed" and resume):
                 return client.resume(run["run_id"])
+            if resume:
+                raise ArgumentError(f"resume_from_checkpoint: {run['run_id']} is {run['status']} and cannot go on")
             self.state.global_step = 0
             self._told_evaluations.clear()
         settings, notes = training_settings(self._script, self._files)

@@ -44,6 +44,8 @@ class LiveModel:
         self.name = str(model.config._name_or_path)  # noqa: SLF001 (transformers has no other name for it)
         self._model = model
         if hasattr(model, "get_base_model"):
+            if peft_config is not None:
+                raise ArgumentError("model is a PeftModel, and peft_config is given too; give only one")
             self.peft_config = _config_of_new_adapter(model)
 
     @property
@@ -72,6 +74,10 @@ class LiveModel:
             auto: Any = AutoTokenizer
             self._tokenizer = auto.from_pretrained(self.name)
         return self._tokenizer
+
+    def as_arguments(self) -> dict[str, Any]:
+        """Return the arguments ``model`` and ``processing_class`` of callbacks; None for what is not loaded."""
+        return {"model": self._model, "processing_class": self._tokenizer}
 
     def take(self, directory: Path) -> None:
         """Use the weights in a run's model directory from now on."""
@@ -123,6 +129,14 @@ class LiveModel:
 def _absolute(name: str) -> str:
     directory = Path(name).expanduser()
     return str(directory.resolve()) if directory.is_dir() else name
+
+
+def own_tokenizer(model: Any) -> Any:
+    """Return the tokenizer of a model's name."""
+    from transformers import AutoTokenizer
+
+    auto: Any = AutoTokenizer
+    return auto.from_pretrained(model.config._name_or_path)  # noqa: SLF001  transformers has no other name for it
 
 
 def is_own_tokenizer(tokenizer: Any, model: str) -> bool:

@@ -48,11 +48,14 @@ class RunInputs:
             ArgumentError: It is neither, is empty, or has no end and ``num_rows`` is None.
         """
         if hasattr(data, "to_parquet") and hasattr(data, "num_rows"):
+            if getattr(data, "format", {}).get("type") == "custom":
+                raise ArgumentError(f"{what} has a transform, which a file does not keep: use map() instead")
             return self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet")
         if not hasattr(data, "__iter__") or type(data) in (str, bytes, dict):
             raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
         if not hasattr(data, "__len__") and num_rows is None:
             raise ArgumentError(f"{what} has no length: set max_steps, so that the number of rows to take is known")
+        num_rows = None if hasattr(data, "__len__") else num_rows
         rows = [dict(row) for row in itertools.islice(cast("Iterable[Mapping[str, Any]]", data), num_rows)]
         if not rows:
             raise ArgumentError(f"{what} has no rows")

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.live_model import LiveModel, is_own_tokenizer
+from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
+_UNUSED_ROWS = [{"prompt": "A run that makes no step needs a data set too."}]
 _ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best")
 """Beginnings of options that have no meaning without steps."""
 _LORA = {
@@ -47,14 +48,15 @@ class Files:
     """Writes each input once, when it is needed. Trainings and evaluations share the files."""
 
     inputs: Callable[[], RunInputs]
-    written: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    written: dict[tuple[str, int], tuple[Any, str]] = field(default_factory=dict[tuple[str, int], tuple[Any, str]])
+    """The values are kept, so that no later object gets the id of an earlier one."""
 
     def once(self, kind: str, value: Any, write: Callable[[RunInputs], str]) -> str:
         """Return the path or name of ``value``, and write it the first time."""
         key = (kind, id(value))
         if key not in self.written:
-            self.written[key] = write(self.inputs())
-        return self.written[key]
+            self.written[key] = value, write(self.inputs())
+        return self.written[key][1]
 
 
 def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], list[str]]:
@@ -87,8 +89,7 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> dict[str,
     settings |= _rewards(script, files) | _agent(script, files)
     rows = settings.get("max_eval_prompts", 256)
     settings["eval_dataset_name"] = _data(data, files, num_rows=rows, what="eval_dataset")
-    # Some prompts to train on are required. The run makes no step, so any will do that are not the same file.
-    settings["dataset_name"] = _data([dict(_first_row(data))], files, num_rows=1, what="eval_dataset")
+    settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
     return settings | script.args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
 
 
@@ -131,6 +132,7 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
         directory = Path(function).expanduser()
         return str(directory.resolve()) if "/" in function and directory.is_dir() else function
     if hasattr(function, "save_pretrained"):
+        tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
         return files.once("model", function, lambda inputs: inputs.model(function, tokenizer))
     if (built_in := _built_in(function)) is not None:
         return built_in
@@ -176,5 +178,5 @@ def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     return files.once(f"data {num_rows}", data, lambda inputs: inputs.dataset(data, num_rows=num_rows, what=what))
 
 
-def _first_row(data: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", next(iter(data)))
+def _write_unused_rows(inputs: RunInputs) -> str:
+    return inputs.dataset(_UNUSED_ROWS, num_rows=None, what="eval_dataset")

@@ -9,6 +9,7 @@ a paused run would keep the generators.
 """
 
 import atexit
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from headrace.client import ENDED, HeadraceClient, Submission
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Submission
 from headrace.grpo.run_inputs import RunInputs
 from headrace.local import process_table
 from headrace.local.detached import start_detached, wait_until_up
@@ -115,11 +116,13 @@ def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Calla
         HeadraceApiError: The run was refused.
     """
     earlier = _latest_run.get(client.base_url)
-    if earlier is not None and client.get(earlier)["status"] not in ENDED:
-        say(f"note: {earlier}, which this process began before and which has not ended, is stopped")
-        client.stop(earlier)
     submission = client.submit(settings)
     _latest_run[client.base_url] = submission.run_id
+    if earlier is not None:
+        with contextlib.suppress(HeadraceApiError):  # it may have been deleted
+            if client.get(earlier)["status"] not in ENDED:
+                say(f"note: {earlier}, which this process began before and which has not ended, is stopped")
+                client.stop(earlier)
     return submission
 
 

@@ -22,10 +22,14 @@ class TrainingEvents:
         args: Options that callbacks see.
         state: A ``transformers.TrainerState``.
         control: A ``transformers.TrainerControl``.
+        context: Returns further arguments of every event.
     """
 
-    def __init__(self, args: GRPOConfig, *, state: Any, control: Any) -> None:
+    def __init__(
+        self, args: GRPOConfig, *, state: Any, control: Any, context: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
         self._args = args
+        self._context = context
         self._window: list[dict[str, float]] = []
         self._epochs_per_step = 0.0
         self.callbacks: list[Any] = []
@@ -83,7 +87,7 @@ class TrainingEvents:
         for callback in self.callbacks:
             handler: Callable[..., Any] | None = getattr(callback, event, None)
             if handler is not None:
-                answer = handler(self._args, self.state, self.control, **more)
+                answer = handler(self._args, self.state, self.control, **self._context(), **more)
                 self.control = self.control if answer is None else answer
 
 

@@ -66,7 +66,7 @@ class RunDirectory:
                 f"{path} is not the directory of a run: its config.json cannot be read "
                 f"({getattr(error, 'strerror', None) or error})"
             ) from error
-        if not isinstance(config, dict) or "reward_funcs" not in config:
+        if not isinstance(config, dict) or "model_type" in config:  # transformers' models have a config.json too
             raise UserError(f"{path} is not the directory of a run: its config.json has no settings of one")
         self._config = cast("dict[str, Any]", config)
 

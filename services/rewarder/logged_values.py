@@ -7,6 +7,7 @@ A mistake in logging does not make a reward fail: a value that cannot be kept is
 neither numbers nor None become text, which is cut off.
 """
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -31,7 +32,8 @@ class LoggedValues:
     def log_extra(self, column: str, values: object) -> None:
         """Take one value per completion."""
         if isinstance(values, Iterable) and _fits(column, self._extra):
-            self._extra[column] += map(_value, cast("Iterable[object]", values))
+            with contextlib.suppress(Exception):  # of the user's iterator
+                self._extra[column] += [*map(_value, cast("Iterable[object]", values))]
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric."""
@@ -52,7 +54,7 @@ def _fits(name: object, known: dict[str, list[float]] | dict[str, list[str | flo
 def _number(value: object) -> float | None:
     try:
         number = float(cast("float", value))
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # noqa: BLE001  of the user's __float__
         return None
     return number if math.isfinite(number) else None
 
@@ -61,5 +63,10 @@ def _value(value: object) -> str | float | None:
     if value is None:
         return None
     number = None if isinstance(value, (str, bytes)) else _number(value)
-    # Half of a surrogate pair, as in text cut by a program, cannot be encoded.
-    return str(value)[:_MAX_TEXT].encode(errors="replace").decode() if number is None else number
+    if number is not None:
+        return number
+    try:
+        # Half of a surrogate pair, as in text cut by a program, cannot be encoded.
+        return str(value)[:_MAX_TEXT].encode(errors="replace").decode()
+    except Exception:  # noqa: BLE001  of the user's __str__
+        return None

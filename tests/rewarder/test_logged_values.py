@@ -53,6 +53,20 @@ def test_what_cannot_be_kept_is_left_out_and_fails_nothing() -> None:
     ]  # fmt: skip
 
 
+def test_texts_that_cannot_be_encoded_and_objects_that_raise_fail_nothing() -> None:
+    class Raises:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    logged = LoggedValues()
+    logged.log_extra("half", ["\ud800x", Raises()])
+    logged.log_extra("\ud800", ["a"])
+    logged.log_metric("large", 1e308)
+    logged.log_metric("large", 1e308)
+    assert [logged.extra_of(number) for number in range(2)] == [{"half": "?x"}, {}]
+    assert logged.metrics() == {}
+
+
 def test_the_number_of_names_is_bounded() -> None:
     logged = LoggedValues()
     for number in range(40):

@@ -151,22 +151,33 @@ def _parquet(file: BinaryIO) -> Any:
 
 
 def _csv(file: BinaryIO) -> Any:
-    """Return the table with the types and nulls that the datasets library finds in it."""
+    """Return the table with numbers, booleans and nulls as the datasets library finds them. All else is UTF-8 text."""
+    import pyarrow
     from pyarrow import csv
 
-    of_csv: Any = csv
-    return of_csv.read_csv(
-        file,
-        parse_options=of_csv.ParseOptions(newlines_in_values=True),
-        convert_options=of_csv.ConvertOptions(strings_can_be_null=True),
-    )
+    of_csv, of_types = cast(Any, csv), cast(Any, pyarrow)
+
+    def read(texts: dict[str, Any]) -> Any:
+        file.seek(0)
+        return of_csv.read_csv(
+            file,
+            parse_options=of_csv.ParseOptions(newlines_in_values=True),
+            convert_options=of_csv.ConvertOptions(strings_can_be_null=True, column_types=texts),
+        )
+
+    table = read({})
+    kinds = of_types.types
+    texts = [of.name for of in table.schema if kinds.is_temporal(of.type) or kinds.is_binary(of.type)]
+    return read(dict.fromkeys(texts, of_types.string())) if texts else table
 
 
 def _arrow(path: Path, field: str, roots: FileRoots | None) -> Any:
     from pyarrow import ipc
 
     with _opened(path, field, roots) as file:
-        return cast(Any, ipc).open_stream(file).read_all()
+        table = cast(Any, ipc).open_stream(file).read_all()
+    table.validate(full=True)  # Arrow trusts the offsets in a file, and would read memory outside it
+    return table
 
 
 def _json(path: Path, field: str, roots: FileRoots | None) -> dict[str, Any]:

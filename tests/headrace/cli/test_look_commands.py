@@ -196,7 +196,7 @@ def test_logs_are_those_of_all_services_of_one_or_of_a_run(run_dir: Path, capsys
         r"generator-0  generator-0 \x1b ends", r"generator-1  generator-1 \x1b ends",
     ]  # fmt: skip
     assert len(shown()) == 6
-    assert shown("run-a", "-n", "2") == ["two", "three"]
+    assert shown("run-abc", "-n", "2") == ["two", "three"]
     assert shown(str(run_dir), "-n", "1") == ["three"]
     assert cli.main(["logs", "sessions"]) == 1
     assert (

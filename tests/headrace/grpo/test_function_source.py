@@ -1,5 +1,6 @@
 """Functions of a script become the text of a module: with what they use, and not with anything else."""
 
+import dataclasses
 import functools
 import logging
 import math
@@ -150,6 +151,87 @@ def test_functions_that_call_each_other_are_both_written() -> None:
 
 def test_a_function_that_has_no_name_gets_one() -> None:
     assert plain_name(lambda: 0, otherwise="reward_3") == "reward_3"
+
+
+def test_defaults_are_those_of_the_moment_when_the_function_was_made() -> None:
+    made: list[Callable[..., Any]] = []
+    for index in range(3):
+
+        def indexed(completions: list[str], index: int = index, **_: Any) -> list[float]:
+            return [float(index) for _ in completions]
+
+        made.append(indexed)
+    assert module_of(indexed=made[0]).indexed(["a"]) == [0.0]
+
+
+def squaring(function: Callable[..., Any]) -> Callable[..., Any]:
+    def squared(completions: list[str], **kwargs: Any) -> list[float]:
+        return [value**2 for value in function(completions, **kwargs)]
+
+    return squared
+
+
+@squaring
+def fives(completions: list[str], **_: Any) -> list[float]:
+    return [5.0 for _ in completions]
+
+
+def test_a_decorator_without_wraps_is_refused_and_not_applied_twice() -> None:
+    with pytest.raises(ValueError, match="fives: two different things are called fives; rename one of them"):
+        module_text({"fives": fives})
+
+
+def sum(values: list[float]) -> float:  # noqa: A001  a user's own function, with a builtin's name
+    return 100.0
+
+
+def summed(completions: list[str], **_: Any) -> list[float]:
+    return [sum([1.0, 2.0]) for _ in completions]
+
+
+def test_a_function_may_have_the_name_of_a_builtin() -> None:
+    assert module_of(summed=summed).summed(["a"]) == [100.0]
+
+
+def test_a_function_under_another_name_keeps_its_own_too() -> None:
+    made = module_of(better_name=length)
+    assert made.better_name(["ab"]) == [1.0]
+
+    def renamed(completions: list[str], **_: Any) -> list[float]:
+        return [0.25 for _ in completions]
+
+    renamed.__name__ = "reward_4"
+    assert plain_name(renamed, otherwise="reward_0") == "reward_4"
+    assert module_of(reward_4=renamed).reward_4(["a"]) == [0.25]
+
+
+class Settings:
+    weight = 1.0
+
+
+@dataclasses.dataclass
+class Point:
+    x: float = 2.0
+
+
+def of_classes(completions: list[str], **_: Any) -> list[float]:
+    return [Settings.weight * Point().x for _ in completions]
+
+
+def test_classes_have_their_present_attributes_and_may_lack_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Settings, "weight", 10.0)
+    assert module_of(of_classes=of_classes).of_classes(["a"]) == [20.0]
+
+
+def test_texts_of_several_lines_keep_their_indentation() -> None:
+    def template(completions: list[str], **_: Any) -> list[str]:
+        return [
+            """a
+        b"""
+            for _ in completions
+        ]
+
+    assert module_of(template=template).template(["a"]) == ["a\n        b"]
 
 
 def uses_not_text(completions: list[str], **_: Any) -> list[object]:

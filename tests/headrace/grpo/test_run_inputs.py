@@ -9,6 +9,7 @@ import datasets
 import pytest
 
 from headrace.grpo.run_inputs import RunInputs
+from headrace.grpo.run_of_script import Files
 from shared.user_code.function_loading import load_function
 from shared.user_code.places import Places
 
@@ -51,6 +52,25 @@ def test_data_that_cannot_be_written_is_refused(inputs: RunInputs, tmp_path: Pat
     with pytest.raises(ValueError, match=says):
         inputs.dataset(data, num_rows=None, what="train_dataset")
     assert not list((tmp_path / "inputs").iterdir())
+
+
+def test_a_list_is_written_whole(inputs: RunInputs) -> None:
+    path = Path(inputs.dataset(ROWS, num_rows=2, what="train_dataset"))
+    assert len(path.read_text().splitlines()) == len(ROWS)
+
+
+def test_a_transform_is_not_dropped(inputs: RunInputs) -> None:
+    with pytest.raises(ValueError, match="has a transform"):
+        inputs.dataset(datasets.Dataset.from_list(ROWS).with_transform(dict), num_rows=None, what="train_dataset")
+
+
+def test_an_input_is_found_again_only_by_the_same_object(inputs: RunInputs) -> None:
+    files = Files(lambda: inputs)
+    written = [
+        files.once("data", rows, lambda it, rows=rows: it.dataset(rows, num_rows=None, what="data"))  # type: ignore[misc]
+        for rows in ([{"prompt": str(number)}] for number in range(50))
+    ]
+    assert len(set(written)) == 50
 
 
 def brevity(completions: list[str], **_: Any) -> list[float]:

@@ -118,7 +118,7 @@ def test_without_a_terminal_a_run_that_does_not_move_gives_a_sign_of_life(monkey
 def test_without_a_terminal_a_warning_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.watch.watch._LINE_EVERY_S", 0.0)
     monkeypatch.setattr("headrace.watch.watch._POLL_EVERY_S", 0.0)
-    runs = [RUN | {"warnings": [{"kind": "trainer_starves", "says": f"it waited {n}%"}]} for n in range(3)]
+    runs = [RUN | {"warnings": [{"kind": "trainer_starves", "says": f"it waited {n}%"}]} for n in range(12)]
     screen = console()
     with serving(script_of([*runs, RUN | {"status": "finished"}], ROWS)) as api, HeadraceClient(api.url, "k") as client:
         follow(client, "run-a", console=screen)

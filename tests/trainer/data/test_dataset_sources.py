@@ -298,6 +298,15 @@ def test_a_csv_file_is_a_table_with_the_types_that_datasets_finds_in_it(tmp_path
     assert [row.columns for row in rows] == [{"answer": 4, "score": 0.5}, {"answer": None, "score": 1.0}]
 
 
+def test_times_and_dates_in_a_csv_file_stay_texts_and_other_encodings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("prompt,answer,day\na,12:30,2020-01-01\n")
+    assert open_dataset(config(str(path))).row_at(0).columns == {"answer": "12:30", "day": "2020-01-01"}
+    path.write_bytes("prompt,answer\ncafé,1\n".encode("latin-1"))
+    with pytest.raises(UserError, match="invalid UTF8 data"):
+        open_dataset(config(str(path)))
+
+
 def test_a_csv_file_with_rows_of_different_length_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("prompt,answer\na,1\nb,2,3\n")
@@ -319,6 +328,17 @@ def test_directories_of_save_to_disk_are_data_sets(tmp_path: Path) -> None:
     for name, sentence in (("one", "without splits"), ("both", "has no split dev; it has train, test")):
         with pytest.raises(UserError, match=sentence):
             open_dataset(config(str(tmp_path / name), dataset_train_split="dev"))
+
+
+def test_offsets_that_lead_out_of_a_saved_data_set_are_refused(tmp_path: Path) -> None:
+    cast(Any, datasets.Dataset).from_list([{"prompt": "sixteen letters!"}]).save_to_disk(tmp_path / "data")
+    (arrow,) = (tmp_path / "data").glob("*.arrow")
+    whole = arrow.read_bytes()
+    text_at = whole.index(b"sixteen letters!")
+    end_at = whole.rindex((16).to_bytes(4, "little"), 0, text_at)  # where the text ends, in the buffer of offsets
+    arrow.write_bytes(whole[:end_at] + (4000).to_bytes(4, "little") + whole[end_at + 4 :])
+    with pytest.raises(UserError, match="cannot be read as a data set of save_to_disk"):
+        open_dataset(config(str(tmp_path / "data")))
 
 
 def test_a_saved_data_set_cannot_name_files_outside_it(tmp_path: Path) -> None:
