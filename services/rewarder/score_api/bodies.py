@@ -194,6 +194,12 @@ class OutcomeBody(Body):
     latency_s: float
     components: dict[str, float] = Field(description="The parts of the value, if the function reports them")
     version: str = Field(description="The function's version; the same code or endpoint has the same version")
+    metrics: dict[str, float] = Field(
+        default={}, description="Means of the numbers logged with log_metric; the same for the whole group"
+    )
+    extra: dict[str, str | float] = Field(
+        default={}, description="The values logged with log_extra for this completion"
+    )
 
 
 class ScoreReply(Body):

@@ -73,11 +73,12 @@ def test_services_get_their_secrets_and_no_environment_or_command_line_shows_the
     assert "HEADRACE_INTERNAL_KEY" not in rig.starts("rewarder")[0]["environment"]
     assert trainer["HEADRACE_RUNS_DIR"] == str(rig.state.runs)
     assert trainer["HEADRACE_REWARDER_URL"] == endpoint.rewarder_url
-    assert rig.starts("rewarder")[0]["environment"]["HEADRACE_REWARD_PATH"] == str(rig.state.path.parent)
+    places = f"{rig.state.path.parent}:{rig.state.functions}"
+    assert rig.starts("rewarder")[0]["environment"]["HEADRACE_REWARD_PATH"] == places
     assert rig.starts("generator")[0]["environment"]["HEADRACE_REPLICA_ID"] == "generator-0"
     sessions = rig.starts("sessions")[0]["environment"]
     assert sessions["HEADRACE_INTERNAL_KEY"] == keys.internal_key
-    assert sessions["HEADRACE_TOOL_PATH"] == str(rig.state.path.parent)
+    assert sessions["HEADRACE_TOOL_PATH"] == places
     for process in rig.processes_of(launcher):
         shown = Path(f"/proc/{process.pid}/cmdline").read_text() + Path(f"/proc/{process.pid}/environ").read_text()
         assert not [key for key in (keys.api_key, keys.internal_key, keys.redis_password) if key in shown]
