@@ -129,7 +129,9 @@ class _Module:
 
 def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
     """Replace defaults that depend on variables by their values. Return whether there was one."""
-    given, by_name = node.args, function.__kwdefaults__ or {}
+    given = node.args
+    by_name: dict[str, Any] = function.__kwdefaults__ or {}
+    pairs: list[tuple[list[Any], int, Any]]
     pairs = [(given.defaults, number, value) for number, value in enumerate(function.__defaults__ or ())]
     pairs += [(given.kw_defaults, n, by_name[it.arg]) for n, it in enumerate(given.kwonlyargs) if it.arg in by_name]
     is_changed = False
