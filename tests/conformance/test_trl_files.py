@@ -144,9 +144,12 @@ def test_a_constructors_arguments_have_sentences_of_their_own() -> None:
 
 def test_async_grpo_and_model_config_have_sentences_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     # vLLM takes ten seconds to load, and TRL warns of its release.
-    monkeypatch.setattr(importlib.import_module("trl.import_utils"), "is_vllm_available", lambda **_: False)
+    def no_vllm(**_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(importlib.import_module("trl.import_utils"), "is_vllm_available", no_vllm)
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from trl.experimental.async_grpo import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 
     names = {field.name for options in (AsyncGRPOConfig, trl.ModelConfig) for field in fields(options) if field.init}
     assert not names - RunConfig.model_fields.keys() - INSTEAD.keys()

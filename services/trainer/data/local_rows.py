@@ -120,7 +120,7 @@ def open_saved(source: DatasetSource, field: str, roots: FileRoots | None) -> Ro
     Raises:
         UserError: The split does not exist, or a file cannot be read.
     """
-    from pyarrow import ArrowInvalid, concat_tables
+    import pyarrow
 
     path = Path(source.path)
     try:
@@ -135,8 +135,8 @@ def open_saved(source: DatasetSource, field: str, roots: FileRoots | None) -> Ro
         if strange := next((name for name in files if Path(name).name != name), None):
             raise UserError(f"{path / _STATE} names a file in another directory: {strange[:200]!r}", field=field)
         tables = [_arrow(path / name, field, roots) for name in files]
-        return _TableRows(cast(Any, concat_tables)(tables), path)
-    except (OSError, ValueError, KeyError, TypeError, ArrowInvalid, NotImplementedError) as error:
+        return _TableRows(cast(Any, pyarrow).concat_tables(tables), path)
+    except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:  # ArrowInvalid is a ValueError
         raise UserError(f"{path} cannot be read as a data set of save_to_disk: {error}", field=field) from error
 
 
