@@ -79,6 +79,8 @@ class _Module:
             self.imports.append(statement)
         elif isinstance(value, functools.partial):
             self._define_partial(name, cast("Any", value), used_by=used_by)
+        elif hasattr(value, "registry") and hasattr(value, "dispatch"):
+            raise ArgumentError(f"{name} is a functools.singledispatch function, whose branches are not in its source")
         elif isinstance(value, type) or function_of(value) is not None:
             self._define_code(name, value, used_by=used_by)
         else:

@@ -56,13 +56,18 @@ class RunInputs:
         if not hasattr(data, "__len__") and num_rows is None:
             raise ArgumentError(f"{what} has no length: set max_steps, so that the number of rows to take is known")
         num_rows = None if hasattr(data, "__len__") else num_rows
-        rows = [dict(row) for row in itertools.islice(cast("Iterable[Mapping[str, Any]]", data), num_rows)]
+        rows = [*itertools.islice(cast("Iterable[Mapping[str, Any]]", data), num_rows)]
+        if strange := [row for row in rows[:1] if not hasattr(row, "keys")]:
+            raise ArgumentError(
+                f"{what} has rows of type {type(strange[0]).__name__}, and not dictionaries; make a pandas DataFrame a "
+                "data set with datasets.Dataset.from_pandas"
+            )
         if not rows:
             raise ArgumentError(f"{what} has no rows")
 
         def write(path: Path) -> None:
             with path.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+                file.writelines(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
         try:
             return self._named_by_content(write, suffix=".jsonl")

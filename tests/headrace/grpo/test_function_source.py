@@ -259,6 +259,11 @@ def from_nowhere() -> Callable[..., Any]:
     return namespace["nowhere"]  # type: ignore[no-any-return]
 
 
+@functools.singledispatch
+def dispatched(completions: list[str], **_: Any) -> list[float]:
+    return [0.0 for _ in completions]
+
+
 def two_of_a_name() -> Callable[..., Any]:
     SCALE = 7.0
 
@@ -274,6 +279,7 @@ def two_of_a_name() -> Callable[..., Any]:
         (uses_not_text, "it uses not_text, which is an object and cannot be sent to the services as text"),
         (uses_own_module, "tests.headrace.grpo.own_code is a module of your own, and only its functions can be sent"),
         (counting(), "it cannot be a function of a module: no binding for nonlocal 'count' found"),
+        (dispatched, "it is a functools.singledispatch function"),
         (from_nowhere(), "the source of it is not available"),
         (two_of_a_name(), "two different things are called SCALE"),
     ],

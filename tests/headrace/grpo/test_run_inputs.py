@@ -44,6 +44,7 @@ def test_an_iterable_dataset_gives_the_rows_that_are_needed(inputs: RunInputs) -
         ("rows", "train_dataset is a str; give a datasets.Dataset, or an iterable of rows"),
         (3, "train_dataset is a int; give a datasets.Dataset"),
         ([], "train_dataset has no rows"),
+        (["prompt", "answer"], "train_dataset has rows of type str, and not dictionaries"),
         (iter(ROWS), "train_dataset has no length: set max_steps"),
         ([{"prompt": object()}], "train_dataset has a value that JSON does not have"),
     ],
