@@ -53,7 +53,7 @@ def _last_lines(path: Path, *, limit: int) -> list[dict[str, Any]]:
             begin = max(0, path.stat().st_size - limit * _MAX_LINE_BYTES)
             file.seek(begin)
             lines = file.read().splitlines()[1 if begin else 0 :]
-    except OSError:  # a file that cannot be read must not hide the run
+    except FileNotFoundError:
         return []
     return list(deque(_parsed(line.decode(errors="replace") for line in lines), maxlen=limit))
 

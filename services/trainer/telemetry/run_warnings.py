@@ -43,9 +43,12 @@ class RunWarning:
 
 
 def read_warnings(run_dir: Path, config: Mapping[str, Any]) -> list[RunWarning]:
-    """Return the warnings about a run from the files in its directory. Blocks on the disk."""
+    """Return the warnings about a run from its files; none if they cannot be read. Blocks on the disk."""
     num_lines = min(_MAX_LINES, MAX_BATCHES * _steps_per_batch(config))
-    return find_warnings(read_last_metrics(run_dir, limit=num_lines), read_last_evaluation(run_dir), config)
+    try:
+        return find_warnings(read_last_metrics(run_dir, limit=num_lines), read_last_evaluation(run_dir), config)
+    except OSError:  # a file that cannot be read must not hide the run
+        return []
 
 
 def find_warnings(
