@@ -70,8 +70,7 @@ class _Module:
         if name in self._values:
             if not _is_same(self._values[name], value):
                 raise ArgumentError(
-                    f"{used_by or name}: two different things are called {name} in the code that it uses; rename one "
-                    "of them"
+                    f"{used_by or name}: two different things are called {name} in the code that it uses; rename one"
                 )
             return
         self._values[name] = value
@@ -115,7 +114,7 @@ class _Module:
             text, own_name = ast.unparse(node) if is_changed else text_of(node, lines), node.name
         owner = self._values.setdefault(own_name, value)
         if own_name != name and owner is not value and getattr(owner, "func", None) is not value:  # its own partial
-            raise ArgumentError(f"{used_by or name}: two different things are called {own_name}; rename one of them")
+            raise ArgumentError(f"{used_by or name}: two different things are called {own_name}; rename one")
         if scope.has_future_annotations:
             self.has_future_annotations = True
         for used in sorted((names_used(text, name=name) | names_in_quotes(node)) - {name, own_name}):

@@ -37,7 +37,7 @@ def labels_of(runs: Sequence[RunWatch]) -> dict[str, RunWatch]:
 
 
 def metrics_to_draw(runs: Runs, wanted: Sequence[str]) -> list[str]:
-    """Return ``wanted``, or those of DEFAULT_METRICS that a run has.
+    """Return ``wanted``, or the DEFAULT_METRICS that a run has.
 
     Raises:
         UserError: No run has a wanted metric, or any number at all.

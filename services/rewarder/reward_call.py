@@ -3,7 +3,7 @@
     RewardCall --arguments_for--> f(prompts=, completions=, ...) --judge--> one Verdict per completion
 
 The signature is TRL's. Every dataset column is a list with one entry per completion. ``trainer_state`` has the
-progress, ``environments`` are stand-ins for those that the rollouts were played in (ended_environment.py), and
+progress, ``environments`` are stand-ins for the rollouts' environments (ended_environment.py), and
 ``log_extra`` and ``log_metric`` keep values (logged_values.py). A function without ``**kwargs`` gets only the arguments
 that it names.
 An answer that is not a finite number becomes an outcome that says what was wrong, never a number.

@@ -1,11 +1,11 @@
 """Decides which run a client means by the text in place of ``{run_id}``. All routes use it, and so all commands.
 
     1  an id              that run
-    2  else a name        the run of that name. If several have it: the one that has not ended, for a request that only
-                          reads, if exactly one has not ended; otherwise the request is refused
+    2  else a name        the run of that name. If several have it, a request that only reads gets the run that has not
+                          ended, if there is exactly one; otherwise the request is refused
     3  else the beginning of exactly one id, of at least 8 characters (`run-` and 4 more)
 
-A request that changes a run never chooses between runs: the one that was meant may have ended a moment ago. A refusal
+A request that changes a run never chooses between runs, because the intended run may have ended a moment ago. A refusal
 is a 409 with the runs that fit. Every answer has the full id.
 
 An id costs one read. Otherwise a request reads at most 100 records, and a name that more runs have is always ambiguous.
@@ -28,7 +28,7 @@ _MAX_SHOWN = 10
 
 _MEANING = (
     "The run's id, or its name, or the beginning of its id (at least 8 characters). A request that changes a run needs "
-    "a name that no other run has. To other requests, a name that several runs have means the one that has not ended"
+    "a name that no other run has. To other requests, a name that several runs have means the run that has not ended"
 )
 Api = Annotated[TrainerApi, Depends(trainer_api)]
 _Reference = Annotated[str, Path(alias="run_id", description=_MEANING)]

@@ -5,7 +5,7 @@
     config -------------------------+
 
 Pure, except read_warnings. A run with fewer than MIN_BATCHES batches has no warnings about them. Metrics that a line
-lacks, as those of an older release, give none either.
+lacks, such as the lines of an older release, give none either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ WarningKind = Literal[
 
 MIN_BATCHES, MAX_BATCHES = 5, 10
 _MAX_LINES = 100
-"""Lines that are read. With many optimizer steps a batch, they hold fewer than MAX_BATCHES batches."""
+"""Number of lines to read. With many optimizer steps a batch, they hold fewer than MAX_BATCHES batches."""
 _STARVED, _BOTH_WAIT = 0.5, 0.2
 """Shares of the trainer's time."""
 _NOTHING_AHEAD, _TRUNCATED, _FAILED, _DROPPED = 0.8, 0.5, 0.1, 0.9
@@ -31,11 +31,11 @@ _NOTHING_AHEAD, _TRUNCATED, _FAILED, _DROPPED = 0.8, 0.5, 0.1, 0.9
 
 @dataclass(frozen=True)
 class RunWarning:
-    """A warning.
+    """Something about a run that looks wrong.
 
     Args:
-        kind: For programs.
-        says: One or two sentences. The wording may change.
+        kind: A stable name that programs may compare.
+        says: One or two sentences for people. The wording may change.
     """
 
     kind: WarningKind
@@ -57,7 +57,7 @@ def find_warnings(
     """Return the warnings, the worst first.
 
     Args:
-        lines: The newest lines of metrics, oldest first: those of at most MAX_BATCHES batches.
+        lines: The newest lines of metrics, oldest first, of at most MAX_BATCHES batches.
         evaluation: The newest evaluation; empty without any.
         config: The run's settings.
     """

@@ -1,4 +1,4 @@
-"""The libraries of trackers, each behind the same three methods. tracker.py runs one of them in its own process."""
+"""Puts each tracker's library behind the same three methods. tracker.py runs each tracker in its own process."""
 
 import hashlib
 import html

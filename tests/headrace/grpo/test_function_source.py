@@ -177,7 +177,7 @@ def fives(completions: list[str], **_: Any) -> list[float]:
 
 
 def test_a_decorator_without_wraps_is_refused_and_not_applied_twice() -> None:
-    with pytest.raises(ValueError, match="fives: two different things are called fives; rename one of them"):
+    with pytest.raises(ValueError, match="fives: two different things are called fives; rename one"):
         module_text({"fives": fives})
 
 
