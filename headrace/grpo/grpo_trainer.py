@@ -29,7 +29,7 @@ from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submis
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
+from headrace.grpo.run_of_script import Files, Script, data_of_environment, evaluation_settings, training_settings
 from headrace.grpo.script_services import ScriptServices, begin_run, find_services
 from headrace.grpo.training_events import TrainingEvents
 from headrace.terminal import say
@@ -106,7 +106,7 @@ class GRPOTrainer:
         if not self.reward_funcs and environment_factory is None:
             raise ArgumentError("No reward source provided: give reward_funcs, or an environment_factory")
         if train_dataset is None:
-            train_dataset = _data_of_environment(environment_factory, self.args)
+            train_dataset = data_of_environment(environment_factory, self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.run: Run | None = None
         """The training run, as the API shows it; None before ``train()``."""
@@ -362,17 +362,6 @@ class GRPOTrainer:
     def _console(self) -> Console:
         console = Console(emoji=False, quiet=bool(self.args.disable_tqdm))
         return console if console.is_terminal or console.is_jupyter else Console(emoji=False, width=_PIPE_WIDTH)
-
-
-def _data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict[str, Any]]:
-    """Return the rows for an environment whose ``reset`` returns every prompt: one user message to append it to."""
-    if environment_factory is None:
-        raise ArgumentError("`train_dataset` is required: give a datasets.Dataset with a column prompt, or a hub id")
-    if isinstance(environment_factory, Mapping):
-        raise ArgumentError("a dictionary of environments requires a `train_dataset` with a column environment")
-    if args.max_steps <= 0:
-        raise ArgumentError("max_steps is required where the environment makes the prompts, without a data set")
-    return [{"prompt": [{"role": "user", "content": ""}]}]
 
 
 def _as_list(value: Any) -> list[Any]:

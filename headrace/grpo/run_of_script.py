@@ -93,6 +93,17 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> dict[str,
     return settings | script.args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
 
 
+def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict[str, Any]]:
+    """Return the rows for an environment whose ``reset`` returns every prompt: one user message to append it to."""
+    if environment_factory is None:
+        raise ArgumentError("`train_dataset` is required: give a datasets.Dataset with a column prompt, or a hub id")
+    if isinstance(environment_factory, Mapping):
+        raise ArgumentError("a dictionary of environments requires a `train_dataset` with a column environment")
+    if args.max_steps <= 0:
+        raise ArgumentError("max_steps is required where the environment makes the prompts, without a data set")
+    return [{"prompt": [{"role": "user", "content": ""}]}]
+
+
 def _options(args: GRPOConfig) -> dict[str, Any]:
     """Return the options that were chosen: those without their default."""
     default = GRPOConfig()

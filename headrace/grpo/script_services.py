@@ -4,7 +4,7 @@ HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY
 HEADRACE_STATE_DIR, ./.headrace   what `headrace up` runs there
 ./.headrace/script-...            otherwise: services of this process, which end with it
 
-A process has one run at a time: before it begins another one, it stops its own earlier run if that has not ended, since
+A process has one run at a time: when it begins another one, it stops its own earlier run if that has not ended, since
 a paused run would keep the generators.
 """
 
