@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from shared.run_options.agents import AgentOptions
+from shared.run_options.beginning import BeginningOptions
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.generation import GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.beginning import Beginning
 from shared.errors import UserError
 from shared.pause import Desired, Pause
 from shared.run_options.labels import MetadataValue
@@ -85,6 +86,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     progress: Progress
     pause: Pause | None = None
     """Why it is paused; None unless its status is ``paused``."""
+    beginning: Beginning | None = None
+    """The checkpoint that it began from; None if it began with the weights of its model."""
 
     @property
     def name(self) -> str | None:
@@ -141,4 +144,5 @@ def decode_record(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord | Non
         run_dir=text["run_dir"].decode(),
         progress=msgspec.json.decode(text["progress"], type=Progress),
         pause=msgspec.json.decode(text["pause"], type=Pause) if status == "paused" else None,
+        beginning=msgspec.json.decode(text["beginning"], type=Beginning) if "beginning" in text else None,
     )

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from shared.errors import UserError
 from shared.near_name import nearest
 from shared.run_options.agents import AgentOptions
+from shared.run_options.beginning import BeginningOptions
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import INSTEAD, INSTEAD_IN_DATASETS
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs, GenerationOptions
@@ -47,6 +48,7 @@ class RunConfig(
     TrainingOptions,
     LoraOptions,
     DataOptions,
+    BeginningOptions,
     KeepingOptions,
     PushingOptions,
 ):

@@ -12,7 +12,7 @@ training's. No file is a pickle.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, cast
@@ -130,6 +130,27 @@ class CoreState:
             group["lr"] = learning_rate
         _restore_random_states(directory / _rng_file(self._rank))
         return state
+
+    def load_weights(self, directory: Path, *, aliases: Collection[str] = ()) -> dict[str, Any]:
+        """Restore only the first collection of weights, from a directory of safetensors files.
+
+        Returns the core's numbers if the directory is in a checkpoint, and nothing otherwise.
+
+        Args:
+            directory: Files of a checkpoint, of ``save_pretrained``, or of PEFT.
+            aliases: Names of tied tensors, which the files may have beside the tensors that they are tied to.
+
+        Raises:
+            HeadraceError: The files belong to another model.
+        """
+        weights = next(iter(self._weights.values()))
+        try:
+            read_shards(directory, weights, unread=frozenset(aliases) - weights.keys())
+        except ShardError as error:
+            raise HeadraceError(f"the weights in {directory} belong to another model: {error}") from error
+        state_file = directory.parent / STATE_FILE
+        numbers: dict[str, Any] = json.loads(state_file.read_text()) if state_file.is_file() else {}
+        return numbers
 
     def _collections(self) -> dict[str, Mapping[str, Tensor]]:
         moments = {

@@ -3,6 +3,7 @@
 A checkpoint's ledger is compared with the streams before training starts, so that every group is accounted for:
 
     record --> data sets, tokenizer, model --> newest valid checkpoint --> groups accounted for --> training loop
+                                               without one: the checkpoint that the run begins from, if it has one
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from services.trainer.beginning.start import ContinuedRows, load_beginning
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
 from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval_dataset
@@ -19,7 +21,7 @@ from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import RunLength, total_steps
-from services.trainer.intake.admission import Admission
+from services.trainer.intake.admission import Admission, PromptRows
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
 from services.trainer.intake.evaluation import Evaluations, refuse_without_usable_prompts
@@ -43,6 +45,7 @@ from services.trainer.run_context import RunContext
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
+from shared.beginning import RowCursor
 from shared.file_roots import FileRoots
 from shared.messages import ScoredGroup
 from shared.redis.keys import TRAINERS
@@ -61,6 +64,10 @@ class _Inputs:
     encoder: PromptEncoder
     core: TrainingCore
     length: RunLength
+
+    def rows_left(self, cursor: RowCursor) -> PromptRows:
+        """Return the rows of the run's groups: all rows, or those that another run left."""
+        return self.rows if cursor == RowCursor() else ContinuedRows(self.rows, cursor)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ async def assemble(
     inputs = await _load_inputs(run, lead=lead, data_roots=data_roots)
     # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
     await check_not_fenced(run.redis, run.keys, run.incarnation)
-    state = await _resume(run, inputs.core)
+    state = await _resume(run, inputs.core, data_roots=data_roots)
     run_log = await _open_log(run, inputs.core)
     run.room.tell = None
     if inputs.eval_rows is not None:
@@ -136,7 +143,12 @@ async def assemble(
         ),
         terminate=terminate,
         length=inputs.length,
+        rows=_cursor(run),
     )
+
+
+def _cursor(run: RunContext) -> RowCursor:
+    return RowCursor() if run.record.beginning is None else run.record.beginning.rows
 
 
 async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRoots | None) -> _Inputs:
@@ -145,18 +157,23 @@ async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRo
     rows = await asyncio.to_thread(open_dataset, config, data_roots)
     eval_rows = await asyncio.to_thread(open_eval_dataset, config, data_roots)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
-    steps = total_steps(config, num_rows=len(rows))
+    steps_before = 0 if run.record.beginning is None else run.record.beginning.steps_before
+    steps = total_steps(config, num_rows=len(rows), steps_before=steps_before)
     await run.starting("loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
-    return _Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps))
+    return _Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps, steps_before))
 
 
-async def _resume(run: RunContext, core: TrainingCore) -> _LoopState:
-    """Load the newest valid checkpoint into the core, if there is one, and return the loop's state in it."""
+async def _resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots | None) -> _LoopState:
+    """Load the newest valid checkpoint into the core, if there is one, and return the loop's state in it.
+
+    Without one, the core gets the state that the run begins with.
+    """
     await asyncio.to_thread(lambda: remove_leftovers(run.files.checkpoints, incarnation=run.incarnation))
     checkpoint = await asyncio.to_thread(newest_valid, run.files.checkpoints)
     if checkpoint is None:
+        await load_beginning(run, core, roots=data_roots)
         return _LoopState(Ledger())
     await run.starting(f"loading the checkpoint of step {checkpoint.step}")
     await asyncio.to_thread(load_into, core, checkpoint)
@@ -190,7 +207,7 @@ async def _make_intake(
         redis,
         keys=keys,
         config=config,
-        rows=inputs.rows,
+        rows=inputs.rows_left(_cursor(run)),
         encoder=inputs.encoder,
         ledger=ledger,
         incarnation=run.incarnation,
@@ -243,7 +260,7 @@ def _make_outflow(
     run_log: RunLog,
     traces: GroupTraces,
 ) -> Outflow:
-    config, progress = run.config, run.record.progress
+    config, progress, files = run.config, run.record.progress, run.files
     pushes = PushSchedule(
         sender,
         run_log=run_log,
@@ -253,7 +270,7 @@ def _make_outflow(
         num_probes_failed=progress.probes_failed,
     )
     saver = CheckpointSaver(
-        CheckpointWriter(run.files.checkpoints, keep=config.save_total_limit, incarnation=run.incarnation),
+        CheckpointWriter(files.checkpoints, keep=config.save_total_limit, incarnation=run.incarnation),
         redis=run.redis,
         keys=run.keys,
         incarnation=run.incarnation,
@@ -264,6 +281,7 @@ def _make_outflow(
         replica_id=run.replica_id,
         room=run.room,
         traces=traces,
+        superseded=files.beginning,
     )
     return Outflow(
         inputs.core,

@@ -14,9 +14,11 @@ checkpoint is being written is not in it, and keeps its entry until the next. On
 import asyncio
 import functools
 import logging
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, PendingCheckpoint
@@ -53,6 +55,7 @@ class CheckpointSaver:
         replica_id: This trainer's id, for the run log.
         room: Waits while the disk is full.
         traces: Also record which groups are settled.
+        superseded: A directory that the run no longer needs once it has a checkpoint. It need not exist.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class CheckpointSaver:
         replica_id: str,
         room: Room | None = None,
         traces: GroupTraces | None = None,
+        superseded: Path | None = None,
     ) -> None:
+        self._superseded = superseded
         self._room = room or Room()
         self._traces = traces or GroupTraces()
         self._writer = writer
@@ -187,6 +192,9 @@ class CheckpointSaver:
             await self._in_thread(lambda: self._writer.discard(pending))
             raise
         self._room.found(_WHAT)
+        if self._superseded is not None:
+            await self._in_thread(functools.partial(shutil.rmtree, self._superseded, ignore_errors=True))
+            self._superseded = None
         took_s = time.monotonic() - pending.began_at
         self._metrics = {"checkpoint/standstill_s": pending.standstill_s, "checkpoint/total_s": took_s}
         log.info("wrote %s in %.1f s; training stood still for %.2f s", path, took_s, pending.standstill_s)

@@ -25,6 +25,8 @@ import asyncio
 import time
 from typing import Any, Literal
 
+import msgspec
+
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.batch_builder import Batch, with_advantages
@@ -34,6 +36,7 @@ from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.reporting import Reporting
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.training_core import TrainingCore
+from shared.beginning import RowCursor
 from shared.run_options.run_config import RunConfig
 
 Ending = Literal["finished", "stopped", "terminated"]
@@ -49,6 +52,7 @@ class TrainingLoop:
         intake, outflow: The groups and the weights of the run, as drawn above.
         reporting: Tells users about progress, steps and evaluations.
         terminate: Set when this process is asked to end. The run itself goes on in the next trainer process.
+        rows: The rows that the run began with, for its checkpoints.
         length: Optimizer steps of the run. A user's change is read between batches, and holds from the next one on.
     """
 
@@ -63,6 +67,7 @@ class TrainingLoop:
         reporting: Reporting,
         terminate: asyncio.Event,
         length: RunLength,
+        rows: RowCursor | None = None,
     ) -> None:
         self.core = core
         self.intake = intake
@@ -72,6 +77,7 @@ class TrainingLoop:
         self._trainer = trainer
         self._terminate = terminate
         self._length = length
+        self._rows = rows or RowCursor()
         self._new_max_steps: int | None = None
 
     @property
@@ -215,7 +221,9 @@ class TrainingLoop:
         """Change the length of the run if a user did. A step that is waited for is made all the same."""
         if max_steps != self._new_max_steps and max_steps is not None:
             num_more = min(1, self._num_steps_left())
-            self._length.total_steps = max(max_steps, self.core.policy_version + num_more)
+            self._length.total_steps = max(
+                max_steps - self._length.steps_before, self.core.policy_version + num_more
+            )
         self._new_max_steps = max_steps
 
     def _state(self) -> dict[str, Any]:
@@ -224,4 +232,5 @@ class TrainingLoop:
             "ledger": self.ledger.to_json(),
             "num_tokens": self.reporting.seen_tokens,
             "considered_to": self.intake.scored.considered_to,
+            "rows": msgspec.to_builtins(self._rows),
         }

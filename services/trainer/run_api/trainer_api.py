@@ -52,7 +52,12 @@ def make_api(
         redis=redis,
         store=store,
         supervisor=RunSupervisor(store, settings=settings, stopping=stopping),
-        validator=validator or RunValidator(settings, engine_check=GeneratorAsker(redis, settings).check),
+        validator=validator
+        or RunValidator(
+            settings,
+            engine_check=GeneratorAsker(redis, settings).check,
+            find_runs=lambda reference: fitting(store, reference),
+        ),
         streams=EventStreams(
             redis,
             store=store,

@@ -18,11 +18,11 @@ from shared.run_options.section import LARGEST
 _Error = tuple[str, str]
 
 
-def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
-    """Return errors, warnings and derived numbers, such as the run's steps.
+def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: int = 0) -> Checked:
+    """Return errors, warnings and derived numbers, such as the run's steps, without the ``steps_before`` it continues.
 
     Raises:
-        UserError: The warm-up is longer than the run.
+        UserError: The warm-up is longer than the run, or the checkpoint that it continues has made all steps.
     """
     warnings: list[str] = []
     errors: list[_Error] = []
@@ -34,7 +34,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
     errors = errors or [*_prompt_errors(config, summary), *_column_errors(config, summary), *_endless(config, summary)]
     if errors:
         return Checked(errors=errors)
-    steps = total_steps(config, num_rows=summary.epoch)
+    steps = total_steps(config, num_rows=summary.epoch, steps_before=steps_before)
     num_groups = BatchShape.of(config).groups(num_steps=steps)
     num_tokens = num_groups * config.num_generations * config.max_completion_length
     if num_tokens > LARGEST:

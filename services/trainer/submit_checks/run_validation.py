@@ -1,6 +1,6 @@
 """Finds every error of a run that can be found before it starts.
 
-    settings --> model, data sets, reward functions, tools, vLLM's options --> ValidRun(warnings, derived numbers)
+    settings --> checkpoint to begin from, model, data sets, reward functions, tools, vLLM's options --> ValidRun(warnings, derived numbers)
 
 All checks are made, so that one answer names all errors. Only invalid settings, and paths outside the allowed places,
 end the validation early. Blocking access to disk and hub happens in threads, with timeouts.
@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from services.trainer.beginning.fit import beginning_of
+from services.trainer.beginning.source import FIELD, find_source, run_reference
 from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, invalid_run
 from services.trainer.settings import TrainerSettings
@@ -29,9 +31,11 @@ from services.trainer.submit_checks.surroundings_check import (
     what_needs_a_gpu,
 )
 from services.trainer.submit_checks.tool_check import check_tools
+from shared.beginning import Beginning
 from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.messages import MAX_MESSAGE_BYTES
+from shared.redis.run_record import RunRecord
 from shared.run_options.data import DatasetSource
 from shared.run_options.reward_kwargs import also_columns
 from shared.run_options.run_config import RunConfig, parse_run_config
@@ -45,6 +49,7 @@ of text."""
 
 DatasetCheck = Callable[[RunConfig], DatasetSummary]
 EngineCheck = Callable[[RunConfig], Awaitable[EngineVerdict]]
+FindRuns = Callable[[str], Awaitable[list[RunRecord]]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class ValidRun:
     config: RunConfig
     warnings: list[str] = field(default_factory=list[str])
     derived: dict[str, Any] = field(default_factory=dict[str, Any])
+    beginning: Beginning | None = None
+    """The checkpoint that the run begins from."""
 
 
 class RunValidator:
@@ -70,6 +77,7 @@ class RunValidator:
         dataset_check: Reads a dataset; dataset_check.py's by default.
         lookup: Looks a model up on a hub; the Hugging Face hub by default.
         engine_check: Checks options that only vLLM knows. Without it they are not checked.
+        find_runs: Returns the runs that an id, name or beginning of an id fits; none by default.
     """
 
     def __init__(
@@ -79,7 +87,9 @@ class RunValidator:
         dataset_check: DatasetCheck | None = None,
         lookup: HubLookup | None = None,
         engine_check: EngineCheck | None = None,
+        find_runs: FindRuns | None = None,
     ) -> None:
+        self._find_runs = find_runs or _no_runs
         self._settings = settings
         self._engine_check = engine_check
         self._dataset_check = dataset_check or functools.partial(check_dataset, roots=settings.places_of_data())
@@ -98,15 +108,18 @@ class RunValidator:
         if outside:  # places outside the allowed ones are not read, so the other checks are left out
             named = await asyncio.gather(self._check_rewards(config), self._check_tools(config))
             raise invalid_run([*outside, *(error for result in named for error in result.errors)])
+        beginning, began = await self._find_beginning(config)
+        steps_before = 0 if beginning is None else beginning.steps_before
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(self._check_model(config), name="check model")
-            dataset = tasks.create_task(self._check_dataset(config), name="check dataset")
+            dataset = tasks.create_task(self._check_dataset(config, steps_before=steps_before), name="check dataset")
             rewards = tasks.create_task(self._check_rewards(config), name="check rewards")
             tools = tasks.create_task(self._check_tools(config), name="check tools")
             engine = tasks.create_task(self._check_engine(config), name="check engine")
             weight_dir = tasks.create_task(self._check_weight_dir(config), name="check weight_dir")
         base = why_not_4bit(config, self._settings.rank_environment())
         checked = [
+            began,
             model.result(),
             dataset.result(),
             rewards.result(),
@@ -131,7 +144,32 @@ class RunValidator:
         warnings = [warning for result in checked for warning in result.warnings]
         derived = dataset.result().derived
         warnings += _missing_columns(rewards.result().needs, derived["columns"])
-        return ValidRun(config=config, warnings=warnings, derived=derived)
+        if beginning is not None:
+            derived["begins_from"] = beginning.in_words()
+        return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)
+
+    async def _find_beginning(self, config: RunConfig) -> tuple[Beginning | None, Checked]:
+        said = config.resume_from_checkpoint
+        if said is None:
+            return None, Checked()
+        reference = run_reference(said)
+        runs = [] if reference is None else await self._find_runs(reference)
+        timeout_s = self._settings.dataset_check_timeout_s
+
+        def find() -> tuple[Beginning, list[str]]:
+            return beginning_of(config, find_source(said, runs=runs, roots=self._settings.places_of_data()))
+
+        try:
+            beginning, notes = await in_thread(find, timeout_s=timeout_s, name="find the checkpoint to begin from")
+        except UserError as error:
+            return None, Checked(errors=list(error.problems) or [(error.field or FIELD, str(error))])
+        except TimeoutError:
+            detail = (
+                f"Reading the checkpoint {said[:200]} took longer than {timeout_s:g} s. Submit again later, or raise "
+                "HEADRACE_DATASET_CHECK_TIMEOUT_S."
+            )
+            return None, Checked(problem=Problem(503, "Checkpoint not checked", detail, headers={"Retry-After": "30"}))
+        return beginning, Checked(warnings=notes)
 
     async def _check_model(self, config: RunConfig) -> Checked:
         # The hub's client may make two requests, each with the timeout.
@@ -156,7 +194,7 @@ class RunValidator:
             return Checked(warnings=[f"weight_dir was not checked: it did not answer within {timeout_s:g} s"])
         return Checked(errors=errors)
 
-    async def _check_dataset(self, config: RunConfig) -> Checked:
+    async def _check_dataset(self, config: RunConfig, *, steps_before: int) -> Checked:
         timeout_s = self._settings.dataset_check_timeout_s
         sources = config.train_sources() | dict(filter(None, [config.eval_source()]))
         if misplaced := [(name, _not_a_place(source)) for name, source in sources.items() if not _is_a_place(source)]:
@@ -164,7 +202,7 @@ class RunValidator:
         names = ", ".join(dict.fromkeys(source.path[:200] for source in sources.values()))
         try:
             summary = await in_thread(lambda: self._dataset_check(config), timeout_s=timeout_s, name="check dataset")
-            return judge_dataset(config, summary)
+            return judge_dataset(config, summary, steps_before=steps_before)
         except UserError as error:
             return Checked(errors=[(error.field or "dataset_name", str(error))])
         except TimeoutError:
@@ -212,6 +250,10 @@ class RunValidator:
         return Checked(
             errors=[(problem.field, problem.message) for problem in verdict.errors], warnings=verdict.warnings
         )
+
+
+async def _no_runs(_reference: str) -> list[RunRecord]:
+    return []
 
 
 def _refused(error: Problem) -> Checked:
