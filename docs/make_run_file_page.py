@@ -40,7 +40,7 @@ Required are `model`, `dataset_name` or `datasets`, and `reward_funcs` without a
 `headrace submit --dry-run` reports whether a run file would be accepted, and the run that results from it. An option
 without effect is refused if it is certainly a mistake; otherwise the answer has a warning.
 
-More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
+More about: [data sets and prompts](datasets.md), [beginning from a checkpoint](continuing.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
 [the engine and sampling](engine.md), [the weight push](weight-push.md) and [its transports](weight-transports.md),
 [metrics](metrics.md).
 """
@@ -56,6 +56,7 @@ SECTIONS: list[tuple[type[Section], str]] = [
     (LabelOptions, "Name, tags and metadata"),
     (DataOptions, "Data sets"),
     (DatasetSource, "An entry of `datasets`"),
+    (BeginningOptions, "Beginning from a checkpoint"),
     (GenerationOptions, "Generation"),
     (GenerationKwargs, "The table `generation_kwargs`"),
     (AgentOptions, "Tools"),

@@ -27,6 +27,8 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
     errors: list[tuple[str, str]] = []
     lines: list[str] = []
     unchecked = [_NEEDS_SERVICES]
+    if config.resume_from_checkpoint is not None:
+        unchecked.append("the checkpoint to begin from")
     try:
         from services.trainer.submit_checks.dataset_check import check_dataset
         from services.trainer.submit_checks.dataset_verdict import judge_dataset

@@ -32,6 +32,7 @@ from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Files, Script, data_of_environment, evaluation_settings, training_settings
 from headrace.grpo.script_services import ScriptServices, begin_run, find_services
 from headrace.grpo.training_events import TrainingEvents
+from headrace.run_file import with_absolute_paths
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
 from shared.errors import HeadraceError
@@ -169,7 +170,9 @@ class GRPOTrainer:
         A run that was paused by Ctrl-C goes on. Afterwards ``model`` has the trained weights.
 
         Args:
-            resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``.
+            resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``; if
+                that has ended, a new run continues it from its newest checkpoint. A text begins a new run from a
+                checkpoint: ``RUN``, ``RUN:STEP``, or a directory. ``max_steps`` counts the steps before it too.
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
@@ -177,13 +180,8 @@ class GRPOTrainer:
         """
         from transformers.trainer_utils import TrainOutput
 
-        if isinstance(resume_from_checkpoint, str):
-            raise ArgumentError(
-                "resume_from_checkpoint is True or False: a run goes on from its own newest checkpoint; to begin with "
-                "the weights of a directory, give it as model"
-            )
         began_at = time.monotonic()
-        run = self.run = self._begun(resume=bool(resume_from_checkpoint))
+        run = self.run = self._begun(resume_from_checkpoint or None)
         client = self.client
         events, first_step = self._events, self.state.global_step
         events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
@@ -275,20 +273,24 @@ class GRPOTrainer:
             weakref.finalize(self, self._services.client.close)
         return self._services
 
-    def _begun(self, *, resume: bool) -> Run:
-        """Return the run to follow: the paused run, or a new one."""
-        if resume and self.run is None:
+    def _begun(self, resume: bool | str | None) -> Run:
+        """Return the run to follow: the paused run, or a new one, which may begin from a checkpoint."""
+        source = resume if isinstance(resume, str) else None
+        if resume is True and self.run is None:
             self.run = self._run_of_another_process()
         client = self.client
-        if self.run is not None:
+        if self.run is not None and source is None:
             run = client.get(self.run["run_id"])
             if run["status"] not in ENDED or (run["status"] == "failed" and resume):
                 return client.resume(run["run_id"])
             if resume:
-                raise ArgumentError(f"resume_from_checkpoint: {run['run_id']} is {run['status']} and cannot go on")
+                source = str(run["run_id"])
+        if self.run is not None:
             self.state.global_step = 0
             self._told_evaluations.clear()
         settings, notes = training_settings(self._script, self._files)
+        if source is not None:
+            settings = with_absolute_paths(settings | {"resume_from_checkpoint": source}, Path.cwd())
         submission = begin_run(client, settings, say=say)
         for note in (*notes, *submission.warnings):
             say(f"note: {note}")

@@ -16,7 +16,7 @@ from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _UNUSED_ROWS = [{"prompt": "A run that makes no step needs a data set too."}]
-_ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best")
+_ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best", "resume_", "ignore_data_skip")
 """Beginnings of options that have no meaning without steps."""
 _LORA = {
     "r": "lora_r",

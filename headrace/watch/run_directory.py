@@ -33,6 +33,12 @@ class RunReader(Protocol):
         """Return the run."""
         ...
 
+    def _beginning(self) -> Beginning | None:
+        try:
+            return msgspec.json.decode((self._path / BEGINNING_FILE).read_bytes(), type=Beginning)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every step, oldest first."""
         ...
@@ -72,11 +78,11 @@ class RunDirectory:
 
     def get(self, run_id: str) -> Run:
         """Return as much of the run as its files contain."""
-        lines = self.metrics(run_id)
+        lines, began = self.metrics(run_id), self._beginning()
         last: Mapping[str, Any] = lines[-1] if lines else {}
         progress = {
             "step": int(last.get("step") or 0),
-            "max_steps": max(0, int(self._config.get("max_steps") or 0)),
+            "max_steps": max(0, int(self._config.get("max_steps") or 0) - (began.steps_before if began else 0)),
             "policy_version": int(last.get("step") or 0),
             "groups_admitted": int(last.get("groups/admitted") or 0),
             "groups_trained": int(last.get("groups/trained") or 0),
@@ -96,6 +102,7 @@ class RunDirectory:
             "tags": self._config.get("tags", []),
             "metadata": self._config.get("metadata", {}),
             "status": ON_DISK,
+            "beginning": None if began is None else msgspec.to_builtins(began) | {"says": began.in_words()},
             "run_dir": str(self._path),
             "progress": progress,
             "warnings": [{"kind": it.kind, "says": it.says} for it in read_warnings(self._path, self._config)],

@@ -97,8 +97,6 @@ ABSENT: Mapping[str, str] = {
     "log_multimodal": "prompts are text",
     "output_dir": _PLACE,
     "overwrite_output_dir": _PLACE,
-    "resume_from_checkpoint": _PLACE,
-    "ignore_data_skip": _PLACE,
     "restore_callback_states_from_checkpoint": _PLACE,
     "save_on_each_node": _PLACE,
     "enable_jit_checkpoint": "a run that is asked to stop writes a checkpoint first",

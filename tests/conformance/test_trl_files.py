@@ -55,6 +55,7 @@ OTHER_VALUES: dict[str, Any] = {
 }
 """Values of options for which another number, text or switch would not do."""
 _TOGETHER: list[tuple[str, dict[str, Any]]] = [
+    ("ignore_data_skip", {"resume_from_checkpoint": "run-x"}),
     ("hub_model_id hub_private_repo", {"push_to_hub": True}),
     ("num_completions_to_print log_unique_prompts", {"log_completions": True}),
     ("eval_steps eval_on_start num_generations_eval dataset_test_split", {"eval_strategy": "steps"}),

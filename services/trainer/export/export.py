@@ -28,6 +28,7 @@ from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
 from services.trainer.policy.lora import CONFIG_FILE
 from services.trainer.policy.policy_model import save_tensors
 from services.trainer.run_outputs import read_metrics
+from shared.beginning import BEGINNING_FILE, Beginning
 from shared.disk_sync import sync
 from shared.errors import HeadraceError, UserError
 
@@ -110,7 +111,19 @@ def run_facts(checkpoint: Path) -> RunFacts:
     is_logged = bool(lines) and int(lines[-1]["step"]) == step
     metrics = {name: value for line in lines for name, value in line.items()} if is_logged else {}
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-    return RunFacts(config=config, metrics=numbers, run_id=run_dir.name, step=step)
+    return RunFacts(
+        config=config, metrics=numbers, run_id=run_dir.name, step=step, began_from=_began_from(run_dir / BEGINNING_FILE)
+    )
+
+
+def _began_from(file: Path) -> str | None:
+    """Return the checkpoint that the run began from, in words. Of a directory only the name is shown."""
+    try:
+        beginning = msgspec.json.decode(file.read_bytes(), type=Beginning)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    said = beginning.said if beginning.run_id is not None else f"`{Path(beginning.said).name}` (a local path)"
+    return msgspec.structs.replace(beginning, said=said).in_words()
 
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:

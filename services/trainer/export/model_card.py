@@ -25,7 +25,7 @@ _MAIN_SETTINGS = (
 )
 _TOLD_ELSEWHERE = {
     *("name", "model", "model_revision", "dataset_name", "dataset_config", "dataset_train_split", "datasets"),
-    *("reward_funcs", "reward_weights", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "project"),
+    *("resume_from_checkpoint", "reward_funcs", "reward_weights", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "project"),
 }
 _MAIN_METRICS = (
     *("reward", "reward_std", "completions/mean_length", "completions/clipped_ratio", "entropy", "kl"),
@@ -44,6 +44,8 @@ class RunFacts:
     """Metrics of the last step in the weights; empty if unknown."""
     run_id: str | None = None
     step: int | None = None
+    began_from: str | None = None
+    """The checkpoint that the run began from, in words."""
     is_config_damaged: bool = False
     """Whether the config is unknown because its file cannot be read."""
 
@@ -76,6 +78,8 @@ def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
     made = f"optimizer step {facts.step} of" if facts.step is not None else "made by"
     run = f"run `{facts.run_id}`" if facts.run_id else "a run"
     yield f"Post-trained with GRPO ({_GRPO}) by headrace: {made} {run}.\n"
+    if facts.began_from:
+        yield f"The run began from {facts.began_from}.\n"
     if config:
         revision = f" at revision `{config['model_revision']}`" if config.get("model_revision") else ""
         yield f"* Base model: {_named(str(config.get('model')))}{revision}"

@@ -8,6 +8,7 @@ from fastapi import Request
 
 from services.trainer.run_api.event_stream import EventStreams
 from services.trainer.run_api.idempotency import IdempotencyKeys
+from services.trainer.run_api.run_lookup import fitting
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.engine_check import GeneratorAsker
 from services.trainer.submit_checks.run_validation import RunValidator

@@ -28,7 +28,7 @@ _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
 CHANGE_WHAT_IS_LEARNED: Final = frozenset(
     {
         *("fp16", "trust_remote_code", "neftune_noise_alpha", "optim_target_modules"),
-        *("load_best_model_at_end", "hub_revision", "resume_from_checkpoint", "test_split_size"),
+        *("load_best_model_at_end", "hub_revision", "test_split_size"),
         *("lora_modules_to_save", "lora_target_parameters", "lora_task_type", "use_dora"),
         *("load_in_8bit", "bnb_4bit_quant_type"),
     }
@@ -38,13 +38,13 @@ MEAN_THE_SAME_HERE: Final = {"use_vllm": True, "disable_dropout": True, "do_trai
 """Values of options that a run does not have, for what it does anyway."""
 _REFUSALS: Final = {
     "fp16": "a run has bfloat16 (bf16: true) or float32 (bf16: false)",
-    "resume_from_checkpoint": "a run begins with the weights of its model: name the checkpoint's directory there",
 }
 """Sentences for those whose hint in an error message would not say what to write."""
 _NEEDS: Final = {
     "num_completions_to_print": "log_completions",
     "log_unique_prompts": "log_completions",
     "hub_model_id": "push_to_hub",
+    "ignore_data_skip": "resume_from_checkpoint",
     "hub_private_repo": "push_to_hub",
 }
 _LAUNCHER: Final = frozenset(
