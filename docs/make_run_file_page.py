@@ -40,9 +40,9 @@ Required are `model`, `dataset_name` or `datasets`, and `reward_funcs` without a
 `headrace submit --dry-run` reports whether a run file would be accepted, and the run that results from it. An option
 without effect is refused if it is certainly a mistake; otherwise the answer has a warning.
 
-More about: [data sets and prompts](datasets.md), [beginning from a checkpoint](continuing.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
-[the engine and sampling](engine.md), [the weight push](weight-push.md) and [its transports](weight-transports.md),
-[metrics](metrics.md).
+More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
+[beginning from a checkpoint](continuing.md), [the engine and sampling](engine.md), [the weight push](weight-push.md) and
+[its transports](weight-transports.md), [metrics](metrics.md).
 """
 COMING_FROM_TRL = """
 ## Coming from TRL

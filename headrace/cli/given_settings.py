@@ -1,6 +1,6 @@
 """The settings of a run that `headrace submit` is given: a run file, the run or directory of --from, and --set.
 
-    FILE, or the settings of the run that --from names  <--  --from, --only-model  <--  --set
+FILE, or the settings of the run that --from names  <--  --from, --only-model  <--  --set
 """
 
 import argparse

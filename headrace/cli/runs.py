@@ -12,10 +12,10 @@ from rich.console import Console
 
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
+from headrace.cli.given_settings import settings_given, settings_of_source
 from headrace.cli.plot import picture_at_end
 from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
-from headrace.cli.given_settings import settings_given, settings_of_source
 from headrace.cli.run_table import SORTS, table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
 from headrace.run_file import as_run_file

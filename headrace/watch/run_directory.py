@@ -4,6 +4,7 @@
     metrics.jsonl, evaluations.jsonl          the metrics of its steps and of its evaluations
     rollouts/step_00000012.jsonl              the completions that a step trained
     pushes.jsonl                              the generators of the last push
+    beginning.json                            the checkpoint that it began from
 
 HeadraceClient has the same methods, so commands use one or the other. The files do not tell how the run ended, why it
 waits, or which replicas are alive.
@@ -16,9 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import msgspec
+
 from headrace.client import Rows, Run
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from services.trainer.telemetry.run_warnings import read_warnings
+from shared.beginning import BEGINNING_FILE, Beginning
 from shared.errors import UserError
 
 ON_DISK = "on disk"
@@ -32,12 +36,6 @@ class RunReader(Protocol):
     def get(self, run_id: str) -> Run:
         """Return the run."""
         ...
-
-    def _beginning(self) -> Beginning | None:
-        try:
-            return msgspec.json.decode((self._path / BEGINNING_FILE).read_bytes(), type=Beginning)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
 
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every step, oldest first."""
@@ -108,6 +106,12 @@ class RunDirectory:
             "warnings": [{"kind": it.kind, "says": it.says} for it in read_warnings(self._path, self._config)],
             "config": self._config,
         }
+
+    def _beginning(self) -> Beginning | None:
+        try:
+            return msgspec.json.decode((self._path / BEGINNING_FILE).read_bytes(), type=Beginning)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every step, oldest first."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import ResponseError
 
+from shared.beginning import Beginning
 from shared.errors import NoRoomError, StateLostError, UnavailableError
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.pause import Desired, Pause, Wishes
@@ -42,7 +43,9 @@ class RunStore:
         """
         self._incarnation = incarnation
 
-    async def create(self, run_id: str, config: RunConfig, *, run_dir: str, beginning: Beginning | None = None) -> RunRecord:
+    async def create(
+        self, run_id: str, config: RunConfig, *, run_dir: str, beginning: Beginning | None = None
+    ) -> RunRecord:
         """Make the run's streams and consumer groups, then its record. No other function ever makes them.
 
         Raises:
@@ -61,9 +64,7 @@ class RunStore:
             raise StateLostError(f"run {run_id} vanished while it was created")
         return record
 
-    async def _write_new(
-        self, run_id: str, config: RunConfig, *, run_dir: str, beginning: Beginning | None
-    ) -> None:
+    async def _write_new(self, run_id: str, config: RunConfig, *, run_dir: str, beginning: Beginning | None) -> None:
         keys = RunKeys(run_id)
         for stream, consumer_group in keys.consumer_groups():
             await self._make_consumer_group(stream, consumer_group)

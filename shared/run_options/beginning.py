@@ -14,8 +14,8 @@ class BeginningOptions(Section):
         default=None,
         min_length=1,
         max_length=4096,
-        description="Begin from a checkpoint: a run (id, beginning of the id, or name) for its newest one, RUN:STEP, or "
-        "the directory of a checkpoint, a transformers model or a PEFT adapter",
+        description="Begin from a checkpoint: a run (id, beginning of the id, or name) for its newest one, RUN:STEP, "
+        "or the directory of a checkpoint, a transformers model or a PEFT adapter",
     )
     resume_only_model: bool = Field(
         default=False, description="Take only the weights; optimizer, schedule and data begin anew"

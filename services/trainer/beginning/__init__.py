@@ -1,1 +1,1 @@
-"""The beginning of a run that takes over from a checkpoint: found and checked at submit, loaded by the training rank."""
+"""A run that begins from a checkpoint: the checkpoint is found and checked at submit, and loaded by the training rank."""

@@ -35,9 +35,7 @@ _MOMENTS: Final[Mapping[str, frozenset[str]]] = {
 }
 """State of each optimizer that has the shape of the weights."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
-_ROW_ORDER: Final = (
-    *("dataset_name", "dataset_config", "dataset_train_split", "datasets", "shuffle_dataset", "seed"),
-)
+_ROW_ORDER: Final = (*("dataset_name", "dataset_config", "dataset_train_split", "datasets", "shuffle_dataset", "seed"),)
 _ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"
 
 
@@ -83,7 +81,7 @@ def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list
 def _weights_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
     has_adapters = (found.weights / ADAPTER_CONFIG).is_file()
     if has_adapters and not config.use_peft:
-        yield f"{found.directory} has LoRA adapters, but this run trains all weights: set use_peft: true and its options"
+        yield f"{found.directory} has LoRA adapters, but this run trains all weights: set use_peft and its options"
         return
     if config.use_peft and not has_adapters:
         yield (
@@ -110,7 +108,8 @@ def _shape_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path) 
         if name in saved and name in own and saved[name] != own[name]
     ]
     if different:
-        yield f"{directory} has the weights of another model: {', '.join(different)}. Set model to the one it was made of"
+        listed = ", ".join(different)
+        yield f"{directory} has the weights of another model: {listed}. Set model to the one it was made of"
 
 
 def _adapter_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path) -> Iterator[str]:
@@ -121,7 +120,8 @@ def _adapter_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path
     }
     for ours, (theirs, wanted) in pairs.items():
         if theirs in saved and saved[theirs] != wanted:
-            yield f"the adapters in {directory} have {ours}: {saved[theirs]}, and this run has {wanted}; set it to theirs"
+            there = saved[theirs]
+            yield f"the adapters in {directory} have {ours}: {there}, and this run has {wanted}; set it to theirs"
     if config.lora_target_modules is not None and isinstance(saved.get("target_modules"), list):
         theirs_names = sorted(map(str, cast("list[object]", saved["target_modules"])))
         if theirs_names != sorted(config.lora_target_modules):
@@ -131,7 +131,7 @@ def _adapter_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path
             )
     for unsupported in ("modules_to_save", "use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices"):
         if saved.get(unsupported):
-            yield f"the adapters in {directory} have {unsupported}, which a run does not train; give a plain LoRA adapter"
+            yield f"the adapters in {directory} have {unsupported}, which a run does not train; give a plain adapter"
 
 
 def _optimizer_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:

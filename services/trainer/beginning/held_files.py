@@ -1,6 +1,6 @@
 """Keeps the checkpoint that a queued run begins from, although the run that wrote it may prune it meanwhile.
 
-    source's step_00000040/ --hard links--> new run's beginning/     removed when the new run has a checkpoint of its own
+    source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
 
 Links cost no space until the source is deleted. On another file system there are none: then the run reads the source
 itself, and fails with a sentence if it is gone by then.

@@ -25,7 +25,16 @@ _MAIN_SETTINGS = (
 )
 _TOLD_ELSEWHERE = {
     *("name", "model", "model_revision", "dataset_name", "dataset_config", "dataset_train_split", "datasets"),
-    *("resume_from_checkpoint", "reward_funcs", "reward_weights", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "project"),
+    *(
+        "resume_from_checkpoint",
+        "reward_funcs",
+        "reward_weights",
+        "push_to_hub",
+        "hub_model_id",
+        "hub_private_repo",
+        "report_to",
+        "project",
+    ),
 }
 _MAIN_METRICS = (
     *("reward", "reward_std", "completions/mean_length", "completions/clipped_ratio", "entropy", "kl"),

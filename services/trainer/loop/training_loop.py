@@ -221,9 +221,7 @@ class TrainingLoop:
         """Change the length of the run if a user did. A step that is waited for is made all the same."""
         if max_steps != self._new_max_steps and max_steps is not None:
             num_more = min(1, self._num_steps_left())
-            self._length.total_steps = max(
-                max_steps - self._length.steps_before, self.core.policy_version + num_more
-            )
+            self._length.total_steps = max(max_steps - self._length.steps_before, self.core.policy_version + num_more)
         self._new_max_steps = max_steps
 
     def _state(self) -> dict[str, Any]:

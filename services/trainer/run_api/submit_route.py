@@ -1,6 +1,7 @@
 """The route that submits a run. Sending the same run twice, with an Idempotency-Key, queues it once.
 
-body --decode--> validate --room in the queue?--> config.json, and the checkpoint to begin from, in the run's directory --> record in Redis, queued
+body --decode--> validate --room in the queue?--> config.json in the run's directory --> record in Redis, queued
+                                                  with links to the checkpoint to begin from
 """
 
 import asyncio
