@@ -41,7 +41,7 @@ Required are `model`, `dataset_name` or `datasets`, and `reward_funcs` without a
 without effect is refused if it is certainly a mistake; otherwise the answer has a warning.
 
 More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
-[beginning from a checkpoint](continuing.md), [the engine and sampling](engine.md), [the weight push](weight-push.md) and
+[beginning from a checkpoint](continuing.md), [the engine and sampling](engine.md), [the weight push](weight-push.md),
 [its transports](weight-transports.md), [metrics](metrics.md).
 """
 COMING_FROM_TRL = """

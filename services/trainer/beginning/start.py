@@ -1,6 +1,6 @@
 """Gives the core of a new run the weights, and usually the optimizer, of the checkpoint that it begins from.
 
-    no checkpoint of its own --> files intact? --> core.begin_from --> policy version 0 --> first push --> prompts
+    no own checkpoint --> files intact? --> core.begin_from --> policy version 0 --> first push --> prompts
 
 The same path as a resume: the weights are in the core before the training loop is built, and the loop pushes them before
 it admits the first prompt.

@@ -1,6 +1,6 @@
 """Finds every error of a run that can be found before it starts.
 
-    settings --> checkpoint, model, data sets, reward functions, tools, vLLM's options --> ValidRun(warnings, derived numbers)
+    settings --> checkpoint, model, data sets, reward functions, tools, vLLM's options --> ValidRun(warnings, derived)
 
 All checks are made, so that one answer names all errors. Only invalid settings, and paths outside the allowed places,
 end the validation early. Blocking access to disk and hub happens in threads, with timeouts.
