@@ -15,6 +15,7 @@ from headrace.client import ENDED
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE
+from shared.errors import HeadraceError
 from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -152,6 +153,25 @@ def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., 
     assert second.train().global_step == 1
     assert first.run is not None
     assert second.client.get(first.run["run_id"])["status"] == "stopped"
+
+
+def test_a_script_continues_and_forks_a_run_from_its_checkpoints(trainer: Callable[..., GRPOTrainer]) -> None:
+    first = trainer(options={"max_steps": 4})
+    first.train()
+    assert first.run is not None
+    source = first.run["run_id"]
+    longer = trainer(options={"max_steps": 6})
+    assert longer.train(resume_from_checkpoint=True).global_step == 2, "two of six steps are left"
+    assert longer.run is not None
+    assert longer.run["beginning"]["says"].startswith(f"step 4 of {source}")
+    directory = f"{first.run['run_dir']}/checkpoints/step_00000002"
+    for said in (f"{source}:2", directory):
+        fork = trainer(options={"max_steps": 3, "learning_rate": 1e-3})
+        assert fork.train(resume_from_checkpoint=said).global_step == 1
+        assert fork.run is not None
+        assert (fork.run["beginning"]["run_id"], fork.run["beginning"]["step"]) == (source, 2)
+    with pytest.raises(HeadraceError, match="max_steps ends the run at 4: nothing is left to train"):
+        trainer(options={"max_steps": 4}).train(resume_from_checkpoint=source)
 
 
 def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRPOTrainer]) -> None:

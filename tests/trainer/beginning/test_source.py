@@ -16,7 +16,9 @@ from tests.trainer.beginning.made_checkpoints import make_adapter, make_checkpoi
 pytestmark = pytest.mark.unit
 
 
-def record(run_dir: Path, *, run_id: str = "run-source", status: Any = "finished", name: str | None = None) -> RunRecord:
+def record(
+    run_dir: Path, *, run_id: str = "run-source", status: Any = "finished", name: str | None = None
+) -> RunRecord:
     return RunRecord(
         run_id=run_id,
         config={"name": name},
