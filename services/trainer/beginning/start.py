@@ -2,7 +2,7 @@
 
     no own checkpoint --> files intact? --> core.begin_from --> policy version 0 --> first push --> prompts
 
-The same path as a resume: the weights are in the core before the training loop is built, and the loop pushes them before
+The same path as a resume: the core has the weights before the training loop is built, and the loop pushes them before
 it admits the first prompt.
 """
 

@@ -12,7 +12,7 @@ from shared.beginning import Beginning, RowCursor
 from shared.errors import UserError
 from shared.file_roots import FileRoots
 from shared.run_options.run_config import parse_run_config
-from tests.trainer.beginning.made_checkpoints import make_adapter, make_checkpoint, make_model
+from tests.trainer.beginning.made_checkpoints import make_adapter, make_checkpoint, make_model, write_tensors
 
 pytestmark = pytest.mark.unit
 
@@ -76,7 +76,7 @@ def test_the_rows_of_a_continued_run_are_those_that_were_left_to_it(tmp_path: Pa
 
 def test_a_checkpoint_of_a_release_that_cannot_be_read_says_how_to_go_on_without_the_position(tmp_path: Path) -> None:
     broken = source(tmp_path, ledger={"admitted": 1, "trained": [[0, 5]], "dropped": {}})
-    with pytest.raises(UserError, match="the position in the data cannot be read.*set ignore_data_skip: true"):
+    with pytest.raises(UserError, match=r"the position in the data cannot be read.*set ignore_data_skip: true"):
         begin(tmp_path, broken)
     begin(tmp_path, broken, ignore_data_skip=True)
 
@@ -95,8 +95,6 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_floats_are_refused(tmp_path: Path) -> None:
-    from tests.trainer.beginning.made_checkpoints import write_tensors
-
     model = make_model(tmp_path / "theirs")
     write_tensors(model / "model.safetensors", ["w"], dtype="F8_E4M3")
     assert "has weights of dtype F8_E4M3" in refusal(tmp_path, model)
