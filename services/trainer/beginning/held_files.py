@@ -2,8 +2,8 @@
 
     source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
 
-Links cost no space until the source is deleted. On another file system there are none: then the run reads the source
-itself, and fails with a sentence if it is gone by then.
+Links cost no space until the source is deleted. On another file system there are none, nor of a checkpoint that is made
+of symbolic links: then the run reads the source itself, and fails with a sentence if it is gone by then.
 """
 
 import os
@@ -27,7 +27,7 @@ def hold(beginning: Beginning, run_dir: Path) -> Beginning:
     """
     source = Path(beginning.directory)
     held = RunFiles(run_dir).beginning
-    if beginning.source == "checkpoint":
+    if beginning.source == "checkpoint" and not any(path.is_symlink() for path in source.rglob("*")):
         shutil.rmtree(held, ignore_errors=True)
         try:
             shutil.copytree(source, held, copy_function=os.link)

@@ -61,7 +61,7 @@ async def load_beginning(run: RunContext, core: TrainingCore, *, roots: FileRoot
 def _require_intact(beginning: Beginning, *, run_dir: Path, roots: FileRoots | None) -> None:
     directory = Path(beginning.directory)
     of = f"this run was to begin from {beginning.in_words()}"
-    if not directory.is_relative_to(run_dir) and beginning.run_id is None and roots is not None:
+    if not directory.is_relative_to(run_dir) and beginning.said.startswith("/") and roots is not None:
         roots.require(str(directory), field="resume_from_checkpoint", whole=True)
     if not directory.is_dir():
         raise UserError(
