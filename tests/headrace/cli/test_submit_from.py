@@ -18,7 +18,7 @@ CONFIG: dict[str, Any] = {
     "dataset_name": "org/data",
     "reward_funcs": ["accuracy_reward"],
     "learning_rate": 1e-6,
-    "num_train_epochs": 1.0,
+    "num_train_epochs": 3.0,
     "max_steps": 100,
     "resume_from_checkpoint": "run-older",
     "resume_only_model": True,
