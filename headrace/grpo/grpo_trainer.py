@@ -290,7 +290,9 @@ class GRPOTrainer:
             self._told_evaluations.clear()
         settings, notes = training_settings(self._script, self._files)
         if source is not None:
-            settings = with_absolute_paths(settings | {"resume_from_checkpoint": source}, Path.cwd())
+            settings["resume_from_checkpoint"] = source
+        if "resume_from_checkpoint" in settings:
+            settings = with_absolute_paths(settings, Path.cwd())
         submission = begin_run(client, settings, say=say)
         for note in (*notes, *submission.warnings):
             say(f"note: {note}")

@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from services.trainer.beginning.fit import beginning_of
-from services.trainer.beginning.source import FIELD, find_source, run_reference
 from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, invalid_run
 from services.trainer.settings import TrainerSettings
+from services.trainer.submit_checks.beginning_check import FindRuns, check_beginning
 from services.trainer.submit_checks.checked import Checked
 from services.trainer.submit_checks.dataset_check import DatasetSummary, check_dataset
 from services.trainer.submit_checks.dataset_verdict import judge_dataset
@@ -35,7 +34,6 @@ from shared.beginning import Beginning
 from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.messages import MAX_MESSAGE_BYTES
-from shared.redis.run_record import RunRecord
 from shared.run_options.data import DatasetSource
 from shared.run_options.reward_kwargs import also_columns
 from shared.run_options.run_config import RunConfig, parse_run_config
@@ -49,7 +47,6 @@ of text."""
 
 DatasetCheck = Callable[[RunConfig], DatasetSummary]
 EngineCheck = Callable[[RunConfig], Awaitable[EngineVerdict]]
-FindRuns = Callable[[str], Awaitable[list[RunRecord]]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class RunValidator:
         engine_check: EngineCheck | None = None,
         find_runs: FindRuns | None = None,
     ) -> None:
-        self._find_runs = find_runs or _no_runs
+        self._find_runs = find_runs
         self._settings = settings
         self._engine_check = engine_check
         self._dataset_check = dataset_check or functools.partial(check_dataset, roots=settings.places_of_data())
@@ -108,7 +105,7 @@ class RunValidator:
         if outside:  # places outside the allowed ones are not read, so the other checks are left out
             named = await asyncio.gather(self._check_rewards(config), self._check_tools(config))
             raise invalid_run([*outside, *(error for result in named for error in result.errors)])
-        beginning, began = await self._find_beginning(config)
+        beginning, began = await check_beginning(config, find_runs=self._find_runs, settings=self._settings)
         steps_before = 0 if beginning is None else beginning.steps_before
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(self._check_model(config), name="check model")
@@ -147,29 +144,6 @@ class RunValidator:
         if beginning is not None:
             derived["begins_from"] = beginning.in_words()
         return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)
-
-    async def _find_beginning(self, config: RunConfig) -> tuple[Beginning | None, Checked]:
-        said = config.resume_from_checkpoint
-        if said is None:
-            return None, Checked()
-        reference = run_reference(said)
-        runs = [] if reference is None else await self._find_runs(reference)
-        timeout_s = self._settings.dataset_check_timeout_s
-
-        def find() -> tuple[Beginning, list[str]]:
-            return beginning_of(config, find_source(said, runs=runs, roots=self._settings.places_of_data()))
-
-        try:
-            beginning, notes = await in_thread(find, timeout_s=timeout_s, name="find the checkpoint to begin from")
-        except UserError as error:
-            return None, Checked(errors=list(error.problems) or [(error.field or FIELD, str(error))])
-        except TimeoutError:
-            detail = (
-                f"Reading the checkpoint {said[:200]} took longer than {timeout_s:g} s. Submit again later, or raise "
-                "HEADRACE_DATASET_CHECK_TIMEOUT_S."
-            )
-            return None, Checked(problem=Problem(503, "Checkpoint not checked", detail, headers={"Retry-After": "30"}))
-        return beginning, Checked(warnings=notes)
 
     async def _check_model(self, config: RunConfig) -> Checked:
         # The hub's client may make two requests, each with the timeout.
@@ -250,10 +224,6 @@ class RunValidator:
         return Checked(
             errors=[(problem.field, problem.message) for problem in verdict.errors], warnings=verdict.warnings
         )
-
-
-async def _no_runs(_reference: str) -> list[RunRecord]:
-    return []
 
 
 def _refused(error: Problem) -> Checked:
