@@ -73,7 +73,6 @@ _PLACE = "every run has its own directory, and resumes from its newest checkpoin
 _LOADER = "prompts are encoded as they are admitted"
 _DDP = "ranks share the model through FSDP2, and DDP is not used"
 _EVALUATION = "an evaluation samples completions and scores them, as training does, and has no losses or labels"
-_COMPILE = "the model is not compiled"
 _NO_BEST = "the final model comes from the last step"
 _CONTINUOUS = "transformers' own generation is not used: the generator is always vLLM"
 _SERVER = "generators join a run by themselves, through Redis"
@@ -107,9 +106,6 @@ ABSENT: Mapping[str, str] = {
     "average_tokens_across_devices": "the loss is always computed over the whole batch, on any number of ranks",
     "full_determinism": "which policy version samples a prompt depends on timing; seed fixes the order of the prompts",
     "trust_remote_code": "code of a model's repository is never run",
-    "torch_compile": _COMPILE,
-    "torch_compile_backend": _COMPILE,
-    "torch_compile_mode": _COMPILE,
     "use_cache": "the trainer's passes need no cache of keys and values",
     "dataloader_num_workers": _LOADER,
     "dataloader_drop_last": _LOADER,

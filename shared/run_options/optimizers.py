@@ -74,18 +74,14 @@ _OF_ADEMAMIX: Final[Mapping[str, _Kind]] = {"beta3": float, "alpha": float, "t_a
 _ADAMW = OptimizerFacts(8, _ADAM, {})
 _ADAMW_8BIT = _of_bitsandbytes(2, 8, adam_options=_ADAM)
 _LION_8BIT, _LION = (_of_bitsandbytes(1, bits, adam_options=_BETAS) for bits in (8, 32))
-_ADEMAMIX_8BIT, _ADEMAMIX = (
-    _of_bitsandbytes(3, bits, adam_options=_ADAM, arguments=_OF_ADEMAMIX) for bits in (8, 32)
-)
+_ADEMAMIX_8BIT, _ADEMAMIX = (_of_bitsandbytes(3, bits, adam_options=_ADAM, arguments=_OF_ADEMAMIX) for bits in (8, 32))
 _RMSPROP_8BIT, _RMSPROP = (_of_bitsandbytes(1, bits, arguments=_OF_RMSPROP) for bits in (8, 32))
 
 FACTS: Final[Mapping[Optimizer, OptimizerFacts]] = {
     "adamw_torch_fused": _ADAMW,
     "adamw_torch": _ADAMW,
     "adafactor": OptimizerFacts(0, (), {}, why_one_rank="it keeps sums over the rows and columns of a whole matrix"),
-    "muon": OptimizerFacts(
-        4, _ADAM, {**_MOMENTUM, "ns_steps": int, "adjust_lr_fn": ("match_rms_adamw", "original")}
-    ),
+    "muon": OptimizerFacts(4, _ADAM, {**_MOMENTUM, "ns_steps": int, "adjust_lr_fn": ("match_rms_adamw", "original")}),
     "sgd": OptimizerFacts(0, (), {**_MOMENTUM, "dampening": float}),
     "rmsprop": OptimizerFacts(4, (), {**_OF_RMSPROP, "centered": bool}),
     "adagrad": OptimizerFacts(4, (), {"lr_decay": float, "eps": float}),

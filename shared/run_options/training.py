@@ -9,6 +9,10 @@ from shared.run_options.lr_schedule import REFUSED_TYPES, KwargValue, LrSchedule
 from shared.run_options.optimizers import ADAM_OPTIONS, FACTS, OptimArgument, Optimizer, moment_bytes, parse_optim_args
 from shared.run_options.section import LARGEST, Positive, Section
 
+CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+INDUCTOR = "inductor"
+
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
 
 
@@ -52,6 +56,11 @@ class TrainingOptions(Section):
         default=False, description="Compute the last projection in float32 for any dtype"
     )
     use_liger_kernel: bool = Field(default=False, description="Liger-Kernel's layers; needs a GPU")
+    torch_compile: bool = Field(default=False, description="Compile the model's layers with torch.compile")
+    torch_compile_backend: str = Field(
+        default=INDUCTOR, min_length=1, description="Backend of torch.compile, such as `inductor` or `aot_eager`"
+    )
+    torch_compile_mode: CompileMode | None = Field(default=None, description="Mode of the backend `inductor`")
 
     # Ranks
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -87,6 +96,26 @@ class TrainingOptions(Section):
             raise ValueError(
                 f"optim: {self.optim} trains on one rank: {why}. Set nproc_per_node: 1 and nnodes: 1, or another optim"
             )
+        return self
+
+    @field_validator("torch_compile_mode", mode="before")
+    @classmethod
+    def _a_graph_of_the_gpu_has_fixed_sizes(cls, value: Any) -> Any:
+        if value in CUDA_GRAPH_MODES:
+            raise ValueError(
+                f"{value} records CUDA graphs, which have fixed sizes, and each pass has another number of tokens; use "
+                "max-autotune-no-cudagraphs, or leave it out"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _options_of_the_compiler_have_an_effect(self) -> Self:
+        fields = TrainingOptions.model_fields
+        for name in ("torch_compile_backend", "torch_compile_mode"):
+            if not self.torch_compile and getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name} is set, but torch_compile is not; set torch_compile: true to compile")
+        if self.torch_compile_mode is not None and self.torch_compile_backend != INDUCTOR:
+            raise ValueError("torch_compile_mode is a mode of the backend inductor; leave it out")
         return self
 
     @field_validator("lr_scheduler_type", mode="before")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.trainer.policy.muon import MuonWithAdamW
 from shared.errors import UserError
+from shared.install_commands import install_extras
 from shared.run_options.run_config import RunConfig
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -99,7 +100,11 @@ def _of_bitsandbytes(
     try:
         optim: Any = importlib.import_module("bitsandbytes.optim")
     except (ImportError, OSError, RuntimeError) as error:
-        raise UserError(f"{name} needs the package bitsandbytes, which cannot be used: {error}", field="optim") from error
+        raise UserError(
+            f"{name} needs bitsandbytes, which cannot be used here ({error}); install with "
+            f"{install_extras('trainer-8bit')}",
+            field="optim",
+        ) from error
     common: dict[str, Any] = {"lr": config.learning_rate, "optim_bits": 8 if "8bit" in name else 32}
     for embeddings in ends[:1]:
         # As transformers does: few rows of the embeddings have a gradient, and their moments need the precision.

@@ -7,7 +7,7 @@ from typing import Any, Final, cast, get_args
 
 from shared.run_options.optimizers import ADAM_OPTIONS, FACTS, Optimizer
 from shared.run_options.run_config import RunConfig
-from shared.run_options.training import Attention
+from shared.run_options.training import CUDA_GRAPH_MODES, Attention
 from shared.run_options.trl.translation import Translation
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 
@@ -140,6 +140,16 @@ def optimizer(translation: Translation) -> None:
     ratio = translation.left.pop("warmup_ratio", 0)
     if ratio and not translation.value("warmup_steps"):
         translation.run["warmup_steps"] = ratio
+
+
+def compilation(translation: Translation) -> None:
+    """Translate the options of torch.compile, each of which turns it on, as in transformers."""
+    backend, mode = translation.value("torch_compile_backend"), translation.value("torch_compile_mode")
+    if backend is None and mode is None:
+        return
+    translation.left["torch_compile"] = True
+    if mode in CUDA_GRAPH_MODES:
+        translation.drop("torch_compile_mode", why=f"{mode} records CUDA graphs, and passes differ in size")
 
 
 def lora(translation: Translation) -> None:
