@@ -102,7 +102,7 @@ ABSENT: Mapping[str, str] = {
     "enable_jit_checkpoint": "a run that is asked to stop writes a checkpoint first",
     "disable_dropout": "every dropout is off, so that trainer and generator agree; lora_dropout is the exception",
     "neftune_noise_alpha": "noise in the trainer's embeddings would make it disagree with the generator",
-    "optim_target_modules": "the optimizer trains all parameters, or all adapters; it is for GaLore and APOLLO, which a run does not have",
+    "optim_target_modules": "it is for the optimizers GaLore and APOLLO, which a run does not have",
     "average_tokens_across_devices": "the loss is always computed over the whole batch, on any number of ranks",
     "full_determinism": "which policy version samples a prompt depends on timing; seed fixes the order of the prompts",
     "trust_remote_code": "code of a model's repository is never run",
@@ -166,8 +166,7 @@ OF_THE_CONSTRUCTOR: Mapping[str, str] = {
 OF_OTHER_CONFIGS: Mapping[str, str] = {
     # GRPOScriptArguments and DatasetMixtureConfig
     "reward_model_name_or_path": "put the reward model's name or directory into reward_funcs",
-    "dataset_streaming": "a data set is read whole, and its rows in any order",
-    "streaming": "a data set is read whole, and its rows in any order",
+    "streaming": "the data sets of a mixture are read whole; dataset_streaming is for a single one",
     "test_split_size": "write the rows to evaluate on to another file, and set eval_dataset_name",
     "ignore_bias_buffers": _DDP,
     # ModelConfig
