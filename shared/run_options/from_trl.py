@@ -144,7 +144,9 @@ _DATASET = "set dataset_name: a file, or a Hugging Face dataset id; for objects 
 _TOKENIZER = "the tokenizer is loaded from the model's directory or repository; put another one there"
 _CALLBACKS = "follow the run with `headrace watch`, GET /v1/runs/RUN/events, or a tracker in report_to"
 _LAUNCH = "it is an option of TRL's launcher; set nproc_per_node and nnodes"
-_ADAPTER = "adapters are two small matrices beside a linear layer, as the generator serves them"
+_EXPERTS = "the generator serves adapters of linear layers only; name them in lora_target_modules"
+_DORA = "vLLM does not serve DoRA; set use_rslora: true, or leave use_peft out to train all weights"
+_SAVED = "vLLM serves no trained layers beside an adapter; leave use_peft out to train all weights"
 _PUSHES = "weights are pushed to the generators after each batch; push_timeout_s is the deadline of a push"
 _REQUESTS = "prompts reach the generators through Redis, and a generator that is gone is replaced by others"
 
@@ -170,9 +172,9 @@ OF_OTHER_CONFIGS: Mapping[str, str] = {
     "test_split_size": "write the rows to evaluate on to another file, and set eval_dataset_name",
     "ignore_bias_buffers": _DDP,
     # ModelConfig
-    "lora_target_parameters": _ADAPTER,
-    "lora_modules_to_save": _ADAPTER,
-    "use_dora": _ADAPTER,
+    "lora_target_parameters": _EXPERTS,
+    "lora_modules_to_save": _SAVED,
+    "use_dora": _DORA,
     "lora_task_type": "the model is always a causal language model",
     "load_in_8bit": "set load_in_4bit: true, or leave it out",
     "bnb_4bit_quant_type": "load_in_4bit always uses nf4",

@@ -57,8 +57,8 @@ class TrainingOptions(Section):
     )
     use_liger_kernel: bool = Field(default=False, description="Liger-Kernel's layers; needs a GPU")
     torch_compile: bool = Field(default=False, description="Compile the model's layers with torch.compile")
-    torch_compile_backend: str = Field(
-        default=INDUCTOR, min_length=1, description="Backend of torch.compile, such as `inductor` or `aot_eager`"
+    torch_compile_backend: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Backend of torch.compile, such as `aot_eager`; `inductor` if left out"
     )
     torch_compile_mode: CompileMode | None = Field(default=None, description="Mode of the backend `inductor`")
 
@@ -110,11 +110,10 @@ class TrainingOptions(Section):
 
     @model_validator(mode="after")
     def _options_of_the_compiler_have_an_effect(self) -> Self:
-        fields = TrainingOptions.model_fields
         for name in ("torch_compile_backend", "torch_compile_mode"):
-            if not self.torch_compile and getattr(self, name) != fields[name].default:
+            if not self.torch_compile and getattr(self, name) is not None:
                 raise ValueError(f"{name} is set, but torch_compile is not; set torch_compile: true to compile")
-        if self.torch_compile_mode is not None and self.torch_compile_backend != INDUCTOR:
+        if self.torch_compile_mode is not None and self.compile_backend != INDUCTOR:
             raise ValueError("torch_compile_mode is a mode of the backend inductor; leave it out")
         return self
 
@@ -148,6 +147,11 @@ class TrainingOptions(Section):
     def lr_schedule(self) -> LrSchedule:
         """Return the learning-rate schedule."""
         return LrSchedule(self.lr_scheduler_type, self.lr_scheduler_kwargs or {}, self.learning_rate, self.warmup_steps)
+
+    @property
+    def compile_backend(self) -> str:
+        """The backend of torch.compile."""
+        return self.torch_compile_backend or INDUCTOR
 
     def optimizer_arguments(self) -> dict[str, OptimArgument]:
         """Return the arguments in ``optim_args``."""

@@ -164,10 +164,9 @@ class _Hub:
             self._rows: Any = builder.as_streaming_dataset(split=source.split)
         except (OSError, ValueError, NotImplementedError, DatasetsError) as error:
             raise UserError(f"the dataset {self._name!r} cannot be streamed: {error}", field=field) from error
-        self._begin: Any = self._rows.state_dict()
 
     def read_block(self, state: Any, size: int) -> Block:
-        before, inner = (0, self._begin) if state is None else state
+        before, inner = (0, None) if state is None else state
         self._rows.load_state_dict(inner)
         reading: Iterator[dict[str, Any]] = iter(self._rows)
         rows: list[Raw] = list(itertools.islice(reading, size))

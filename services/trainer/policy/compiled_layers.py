@@ -30,14 +30,14 @@ def compile_layers(lm: Any, config: RunConfig, *, device: torch.device) -> None:
     Raises:
         UserError: The backend does not work here, or the model does not name its decoder layers.
     """
-    options: dict[str, Any] = {"backend": config.torch_compile_backend, "mode": config.torch_compile_mode}
+    options: dict[str, Any] = {"backend": config.compile_backend, "mode": config.torch_compile_mode}
     _try_backend(options, device)
     dynamo: Any = torch
     dynamo._dynamo.config.recompile_limit = _GRAPHS_PER_LAYER  # noqa: SLF001  torch's documented place for it
     register(compiles=True)
     for _, layer in decoder_layers(lm):
         cast(Any, layer).compile(**options, dynamic=True)
-    log.info("the layers are compiled by %s at their first passes, which take longer", config.torch_compile_backend)
+    log.info("the layers are compiled by %s at their first passes, which take longer", config.compile_backend)
 
 
 def _try_backend(options: dict[str, Any], device: torch.device) -> None:

@@ -112,7 +112,7 @@ def what_optim_needs(config: RunConfig, environment: Mapping[str, str]) -> list[
 
 def what_compiling_needs(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return field and sentence if torch.compile's own backend has no compiler for a rank with this environment."""
-    if not config.torch_compile or config.torch_compile_backend != INDUCTOR:
+    if not config.torch_compile or config.compile_backend != INDUCTOR:
         return []
     instead = "or set torch_compile_backend: aot_eager, which needs no compiler"
     path = environment.get("PATH")

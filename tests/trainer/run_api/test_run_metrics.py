@@ -12,6 +12,7 @@ import httpx
 import pytest
 from prometheus_client import Gauge, generate_latest
 
+from shared.install_commands import install_extras
 from services.trainer.groups.ledger import DEAD_LETTER
 from services.trainer.intake.batch_builder import STALE, UNSCORABLE
 from services.trainer.run_api import run_metrics
@@ -149,7 +150,7 @@ async def test_a_tracker_without_its_library_is_refused_at_submit(
     (error,) = reply.json()["errors"]
     assert error["field"] == "report_to"
     assert "wandb cannot be used: not installed" in error["message"]
-    assert 'pip install "headrace[report]"' in error["message"]
+    assert install_extras("report") in error["message"]
 
 
 async def test_generators_that_the_probe_took_out_are_seen_though_no_step_is_made(
