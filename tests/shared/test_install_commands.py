@@ -20,6 +20,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PACKAGES = ["headrace", "services", "shared"]
 METADATA = """Metadata-Version: 2.4
 Name: headrace
 Version: 0.1.0
@@ -102,7 +103,7 @@ def test_no_message_asks_an_index_for_headrace() -> None:
     asking = ("headrace[", "install headrace")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
-        for folder in ("headrace", "services", "shared")
+        for folder in PACKAGES
         for path in sorted((ROOT / folder).rglob("*.py"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if any(phrase in line for phrase in asking) and path.name != "install_commands.py"
@@ -132,8 +133,10 @@ def test_a_wheel_of_this_tree_has_the_extras_of_the_project_and_its_own_advice(t
     extras: dict[str, list[str]] = PROJECT["optional-dependencies"]
     assert set(found.metadata.get_all("Provides-Extra") or ()) == extras.keys()
     assert {entry.name: entry.value for entry in found.entry_points} == {"headrace": "headrace.__main__:main"}
-    assert sorted(path.name for path in unpacked.iterdir() if path != about) == ["headrace", "services", "shared"]
-    tree = {path.relative_to(ROOT) for name in ("headrace", "services", "shared") for path in (ROOT / name).rglob("*.py")}
+    assert sorted(path.name for path in unpacked.iterdir() if path != about) == PACKAGES
+    tree = {
+        path.relative_to(ROOT) for name in ("headrace", "services", "shared") for path in (ROOT / name).rglob("*.py")
+    }
     assert {path.relative_to(unpacked) for path in unpacked.rglob("*.py")} == tree
     told = "import sys; sys.path.insert(0, sys.argv[1]); from shared import install_commands as c; "
     told += "print(c.__file__, *c.packages_of(sys.argv[2:]), sep='\\n')"

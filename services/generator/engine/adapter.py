@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.install_commands import install_extras
 from shared.errors import UserError
+from shared.install_commands import install_extras
 from shared.run_options.lora import served_rank
 from shared.run_options.run_config import RunConfig
 

@@ -2,10 +2,10 @@
 
     admission number --starts of the blocks--> block, place in it --permutation of (seed, block)--> row
 
-Blocks of ``shuffle_buffer_size`` rows are read in order, and each is shuffled by itself. So a number always means the same
-row, as in dataset.py: also of a group that is admitted again, and after a restart. The start of every block that was
-read is kept, in memory and in a file, so that a restarted trainer goes on at its block instead of reading all before it.
-Without the file it reads from the beginning, with the same rows.
+Blocks of ``shuffle_buffer_size`` rows are read in order, and each is shuffled by itself. So a number always means the
+same row, as in dataset.py: also of a group that is admitted again, and after a restart. The start of every block that
+was read is kept, in memory and in a file, so that a restarted trainer goes on at its block instead of reading all rows
+before it. Without the file it reads from the beginning, with the same result.
 """
 
 import bisect
@@ -17,10 +17,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from services.trainer.data.row_format import RowFormat
 from services.trainer.data.row_source import BadRowError
@@ -89,6 +91,7 @@ class StreamedDataset:
         """The columns of the first block, which every row has, with null where it lacks one."""
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._starts = self._kept_starts()
+        self._order = lru_cache(maxsize=_BLOCKS_IN_MEMORY)(self._shuffled)
         self._lock = threading.Lock()
 
     def row_at(self, admission_number: int) -> StreamedRow:
@@ -99,15 +102,19 @@ class StreamedDataset:
         """
         with self._lock:
             start, block = self._block_of(admission_number)
-        place = admission_number - start.first
-        if self._shuffle:
-            place = int(np.random.Generator(np.random.PCG64([self._seed, start.first])).permutation(len(block.rows))[place])
+            place = int(self._order(start.first, len(block.rows))[admission_number - start.first])
         rows = FirstRows(block)
         try:
             prompt, columns = self._format.read(rows.read(place))
         except BadRowError as error:
             return StreamedRow(admission_number, "", {}, problem=f"{rows.where(place)} {error}")
         return StreamedRow(admission_number, prompt, dict.fromkeys(self.columns) | columns)
+
+    def _shuffled(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the order of the rows of the block whose first row has this number."""
+        if not self._shuffle:
+            return np.arange(count)
+        return np.random.Generator(np.random.PCG64([self._seed, first])).permutation(count)
 
     def _block_of(self, number: int) -> tuple[_Start, Block]:
         start = self._starts[bisect.bisect_right(self._starts, number, key=lambda start: start.first) - 1]

@@ -105,7 +105,10 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ),
         ({"torch_compile": True, "torch_compile_mode": "max-autotune"}, "records CUDA graphs, which have fixed sizes"),
         ({"dataset_streaming": True}, "dataset_streaming needs max_steps: the rows of the data set are not counted"),
-        ({"dataset_streaming": True, "max_steps": 1, "dataset_name": "d.csv"}, "cannot read d.csv in parts; convert it"),
+        (
+            {"dataset_streaming": True, "max_steps": 1, "dataset_name": "d.csv"},
+            "cannot read d.csv in parts; convert it",
+        ),
         (
             {"dataset_streaming": True, "max_steps": 1, "dataset_name": None, "datasets": [{"path": "a.jsonl"}]},
             "dataset_streaming reads one data set in order",

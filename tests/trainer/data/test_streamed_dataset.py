@@ -51,7 +51,9 @@ class CountedStream:
             self._failures -= 1
             raise OSError("no route to host")
         found = self._content[first : first + size]
-        return Block(found, [f"row {first + n}" for n in range(len(found))], first + size if len(found) == size else None)
+        return Block(
+            found, [f"row {first + n}" for n in range(len(found))], first + size if len(found) == size else None
+        )
 
 
 def streamed(stream: CountedStream, positions: Path | None = None, **settings: Any) -> StreamedDataset:
@@ -96,7 +98,9 @@ def test_a_restarted_trainer_goes_on_at_its_block(tmp_path: Path) -> None:
     assert prompts(after, range(60)) == expected
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"size": 4, "starts": [[0, 0]]}', '{"size": 3, "starts": [[0, 0, null]]}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"size": 4, "starts": [[0, 0]]}', '{"size": 3, "starts": [[0, 0, null]]}']
+)
 def test_positions_that_cannot_be_used_only_cost_time(tmp_path: Path, content: str) -> None:
     positions = tmp_path / "positions.json"
     expected = streamed(CountedStream(rows(100))).row_at(57)

@@ -62,7 +62,9 @@ def test_compiled_layers_have_the_losses_and_gradients_of_plain_ones(
     tiny_model: Path, settings: dict[str, Any]
 ) -> None:
     settings = {"learning_rate": 1e-3, **settings}
-    assert_alike(accumulated(tiny_model, backend=None, **settings), accumulated(tiny_model, backend="aot_eager", **settings))
+    assert_alike(
+        accumulated(tiny_model, backend=None, **settings), accumulated(tiny_model, backend="aot_eager", **settings)
+    )
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ import httpx
 import pytest
 from prometheus_client import Gauge, generate_latest
 
-from shared.install_commands import install_extras
 from services.trainer.groups.ledger import DEAD_LETTER
 from services.trainer.intake.batch_builder import STALE, UNSCORABLE
 from services.trainer.run_api import run_metrics
 from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import UnavailableError, UserError
+from shared.install_commands import install_extras
 from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
 from shared.redis.lease import renew
 from shared.redis.run_record import Progress

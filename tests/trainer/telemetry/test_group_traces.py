@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from shared.install_commands import install_extras
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.group_traces import GroupTraces
+from shared.install_commands import install_extras
 from shared.messages import Stamp
 from shared.redis.redis_connection import Redis
 from tests.groups import scored_group
