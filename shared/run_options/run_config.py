@@ -169,6 +169,15 @@ class RunConfig(
         return self
 
     @model_validator(mode="after")
+    def _a_streamed_run_has_a_length(self) -> Self:
+        if self.dataset_streaming and self.max_steps < 0:
+            raise ValueError(
+                "dataset_streaming needs max_steps: the rows of the data set are not counted, so num_train_epochs has "
+                "no length in steps"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_row_fits_a_microbatch(self) -> Self:
         longest = self.max_completion_length + (self.max_prompt_length or 0)
         if longest > self.max_tokens_per_microbatch:

@@ -26,6 +26,8 @@ OTHER_VALUES: dict[str, Any] = {
     "num_generations": 4,
     "lr_scheduler_type": "cosine",
     "optim": "sgd",
+    "optim_args": "momentum=0.9",
+    "torch_compile_mode": "max-autotune-no-cudagraphs",
     "loss_type": "bnpo",
     "importance_sampling_level": "sequence",
     "scale_rewards": "batch",
@@ -62,6 +64,8 @@ _TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("lora_r lora_alpha lora_dropout lora_target_modules use_rslora load_in_4bit", {"use_peft": True}),
     ("lora_modules_to_save lora_target_parameters lora_task_type use_dora", {"use_peft": True}),
     ("project", {"report_to": "wandb"}),
+    ("optim_args", {"optim": "sgd"}),
+    ("dataset_streaming", {"max_steps": 10}),
     ("vllm_enable_sleep_mode", {"max_staleness": 0, "push_staging": "none"}),
     ("sapo_temperature_neg sapo_temperature_pos", {"loss_type": "sapo"}),
     (

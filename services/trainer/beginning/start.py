@@ -12,6 +12,7 @@ from pathlib import Path
 
 from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.data.dataset import PromptDataset, Row
+from services.trainer.data.streamed_dataset import StreamedDataset, StreamedRow
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.run_context import RunContext
 from shared.beginning import Beginning, RowCursor
@@ -29,11 +30,11 @@ class ContinuedRows:
         cursor: The rows that are left.
     """
 
-    def __init__(self, rows: PromptDataset, cursor: RowCursor) -> None:
+    def __init__(self, rows: PromptDataset | StreamedDataset, cursor: RowCursor) -> None:
         self._rows = rows
         self._cursor = cursor
 
-    def row_at(self, admission_number: int) -> Row:
+    def row_at(self, admission_number: int) -> Row | StreamedRow:
         """See PromptDataset."""
         return self._rows.row_at(self._cursor.row(admission_number))
 

@@ -16,8 +16,9 @@ from typing import Any
 from services.trainer.beginning.start import ContinuedRows, load_beginning
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
-from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval_dataset
+from services.trainer.data.dataset import PromptDataset, open_eval_dataset, open_prompts
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
+from services.trainer.data.streamed_dataset import POSITIONS_FILE, StreamedDataset
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import RunLength, total_steps
@@ -58,7 +59,7 @@ log = logging.getLogger(__name__)
 class _Inputs:
     """The prompts of a run, and its model as the config names it."""
 
-    rows: PromptDataset
+    rows: PromptDataset | StreamedDataset
     eval_rows: PromptDataset | None
     tokenizer: Any
     encoder: PromptEncoder
@@ -154,11 +155,14 @@ def _cursor(run: RunContext) -> RowCursor:
 async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRoots | None) -> _Inputs:
     config = run.config
     await run.starting("reading the data set")
-    rows = await asyncio.to_thread(open_dataset, config, data_roots)
+    positions = run.files.run_dir / POSITIONS_FILE
+    rows = await asyncio.to_thread(lambda: open_prompts(config, data_roots, positions=positions))
     eval_rows = await asyncio.to_thread(open_eval_dataset, config, data_roots)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
     steps_before = 0 if run.record.beginning is None else run.record.beginning.steps_before
-    steps = total_steps(config, num_rows=len(rows), steps_before=steps_before)
+    # A streamed data set does not know its length; the run then has max_steps.
+    num_rows = len(rows) if isinstance(rows, PromptDataset) else 1
+    steps = total_steps(config, num_rows=num_rows, steps_before=steps_before)
     await run.starting("loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)

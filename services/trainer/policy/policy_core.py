@@ -78,7 +78,8 @@ class PolicyCore:
         self._parameters: dict[str, Tensor] = {
             name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad
         }
-        self._optimizer: Any = make_optimizer(self._parameters, config)
+        ends = [end.weight for end in (self.lm.get_input_embeddings(), self.lm.get_output_embeddings())]
+        self._optimizer: Any = make_optimizer(self._parameters, config, ends=ends)
         self._scheduler = make_scheduler(self._optimizer, config, total_steps=total_steps)
         self._entropy = EntropyControl(config)
         self._policy_version = 0

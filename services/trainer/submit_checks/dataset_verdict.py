@@ -49,8 +49,9 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
             f"save_steps={config.save_steps} is more than the {steps} steps of the run: "
             "only the last step gets a checkpoint"
         )
+    counted = {} if config.dataset_streaming else {"num_rows": sum(source.num_rows for source in summary.sources)}
     derived: dict[str, Any] = {
-        "num_rows": sum(source.num_rows for source in summary.sources),
+        **counted,
         "columns": sorted(str(column) for column in summary.columns),
         "steps": steps,
         "prompt_groups": num_groups,
@@ -73,7 +74,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
 def _found(source: SourceSummary) -> str:
     of = (
         f"{source.num_checked} rows"
-        if source.num_checked == source.num_rows
+        if source.num_checked == source.num_rows and not source.is_streamed
         else f"the first {source.num_checked} rows"
     )
     return f"{source.num_bad} of {of} cannot be used; the first: {source.first_bad}"
@@ -177,7 +178,7 @@ def _endless(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
 
 
 def _repetitions(config: RunConfig, summary: DatasetSummary, *, steps: int, num_groups: int) -> list[str]:
-    if config.max_steps < 0:  # num_train_epochs says so itself
+    if config.max_steps < 0 or config.dataset_streaming:  # num_train_epochs says so itself; rows are not counted
         return []
     warnings: list[str] = []
     for source in summary.sources:

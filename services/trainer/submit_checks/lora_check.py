@@ -13,6 +13,7 @@ from pathlib import Path
 from services.trainer.checkpoints.tensor_headers import tensor_headers
 from shared.errors import UserError
 from shared.gpus import num_gpus
+from shared.install_commands import install_packages
 from shared.run_options.run_config import RunConfig
 
 _NO_LAYERS = ("embed_tokens", "lm_head", "embed_out", "wte", "wpe")
@@ -44,7 +45,9 @@ def why_not_4bit(config: RunConfig, environment: Mapping[str, str]) -> str | Non
     if num_gpus(environment) == 0:
         return "load_in_4bit needs a GPU, and the trainer has none; leave it out"
     if importlib.util.find_spec("bitsandbytes") is None:
-        return "load_in_4bit needs the package bitsandbytes in the trainer's environment"
+        return (
+            f"load_in_4bit needs bitsandbytes where the trainer runs; install with {install_packages('bitsandbytes')}"
+        )
     return None
 
 

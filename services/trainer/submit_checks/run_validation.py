@@ -27,7 +27,9 @@ from services.trainer.submit_checks.surroundings_check import (
     check_reports,
     check_surroundings,
     check_weight_dir,
+    what_compiling_needs,
     what_needs_a_gpu,
+    what_optim_needs,
 )
 from services.trainer.submit_checks.tool_check import check_tools
 from shared.beginning import Beginning
@@ -127,6 +129,8 @@ class RunValidator:
             Checked(errors=check_reports(config.report_to)),
             Checked(errors=check_group_size(config)),
             Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
+            Checked(errors=what_optim_needs(config, self._settings.rank_environment())),
+            Checked(errors=what_compiling_needs(config, self._settings.rank_environment())),
             Checked(errors=[] if base is None else [("load_in_4bit", base)]),
             Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
         ]

@@ -21,7 +21,8 @@ from shared.run_options.trl_defaults import TRL_DEFAULTS
 
 _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
     *(training_of_trl.model, data_of_trl.data, data_of_trl.rewards, training_of_trl.batch, training_of_trl.memory),
-    *(data_of_trl.evaluation, training_of_trl.optimizer, training_of_trl.lora, training_of_trl.engine),
+    *(data_of_trl.evaluation, training_of_trl.optimizer, training_of_trl.compilation, training_of_trl.lora),
+    training_of_trl.engine,
     *(data_of_trl.names, data_of_trl.saving, data_of_trl.reports),
 )
 
