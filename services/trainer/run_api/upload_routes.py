@@ -9,10 +9,11 @@ A body goes to the disk as it comes. If it breaks off, what has come of it stays
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from services.trainer.problems import Problem, documented
@@ -21,11 +22,14 @@ from services.trainer.uploads.upload_part import Part
 from services.trainer.uploads.upload_store import SetState, UploadStore
 from shared.access.route_table import MAX_UPLOADED_PIECE
 from shared.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
+from shared.run_options.wording import what_is_wrong
 from shared.serving.http_guard import declared_length
-from shared.serving.json_body import BodyError
+from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.serving.query_number import WHOLE
 
 _OCTETS = "application/octet-stream"
+_MAX_NESTED = 10 + 5 * MAX_FILES
+_MAX_ERRORS = 10
 _WRITE_BYTES = 1024 * 1024
 """How much is collected before it is written."""
 
@@ -99,12 +103,27 @@ def upload_store(api: Api) -> UploadStore:
 Store = Annotated[UploadStore, Depends(upload_store)]
 
 
-@router.post("", response_model=Upload, responses=documented(404, 413, 415, 422, 507))
-async def begin_upload(upload: NewUpload, request: Request, store: Store, api: Api) -> Upload:
+def _schema() -> dict[str, Any]:
+    """Return the schema of a new upload, without references."""
+    schema = NewUpload.model_json_schema()
+    del schema["$defs"]
+    schema["properties"]["files"]["items"] = UploadFile.model_json_schema()
+    return schema
+
+
+@router.post(
+    "",
+    response_model=Upload,
+    responses=documented(404, 413, 415, 422, 507),
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
+)
+async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
     """Begin an upload, or ask how much of it is here. Repeating it is harmless: what is here is not sent again."""
+    require_json(request.headers.get("content-type", ""))
+    upload = _parsed(decode_json(await request.body(), max_nested=_MAX_NESTED))
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
     state = await asyncio.to_thread(store.begin, files)
-    return _shown(state, api)
+    return Upload(**asdict(state), expires_after_s=api.settings.upload_expiry_s)
 
 
 @router.put(
@@ -122,7 +141,6 @@ async def begin_upload(upload: NewUpload, request: Request, store: Store, api: A
 async def upload_piece(
     request: Request,
     store: Store,
-    api: Api,
     upload_id: Annotated[str, Path(pattern=SET_ID)],
     sha256: Annotated[str, Path(pattern=SHA256)],
     offset: Annotated[int, Query(ge=0, le=MAX_FILE_BYTES, description="Where in the file the piece begins"), WHOLE],
@@ -133,7 +151,7 @@ async def upload_piece(
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _OCTETS:
         raise BodyError(415, "Not bytes", f"Send the bytes as they are, with the header 'Content-Type: {_OCTETS}'.")
-    async with api.piece_locks.of(f"{upload_id} {sha256}"):
+    async with store.lock_of(upload_id, sha256):
         size = declared_length(request.scope)
         part = await asyncio.to_thread(store.open_part, upload_id, sha256, offset=offset, size=size)
         try:
@@ -164,21 +182,11 @@ async def _write(pieces: AsyncIterator[bytes], part: Part, store: UploadStore) -
         raise store.in_words(error) if isinstance(error, OSError) else error from error
 
 
-def _shown(state: SetState, api: TrainerApi) -> Upload:
-    files: list[dict[str, Any]] = [
-        {
-            "path": file.path,
-            "size": file.size,
-            "sha256": file.sha256,
-            "received": file.received,
-            "is_whole": file.is_whole,
-        }
-        for file in state.files
-    ]
-    return Upload(
-        upload_id=state.upload_id,
-        path=state.path,
-        is_complete=state.is_complete,
-        expires_after_s=api.settings.upload_expiry_s,
-        files=[UploadedFile(**file) for file in files],
-    )
+def _parsed(raw: Any) -> NewUpload:
+    try:
+        return NewUpload.model_validate(raw)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[:_MAX_ERRORS]
+        errors = [(".".join(map(str, item["loc"]))[:100], what_is_wrong([item])) for item in found]
+        detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
+        raise Problem(422, "Invalid request", detail, errors=errors) from error

@@ -1,6 +1,7 @@
 """A file that has come in part: further bytes are appended to it, and dropped again if they cannot all be written."""
 
 import os
+import threading
 from pathlib import Path
 
 from services.trainer.problems import Problem
@@ -21,6 +22,9 @@ class Part:
         self.file = file
         self.received = offset
         self._began_at = offset
+        self._working = threading.Lock()
+        """Held while the file is used: a request may be cancelled, and close it, while a thread writes."""
+        self._is_open = True
         self._opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
     def write(self, data: bytes) -> None:
@@ -33,19 +37,23 @@ class Part:
         if self.received + len(data) > self.file.size:
             raise too_long(self.file)
         left = memoryview(data)
-        while left:
-            num_written = os.pwrite(self._opened, left, self.received)
-            self.received += num_written
-            left = left[num_written:]
+        with self._working:
+            while left and self._is_open:
+                num_written = os.pwrite(self._opened, left, self.received)
+                self.received += num_written
+                left = left[num_written:]
 
     def undo(self) -> None:
         """Drop what was written since it was opened."""
-        os.ftruncate(self._opened, self._began_at)
-        self.received = self._began_at
+        with self._working:
+            os.ftruncate(self._opened, self._began_at)
+            self.received = self._began_at
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._opened)
+        with self._working:
+            self._is_open = False
+            os.close(self._opened)
 
 
 def too_long(file: SetFile) -> Problem:

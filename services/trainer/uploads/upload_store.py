@@ -11,6 +11,7 @@ have arrived in part stay for the next try. Names come from file_set.py's checks
 The time of the last use of a set is the modification time of its directory.
 """
 
+import asyncio
 import contextlib
 import errno
 import hashlib
@@ -22,6 +23,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -88,6 +90,14 @@ class UploadStore:
         self._keep_free_bytes = keep_free_bytes
         self._changing = threading.Lock()
         """Held while sets come, are completed, are used, or expire."""
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def lock_of(self, upload_id: str, sha256: str) -> asyncio.Lock:
+        """Return the lock that a request holds while it adds to a file. Called on the event loop."""
+        found = self._locks.get((upload_id, sha256))
+        if found is None:
+            found = self._locks[upload_id, sha256] = asyncio.Lock()
+        return found
 
     def begin(self, files: list[SetFile]) -> SetState:
         """Begin an upload, or continue it. It is a use of the set, from which the time to its expiry counts.
