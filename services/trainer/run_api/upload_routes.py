@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.uploads.upload_part import Part
-from services.trainer.uploads.upload_store import SetState, UploadStore
+from services.trainer.uploads.upload_store import UploadStore
 from shared.access.route_table import MAX_UPLOADED_PIECE
 from shared.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
 from shared.run_options.wording import what_is_wrong
@@ -145,7 +145,7 @@ async def upload_piece(
     sha256: Annotated[str, Path(pattern=SHA256)],
     offset: Annotated[int, Query(ge=0, le=MAX_FILE_BYTES, description="Where in the file the piece begins"), WHOLE],
 ) -> UploadedPiece:
-    """Add a piece to a file. The pieces of a file come in order; the answer to its last piece says if its hash is right.
+    """Add a piece to a file. Pieces come in order; the answer to the last one says whether the hash is right.
 
     A piece of no bytes checks a file whose last piece was not answered.
     """
