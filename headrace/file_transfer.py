@@ -7,6 +7,7 @@ A connection that breaks is tried again for a minute. Then the error is raised, 
 """
 
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from headrace.api_connection import ApiConnection, HeadraceApiError
 from shared.errors import UserError
-from shared.file_set import SetFile, why_no_set
+from shared.file_set import MAX_FILES, SetFile, why_no_set
 
 OnProgress = Callable[[int, int], object]
 """Called with the bytes that are there, and those of the whole."""
@@ -34,6 +35,7 @@ _WORTH_A_RETRY = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
+_ANOTHER_CLIENT_IS_AHEAD = ("/problems/no-such-upload", "/problems/wrong-offset")
 
 
 def upload(api: ApiConnection, path: Path, *, on_progress: OnProgress | None = None) -> str:
@@ -43,7 +45,9 @@ def upload(api: ApiConnection, path: Path, *, on_progress: OnProgress | None = N
         UserError: There is nothing to upload, or a file changed in the meantime.
         HeadraceApiError: The API refused the upload, or was unreachable for a minute.
     """
-    sources = dict(_sources(path))
+    sources = dict(itertools.islice(_sources(path), MAX_FILES + 1))
+    if len(sources) > MAX_FILES:
+        raise UserError(f"{path} cannot be uploaded: it has more than {MAX_FILES} files")
     files = [SetFile(name, source.stat().st_size, _hash(source)) for name, source in sources.items()]
     if why := why_no_set(files):
         raise UserError(f"{path} cannot be uploaded: {why}")
@@ -116,12 +120,10 @@ class _Upload:
                     if sha256 not in whole:
                         self._send_file(str(state["upload_id"]), sha256, source)
             except HeadraceApiError as error:
-                if error.status == HTTPStatus.NOT_FOUND and error.problem.get("type") == "/problems/no-such-upload":
-                    continue  # another client has completed it
-                if error.status != HTTPStatus.CONFLICT:
-                    self._patience.wait_or_raise(error)
-                else:
+                if error.problem.get("type") in _ANOTHER_CLIENT_IS_AHEAD:
                     self._patience.spend(error)
+                else:
+                    self._patience.wait_or_raise(error)
 
     def _begin(self) -> dict[str, Any]:
         body = {"files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in self._files]}
@@ -154,13 +156,15 @@ class _Upload:
                         raise _has_changed(source) from error
                     raise
                 offset, is_whole = int(answer["received"]), bool(answer["is_whole"])
-                self._patience = _Patience()
                 self._note({sha256: offset})
                 if is_last and not is_whole:
                     return
 
     def _note(self, received: dict[str, int]) -> None:
+        before = sum(self._received.values())
         self._received |= received
+        if sum(self._received.values()) > before:
+            self._patience = _Patience()
         _tell(self._on_progress, sum(self._received.values()), sum(self._sizes.values()))
 
 
