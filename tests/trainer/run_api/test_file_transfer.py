@@ -130,7 +130,7 @@ def test_a_file_that_changes_on_its_way_is_refused(
 def test_a_key_without_the_scope_says_which_scope_it_lacks(service: Service, saved: Path) -> None:
     with (
         HeadraceClient(f"http://127.0.0.1:{service.port}", "narrow") as client,
-        pytest.raises(HeadraceApiError, match="saved cannot be uploaded: .* scope upload; the key notebook has") as no,
+        pytest.raises(HeadraceApiError, match=r"saved cannot be uploaded: .* scope upload; the key notebook has") as no,
     ):
         client.upload(saved)
     assert no.value.problem["missing_scope"] == "upload"

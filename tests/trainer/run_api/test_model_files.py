@@ -50,8 +50,8 @@ async def test_a_model_is_listed_with_sizes_and_hashes(client: httpx.AsyncClient
     assert changed["sha256"] == hashlib.sha256(b"[]").hexdigest()
 
 
-async def test_a_file_is_sent_whole_or_in_ranges(client: httpx.AsyncClient, run_dir: Path, model: Path) -> None:
-    assert model.is_dir()
+@pytest.mark.usefixtures("model")
+async def test_a_file_is_sent_whole_or_in_ranges(client: httpx.AsyncClient, run_dir: Path) -> None:
     wanted = {"path": "model.safetensors"}
     whole = await client.get(url(run_dir, "/file"), params=wanted)
     assert (whole.status_code, whole.content, whole.headers["accept-ranges"]) == (200, WEIGHTS, "bytes")
@@ -74,14 +74,12 @@ async def test_a_file_is_sent_whole_or_in_ranges(client: httpx.AsyncClient, run_
     assert (head.headers["content-length"], head.content) == (str(size), b"")
 
 
+@pytest.mark.usefixtures("model")
 @pytest.mark.parametrize(
     "path",
     ["../config.json", "/etc/passwd", "outside/passwd", "link.json", "additional_chat_templates", "x", "..", "a\0b"],
 )
-async def test_nothing_but_the_models_own_files_is_sent(
-    client: httpx.AsyncClient, run_dir: Path, model: Path, path: str
-) -> None:
-    assert model.is_dir()
+async def test_nothing_but_the_models_own_files_is_sent(client: httpx.AsyncClient, run_dir: Path, path: str) -> None:
     refused = await client.get(url(run_dir, "/file"), params={"path": path})
     assert (refused.status_code, refused.json()["type"]) == (404, "/problems/no-such-file")
 

@@ -25,6 +25,10 @@ OCTETS = {"content-type": "application/octet-stream"}
 LONG_AGO_S = 1_000_000_000
 
 
+def files_in(directory: Path | str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(directory).rglob("*") if path.is_file()}
+
+
 def described(path: str, data: bytes) -> dict[str, Any]:
     return {"path": path, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -55,7 +59,6 @@ def taking(settings: TrainerSettings, tmp_path: Path) -> TrainerSettings:
 @pytest.fixture
 async def uploader(taking: TrainerSettings, redis: Redis) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of an API that takes uploads."""
-
     async with serving(make_api(taking, redis, stopping=asyncio.Event())) as client:
         yield client
 
@@ -71,7 +74,7 @@ async def test_a_run_may_name_what_was_uploaded(
     uploader: httpx.AsyncClient, run: dict[str, Any], model_dir: Path
 ) -> None:
     rows = b'{"prompt": "1 + 1 =", "solution": "2"}\n' * 8
-    model = {path.name: path.read_bytes() for path in model_dir.iterdir()}
+    model = files_in(model_dir)
     paths: list[str] = []
     for files in ({"train.jsonl": rows}, model):
         began = await begin(uploader, files)
@@ -95,7 +98,7 @@ async def test_an_upload_whose_connection_broke_goes_on_after_the_bytes_that_cam
         head = (
             f"PUT {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: {OCTETS['content-type']}"
         )
-        connection.setblocking(False)  # noqa: FBT003
+        connection.setblocking(False)
 
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(connection, f"{head}\r\nContent-Length: {len(data)}\r\n\r\n".encode())
@@ -115,14 +118,14 @@ async def test_an_upload_whose_connection_broke_goes_on_after_the_bytes_that_cam
         received = answer.json()["received"]
     assert 0 < received <= 3_000_000
     assert answer.json() == {"received": len(data), "is_whole": True, "is_complete": True}
-    assert Path(began["path"], "big.bin").read_bytes() == data
+    assert files_in(began["path"]) == {"big.bin": data}
 
 
 async def test_a_wrong_hash_is_refused_and_the_file_can_be_sent_again(uploader: httpx.AsyncClient) -> None:
     began = await begin(uploader, {"x": b"right"})
     refused = await put(uploader, began["upload_id"], b"wrong", of=b"right")
     assert (refused.status_code, refused.json()["type"]) == (422, "/problems/wrong-hash")
-    assert not Path(began["path"]).exists()
+    assert files_in(began["path"]) == {}
     assert (await put(uploader, began["upload_id"], b"right")).json()["is_complete"]
 
 
@@ -249,7 +252,7 @@ async def test_a_submit_is_a_use_of_an_upload(taking: TrainerSettings, redis: Re
         await put(client, began["upload_id"], b"{}")
         os.utime(began["path"], (LONG_AGO_S, LONG_AGO_S))
         await client.post("/v1/runs", json=run | {"datasets": None, "dataset_name": f"{began['path']}/a.jsonl"})
-        assert Path(began["path"]).stat().st_mtime > LONG_AGO_S
+        assert os.stat(began["path"]).st_mtime > LONG_AGO_S
 
 
 def test_uploads_may_not_be_inside_the_runs(settings: TrainerSettings) -> None:
