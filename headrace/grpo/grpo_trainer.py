@@ -361,7 +361,7 @@ class GRPOTrainer:
     def _bring_weights_back(self, run: Run) -> None:
         """Use the weights of a run from now on. Those of services elsewhere are downloaded when they are needed."""
         directory, services = Path(run["run_dir"]) / "model", self._connected()
-        if directory.is_dir():
+        if services.see_here(directory):
             self._live.take(directory)
         elif services.are_elsewhere:
             self._live.take(lambda: self._download(run, services.own_directory() / str(run["run_id"])))

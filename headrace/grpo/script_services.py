@@ -70,6 +70,10 @@ class ScriptServices:
         """Whether this machine shares no directory with the services, so that files go over HTTP."""
         return self._inputs_dir is None
 
+    def see_here(self, directory: Path) -> bool:
+        """Whether a directory of the services is also on this machine."""
+        return directory.is_dir()
+
     def inputs(self) -> RunInputs:
         """Return the writer of inputs, which uploads them to services elsewhere."""
         if self._inputs_dir is None:
