@@ -12,9 +12,11 @@ a paused run would keep the generators.
 import atexit
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -63,7 +65,7 @@ class ScriptServices:
         self.state_dir = state_dir
         self._inputs_dir = inputs_dir
         self._functions_dir = functions_dir
-        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._own: Path | None = None
 
     @property
     def are_elsewhere(self) -> bool:
@@ -83,8 +85,9 @@ class ScriptServices:
     def own_directory(self) -> Path:
         """Return a directory of this process, which is deleted with it."""
         if self._own is None:
-            self._own = tempfile.TemporaryDirectory(prefix="headrace-")
-        return Path(self._own.name)
+            self._own = Path(tempfile.mkdtemp(prefix="headrace-"))
+            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+        return self._own
 
     def _upload(self, path: Path) -> str:
         with progress(f"uploading {path.name}") as tell:

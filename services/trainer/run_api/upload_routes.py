@@ -151,8 +151,10 @@ async def upload_piece(
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _OCTETS:
         raise BodyError(415, "Not bytes", f"Send the bytes as they are, with the header 'Content-Type: {_OCTETS}'.")
+    size = declared_length(request.scope)
+    if size > MAX_UPLOADED_PIECE:
+        raise BodyError(413, "Body too large", f"A piece may have at most {MAX_UPLOADED_PIECE} bytes.")
     async with store.lock_of(upload_id, sha256):
-        size = declared_length(request.scope)
         part = await asyncio.to_thread(store.open_part, upload_id, sha256, offset=offset, size=size)
         try:
             await _write(request.stream(), part, store)

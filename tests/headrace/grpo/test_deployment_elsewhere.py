@@ -1,4 +1,4 @@
-"""A script trains with services that share no directory with it: its inputs go there over HTTP, and the model comes back."""
+"""A script trains with services that share no directory with it: files go there over HTTP, and the model back."""
 
 import json
 import signal

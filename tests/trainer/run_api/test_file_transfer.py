@@ -101,12 +101,12 @@ def test_an_upload_outlives_a_trainer_that_is_killed_and_started_again(
         assert half.wait(120)
         service.process.kill()
         service.process.wait(timeout=120)
-        goes_on.set()
         start(
             HEADRACE_PORT=str(service.port),
             HEADRACE_UPLOADS_DIR=str(tmp_path / "uploads"),
             HEADRACE_UPLOADS_KEEP_FREE_BYTES="0",
         )
+        goes_on.set()
         sending.join(timeout=120)
     (where,) = found
     assert Path(where).read_bytes() == big.read_bytes()

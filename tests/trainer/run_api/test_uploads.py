@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import os
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from services.trainer.uploads.upload_expiry import expire_once
 from shared.access.named_keys import NamedKey, digest_of
 from shared.errors import UserError
 from shared.redis.redis_connection import Redis
+from tests.http.raw_client import RawClient
 from tests.small_disk import small_disk
 from tests.trainer.api_rig import KEY, serving, wait_until
 
@@ -45,6 +45,16 @@ async def put(
     sha256 = hashlib.sha256(data if of is None else of).hexdigest()
     url = f"/v1/uploads/{upload_id}/files/{sha256}"
     return await client.put(url, params={"offset": offset}, content=data, headers=OCTETS)
+
+
+def _head(path: str, *, length: int) -> bytes:
+    lines = (
+        f"PUT {path} HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {KEY}",
+        "Content-Type: application/octet-stream",
+    )
+    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
 
 
 @pytest.fixture
@@ -92,17 +102,6 @@ async def test_an_upload_whose_connection_broke_goes_on_after_the_bytes_that_cam
     data = bytes(range(256)) * 20_000
     began = await begin(uploader, {"big.bin": data})
     path = f"/v1/uploads/{began['upload_id']}/files/{hashlib.sha256(data).hexdigest()}?offset=0"
-    host, port = uploader.base_url.host, uploader.base_url.port
-    assert port is not None
-    with socket.create_connection((host, port)) as connection:
-        head = (
-            f"PUT {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: {OCTETS['content-type']}"
-        )
-        connection.setblocking(False)
-
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(connection, f"{head}\r\nContent-Length: {len(data)}\r\n\r\n".encode())
-        await loop.sock_sendall(connection, data[:3_000_000])
     received = 0
 
     async def has_come() -> bool:
@@ -110,7 +109,9 @@ async def test_an_upload_whose_connection_broke_goes_on_after_the_bytes_that_cam
         received = (await begin(uploader, {"big.bin": data}))["files"][0]["received"]
         return received > 0
 
-    await wait_until(has_come)
+    async with RawClient.to(uploader.base_url.port or 0) as raw:
+        await raw.send(_head(path, length=len(data)) + data[:3_000_000])
+        await wait_until(has_come)
     # Wait until the broken request has written all that came.
     while (
         answer := await put(uploader, began["upload_id"], data[received:], of=data, offset=received)
@@ -145,21 +146,28 @@ async def test_a_file_that_is_no_hash_is_not_looked_for(uploader: httpx.AsyncCli
     assert refused.status_code in (404, 405, 422)
 
 
-async def test_a_body_of_a_gigabyte_is_refused_before_it_is_read(uploader: httpx.AsyncClient) -> None:
+async def test_a_body_of_a_gigabyte_is_refused_before_it_comes(uploader: httpx.AsyncClient) -> None:
     began = await begin(uploader, {"x": b"x"})
-    num_read = 0
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal num_read
-        while num_read < 1 << 30:
-            num_read += 1 << 16
-            yield bytes(1 << 16)
-
-    url = f"/v1/uploads/{began['upload_id']}/files/{hashlib.sha256(b'x').hexdigest()}?offset=0"
-    refused = await uploader.put(url, content=endless(), headers=OCTETS | {"content-length": str(1 << 30)})
-    assert (refused.status_code, refused.json()["type"]) == (413, "/problems/body-too-large")
-    assert num_read < 1 << 27
+    path = f"/v1/uploads/{began['upload_id']}/files/{hashlib.sha256(b'x').hexdigest()}?offset=0"
+    async with RawClient.to(uploader.base_url.port or 0) as raw:
+        await raw.send(_head(path, length=1 << 30) + b"x" * 1000)
+        status, problem = await raw.answer()
+    assert (status, problem["type"]) == (413, "/problems/body-too-large")
     assert (await begin(uploader, {"x": b"x"}))["files"][0]["received"] == 0
+
+
+async def test_a_body_without_a_length_is_cut_off_at_the_limit(uploader: httpx.AsyncClient) -> None:
+    data = bytes(20 << 20)
+    began = await begin(uploader, {"big": data})
+
+    async def without_a_length() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield data[: 1 << 20]
+
+    url = f"/v1/uploads/{began['upload_id']}/files/{hashlib.sha256(data).hexdigest()}?offset=0"
+    refused = await uploader.put(url, content=without_a_length(), headers=OCTETS)
+    assert (refused.status_code, refused.json()["type"]) == (413, "/problems/body-too-large")
+    assert (await begin(uploader, {"big": data}))["files"][0]["received"] <= 16 << 20
 
 
 async def test_an_upload_larger_than_the_setting_is_refused_before_its_bytes(uploader: httpx.AsyncClient) -> None:
