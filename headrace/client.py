@@ -22,9 +22,11 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
+from headrace import file_transfer
 from headrace.api_connection import ApiConnection
 from headrace.api_connection import HeadraceApiError as HeadraceApiError
 from headrace.event_stream import Event as Event
+from headrace.file_transfer import OnProgress
 
 Run = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -219,6 +221,38 @@ class HeadraceClient:
                     raise
             stop.wait(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+
+    def upload(self, path: str | Path, *, on_progress: OnProgress | None = None) -> str:
+        """Upload a file or directory, and return the path by which a run names it.
+
+        What the services have already is not sent again, and an upload that broke off goes on where it was.
+
+        Args:
+            path: A data set's file, or the directory of a data set or model. Files whose names begin with a dot are
+                left out.
+            on_progress: Called with the bytes that are there and those of the whole.
+
+        Raises:
+            UserError: There is nothing to upload, or a file changed in the meantime.
+            HeadraceApiError: The API refused the upload, or was unreachable for a minute.
+        """
+        return file_transfer.upload(self._api, Path(path), on_progress=on_progress)
+
+    def download_model(self, run_id: str, directory: str | Path, *, on_progress: OnProgress | None = None) -> Path:
+        """Download the final model of a run into a directory, and return the directory.
+
+        Files that are there with the right content are not sent again. A file has its name only once it is whole.
+
+        Args:
+            run_id: The run's id.
+            directory: Where the files are written; it is created if need be.
+            on_progress: Called with the bytes that are there and those of the whole.
+
+        Raises:
+            HeadraceApiError: There is no model, or the API was unreachable for a minute.
+        """
+        where = f"/v1/runs/{_quoted(run_id)}/model"
+        return file_transfer.download(self._api, where, Path(directory), on_progress=on_progress)
 
     def _offer(self, config: Mapping[str, Any], *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
         """Send a run config."""

@@ -32,8 +32,8 @@ FROM ${BASE} AS cpu
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /gpu-claims /hub /models /weights \
-    && chown headrace:headrace /cache /gpu-claims /hub /models /weights
+    && mkdir -p /cache /gpu-claims /hub /models /uploads /weights \
+    && chown headrace:headrace /cache /gpu-claims /hub /models /uploads /weights
 COPY --from=packages-cpu /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache HF_HOME=/hub \
@@ -61,8 +61,8 @@ FROM ${GPU_BASE} AS gpu
 USER 0:0
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /gpu-claims /hub /models /weights \
-    && chown headrace:headrace /cache /gpu-claims /hub /models /weights
+    && mkdir -p /cache /gpu-claims /hub /models /uploads /weights \
+    && chown headrace:headrace /cache /gpu-claims /hub /models /uploads /weights
 COPY requirements/image-generator.txt deploy/docker/check_versions.py /tmp/
 ARG TORCH=2.13.0
 ARG NCCL=2.29.7

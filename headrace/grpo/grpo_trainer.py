@@ -195,7 +195,7 @@ class GRPOTrainer:
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
         losses = self._take_what_was_missed(client)
-        self._bring_weights_back(Path(self.run["run_dir"]) / "model")
+        self._bring_weights_back(self.run)
         seconds = time.monotonic() - began_at
         loss = sum(losses) / len(losses) if losses else 0.0
         steps = self.state.global_step - first_step
@@ -245,14 +245,19 @@ class GRPOTrainer:
         return metrics
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Write the model and its tokenizer to ``output_dir``, by default that of the options."""
+        """Write the model and its tokenizer to ``output_dir``, by default that of the options.
+
+        From services elsewhere, the trained model is downloaded into it.
+        """
         directory = output_dir or self.args.output_dir
         if directory is None:
             raise ArgumentError("save_model needs a directory: give output_dir")
-        if self._live.trained is None:
+        if not self._live.is_trained:
             self._live.save(Path(directory))
+        elif self._live.is_fetched or self.run is None:
+            shutil.copytree(cast("Path", self._live.trained), directory, dirs_exist_ok=True)
         else:
-            shutil.copytree(self._live.trained, directory, dirs_exist_ok=True)
+            self._download(self.run, Path(directory))
 
     def push_to_hub(self, commit_message: str = "End of training") -> str:
         """Upload the model to the hub as ``hub_model_id``, by default the name of ``output_dir``; return its URL."""
@@ -357,11 +362,26 @@ class GRPOTrainer:
             self._take_evaluation(metrics)
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
 
-    def _bring_weights_back(self, directory: Path) -> None:
-        if directory.is_dir():
+    def _bring_weights_back(self, run: Run) -> None:
+        """Use the weights of a run from now on. Those of services elsewhere are downloaded when they are needed."""
+        directory, services = Path(run["run_dir"]) / "model", self._connected()
+        if services.see_here(directory):
             self._live.take(directory)
+        elif services.are_elsewhere:
+            self._live.take(lambda: self._download(run, services.own_directory() / str(run["run_id"])))
         else:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
+
+    def _download(self, run: Run, directory: Path) -> Path:
+        """Download the final model of a run. An adapter names its base as this script does."""
+        self._connected().download_model(run["run_id"], directory)
+        file = directory / "adapter_config.json"
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            if config.get("base_model_name_or_path") == run["config"]["model"]:
+                config["base_model_name_or_path"] = self._live.name
+                file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        return directory
 
     def _console(self) -> Console:
         console = Console(emoji=False, quiet=bool(self.args.disable_tqdm))

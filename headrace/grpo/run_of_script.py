@@ -140,8 +140,9 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
                 f"reward_processing_classes: {function} is scored with its own tokenizer; to use another one, load the "
                 "model, and give the object in reward_funcs"
             )
-        directory = Path(function).expanduser()
-        return str(directory.resolve()) if "/" in function and directory.is_dir() else function
+        if "/" in function and Path(function).expanduser().is_dir():
+            return files.once("path", function, lambda inputs: inputs.path(function))
+        return function
     if hasattr(function, "save_pretrained"):
         tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
         return files.once("model", function, lambda inputs: inputs.model(function, tokenizer))
@@ -178,7 +179,8 @@ def _function(function: Any, files: Files, *, otherwise: str) -> str:
 
 def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     if isinstance(data, str):
-        return data
+        is_here = Path(data).expanduser().exists()
+        return files.once("path", data, lambda inputs: inputs.path(data)) if is_here else data
     if data is None:
         raise ArgumentError(
             f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"

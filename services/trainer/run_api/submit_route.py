@@ -23,6 +23,7 @@ from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.run_view import RunSummary, summary
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.submit_checks.run_validation import ValidRun
+from services.trainer.uploads.upload_expiry import texts_in
 from shared.beginning import Beginning
 from shared.disk_sync import write_whole
 from shared.errors import NoRoomError, UserError
@@ -110,6 +111,8 @@ async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, A
 
 
 async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
+    if api.uploads is not None:  # now: an upload that expires after its files were checked would be missing
+        await asyncio.to_thread(api.uploads.use, *texts_in(raw))
     valid = await api.validator.validate(raw)
     # A run that exists already was created by a process that died before it could answer.
     record = await api.store.get(run_id) or await _create(api, valid, run_id)
