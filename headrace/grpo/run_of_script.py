@@ -98,7 +98,10 @@ def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict
     if environment_factory is None:
         raise ArgumentError("`train_dataset` is required: give a datasets.Dataset with a column prompt, or a hub id")
     if isinstance(environment_factory, Mapping):
-        raise ArgumentError("a dictionary of environments requires a `train_dataset` with a column environment")
+        raise ArgumentError(
+            "a dictionary of environments requires a `train_dataset` with a column environment, which names one of "
+            f"them in each row: {', '.join(map(str, cast('Mapping[object, Any]', environment_factory)))}"
+        )
     if args.max_steps <= 0:
         raise ArgumentError("max_steps is required where the environment makes the prompts, without a data set")
     return [{"prompt": [{"role": "user", "content": ""}]}]
@@ -164,9 +167,14 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
     if script.tools:
         found["tools"] = [_function(tool, files, otherwise=f"tool_{index}") for index, tool in enumerate(script.tools)]
     if (factory := script.environment_factory) is not None:
-        if isinstance(factory, Mapping):
-            raise ArgumentError("environment_factory: one environment a run is supported, not a dictionary of several")
-        found["environment_factory"] = _function(factory, files, otherwise="make_environment")
+        found["environment_factory"] = (
+            {
+                str(name): _function(one, files, otherwise=f"make_environment_{number}")
+                for number, (name, one) in enumerate(cast("Mapping[object, Any]", factory).items())
+            }
+            if isinstance(factory, Mapping)
+            else _function(factory, files, otherwise="make_environment")
+        )
     return found
 
 

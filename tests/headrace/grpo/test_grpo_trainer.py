@@ -185,7 +185,6 @@ def test_a_script_that_was_started_by_a_launcher_of_ranks_is_refused(
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"environment_factory": {"a": dict}}, "one environment a run"),
     ({"peft_config": object()}, "peft_config is a object, but only LoRA"),
     ({"quantization_config": object()}, "only 4 bits"),
     ({"eval_dataset": {"a": ROWS}, "options": {"eval_on_start": True, "eval_strategy": "steps"}}, "takes only one"),
