@@ -56,7 +56,7 @@ OTHER_VALUES: dict[str, Any] = {
 }
 """Values of options for which another number, text or switch would not do."""
 _TOGETHER: list[tuple[str, dict[str, Any]]] = [
-    ("hub_model_id hub_private_repo", {"push_to_hub": True}),
+    ("hub_model_id hub_private_repo hub_revision", {"push_to_hub": True}),
     ("num_completions_to_print log_unique_prompts", {"log_completions": True}),
     ("eval_steps eval_on_start num_generations_eval dataset_test_split", {"eval_strategy": "steps"}),
     ("lora_r lora_alpha lora_dropout lora_target_modules use_rslora load_in_4bit", {"use_peft": True}),
