@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from headrace import GRPOConfig, GRPOTrainer
 from headrace.client import ENDED, HeadraceApiError
+from headrace.grpo.argument_error import ArgumentError
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE
@@ -154,10 +155,21 @@ def test_each_row_is_played_in_the_environment_that_it_names(trainer: Callable[.
     assert {row["prompt"][-1]["content"] for row in played} == {"Count from 0."}
 
 
-def test_a_row_that_names_no_known_environment_is_refused_at_once(trainer: Callable[..., GRPOTrainer]) -> None:
-    script = trainer(train_dataset=[{"environment": "chess"}], environment_factory={"even": Even})
-    with pytest.raises(HeadraceApiError, match="has environment 'chess', which is not among the environments"):
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (Dataset.from_list([{"environment": "even"}, {"environment": "chess"}]), "'chess', which is not among"),
+        (Dataset.from_list([{"start": 1}]), "names no environment in the column 'environment'"),
+        ([{"environment": "even"}, {"environment": "chess"}], "line 2 has environment 'chess', which is not among"),
+    ],
+)
+def test_a_row_that_names_no_known_environment_is_refused_at_once(
+    trainer: Callable[..., GRPOTrainer], rows: Any, says: str
+) -> None:
+    script = trainer(train_dataset=rows, environment_factory={"even": Even})
+    with pytest.raises((ArgumentError, HeadraceApiError), match=says):
         script.train()
+    assert script.run is None
 
 
 class StopsAtTwo(TrainerCallback):  # type: ignore[misc]
