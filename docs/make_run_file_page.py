@@ -34,8 +34,10 @@ HEAD = """# The run file
 For writing a run file: every key with its type, default and meaning, and [the differences from TRL](#coming-from-trl).
 A run file is YAML or JSON, passed to `headrace submit` or sent as the body of `POST /v1/runs`. Names are TRL's
 (`GRPOConfig`, `ScriptArguments` and `ModelConfig`) wherever the meaning is the same. Unknown keys and contradictory
-combinations are refused with the reason. Paths may be relative to the run file; over HTTP they must be absolute.
-Required are `model`, `dataset_name` or `datasets`, and `reward_funcs` without an environment that has `get_reward`.
+combinations are refused with the reason. Null means that a key is not set, so its default counts; only for
+`push_probe_tolerance` and `vllm_importance_sampling_clip_max` it is a value, which switches them off. Paths may be
+relative to the run file; over HTTP they must be absolute. Required are `model`, `dataset_name` or `datasets`, and
+`reward_funcs` without an environment that has `get_reward`.
 
 `headrace submit --dry-run` reports whether a run file would be accepted, and the run that results from it. An option
 without effect is refused if it is certainly a mistake; otherwise the answer has a warning.

@@ -12,6 +12,7 @@ from typing import Any, cast
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
+from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
@@ -73,6 +74,7 @@ def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], lis
         options | {"model_name_or_path": script.model.save_for_run(files.inputs)} | _lora(script)
     )
     settings |= _rewards(script, files) | _agent(script, files)
+    _require_known_environments(script.environment_factory, script.train_dataset)
     groups = int(settings["groups_per_step"]) * script.args.max_steps if script.args.max_steps > 0 else None
     settings["dataset_name"] = _data(script.train_dataset, files, num_rows=groups, what="train_dataset")
     if wants_evaluations:
@@ -98,10 +100,24 @@ def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict
     if environment_factory is None:
         raise ArgumentError("`train_dataset` is required: give a datasets.Dataset with a column prompt, or a hub id")
     if isinstance(environment_factory, Mapping):
-        raise ArgumentError("a dictionary of environments requires a `train_dataset` with a column environment")
+        raise ArgumentError(
+            "a dictionary of environments requires a `train_dataset` with a column environment, which names one of "
+            f"them in each row: {', '.join(map(str, cast('Mapping[object, Any]', environment_factory)))}"
+        )
     if args.max_steps <= 0:
         raise ArgumentError("max_steps is required where the environment makes the prompts, without a data set")
     return [{"prompt": [{"role": "user", "content": ""}]}]
+
+
+def _require_known_environments(environment_factory: Any, data: Any) -> None:
+    """Look for names of environments in a data set in memory; the run API looks at all others."""
+    columns: Any = getattr(data, "column_names", None)
+    if not isinstance(environment_factory, Mapping) or not hasattr(data, "unique") or not isinstance(columns, list):
+        return
+    known = [str(name) for name in cast("Mapping[object, Any]", environment_factory)]
+    for name in data.unique(ENVIRONMENT_COLUMN) if ENVIRONMENT_COLUMN in columns else [None]:
+        if why := unknown_environment({ENVIRONMENT_COLUMN: name}, known):
+            raise ArgumentError(f"train_dataset: a row {why}")
 
 
 def _options(args: GRPOConfig) -> dict[str, Any]:
@@ -165,9 +181,14 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
     if script.tools:
         found["tools"] = [_function(tool, files, otherwise=f"tool_{index}") for index, tool in enumerate(script.tools)]
     if (factory := script.environment_factory) is not None:
-        if isinstance(factory, Mapping):
-            raise ArgumentError("environment_factory: one environment a run is supported, not a dictionary of several")
-        found["environment_factory"] = _function(factory, files, otherwise="make_environment")
+        found["environment_factory"] = (
+            {
+                str(name): _function(one, files, otherwise=f"make_environment_{number}")
+                for number, (name, one) in enumerate(cast("Mapping[object, Any]", factory).items())
+            }
+            if isinstance(factory, Mapping)
+            else _function(factory, files, otherwise="make_environment")
+        )
     return found
 
 

@@ -7,10 +7,12 @@ metrics of each step, evaluations --take--> state.log_history, on_step_end, on_l
 The callbacks see steps a moment after they were made. The trainer does not wait for them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.section import steps_of
 
 _NOT_LOGGED = frozenset({"step", "at_s"})
 
@@ -32,6 +34,7 @@ class TrainingEvents:
         self._context = context
         self._window: list[dict[str, float]] = []
         self._epochs_per_step = 0.0
+        self._told_evaluations = set[int]()
         self.callbacks: list[Any] = []
         """Objects with methods such as ``on_step_end(args, state, control, **kwargs)``."""
         self.state = state
@@ -44,6 +47,25 @@ class TrainingEvents:
         self.control.should_training_stop = False
         self.fire("on_train_begin")
         self.fire("on_epoch_begin")
+
+    def begin_anew(self) -> None:
+        """Forget the steps of an earlier run, which has ended."""
+        self.state.global_step = 0
+        self._told_evaluations.clear()
+
+    def take_metrics(self, metrics: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Take the metrics of one step of a run with this config, unless it was taken already."""
+        every = self._args.logging_steps
+        steps = int(every) if every >= 1 else math.ceil(every * self.state.max_steps)
+        save_steps = steps_of(config["save_steps"], self.state.max_steps)
+        self.take(metrics, logging_steps=max(1, steps), save_steps=max(1, save_steps))
+
+    def take_evaluation_once(self, metrics: Mapping[str, Any]) -> None:
+        """Take the metrics of an evaluation of the run, unless it was taken already."""
+        step = int(metrics["step"])
+        if step not in self._told_evaluations:
+            self._told_evaluations.add(step)
+            self.take_evaluation(metrics, step=step)
 
     def take(self, metrics: Mapping[str, Any], *, logging_steps: int, save_steps: int) -> None:
         """Take the metrics of one step, unless it was taken already."""

@@ -4,8 +4,11 @@ It only holds them: trl/run_config_of_trl.py turns them into the settings of a r
 docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final, Literal
+
+NULL_MEANS: Final = frozenset({"vllm_importance_sampling_clip_max"})
+"""Options of which None is a value; of all others it means that the option is not set, and the default counts."""
 
 
 @dataclass
@@ -235,3 +238,9 @@ class GRPOConfig:
     # Of headrace
     max_staleness: int = 2
     run_options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            if getattr(self, option.name) is None and option.name not in NULL_MEANS:
+                made = None if option.default_factory is MISSING else option.default_factory()
+                setattr(self, option.name, made if option.default is MISSING else option.default)

@@ -7,7 +7,7 @@ Unknown keys are refused, and so are combinations that make no sense, with the r
 from collections import Counter
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin
+from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -28,16 +28,9 @@ from shared.run_options.pushing import PushingOptions
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 from shared.run_options.section import Positive, steps_of
 from shared.run_options.training import TrainingOptions
-from shared.run_options.wording import EMPTY, what_is_wrong
+from shared.run_options.wording import what_is_wrong
 
 _MAX_PROBLEMS = 100
-NULL_IS_THE_DEFAULT: Final = frozenset(
-    {
-        *("attn_implementation", "hub_private_repo", "min_p", "report_to", "reward_funcs", "save_total_limit"),
-        "steps_per_generation",
-    }
-)
-"""Settings whose default is null in TRL and another value here."""
 
 
 class RunConfig(
@@ -100,14 +93,6 @@ class RunConfig(
     drop_zero_std_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal (counted) instead of training on them"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_the_default_where_it_is_trls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return cast("object", given)
-        settings = cast("dict[str, object]", given)
-        return {name: value for name, value in settings.items() if value is not None or name not in NULL_IS_THE_DEFAULT}
 
     @field_validator("reward_funcs", mode="before")
     @classmethod
@@ -279,8 +264,4 @@ def _sentence(items: list[ErrorDetails]) -> str:
         return f"there is no such setting; {hint}" if hint else "there is no such setting"
     if kind == "missing" and name in known:
         return f"is required: {known[name].description or ''}".rstrip(": ")
-    sentence = what_is_wrong(items)
-    field = RunConfig.model_fields.get(_where(loc))
-    if sentence.endswith(EMPTY) and field is not None and not field.is_required():
-        sentence += "; leave the line out to have the default"
-    return sentence
+    return what_is_wrong(items)

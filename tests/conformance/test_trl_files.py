@@ -11,7 +11,8 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.data import DatasetSource
 from shared.run_options.from_trl import INSTEAD, INSTEAD_IN_DATASETS, OF_THE_CONSTRUCTOR
-from shared.run_options.run_config import NULL_IS_THE_DEFAULT, RunConfig, parse_run_config
+from shared.run_options.grpo_config import NULL_MEANS
+from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.run_options.trl.run_config_of_trl import CHANGE_WHAT_IS_LEARNED, MEAN_THE_SAME_HERE, run_config_of
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 from tests.conformance.oracle import trl
@@ -58,7 +59,7 @@ OTHER_VALUES: dict[str, Any] = {
 """Values of options for which another number, text or switch would not do."""
 _TOGETHER: list[tuple[str, dict[str, Any]]] = [
     ("ignore_data_skip", {"resume_from_checkpoint": "run-x"}),
-    ("hub_model_id hub_private_repo", {"push_to_hub": True}),
+    ("hub_model_id hub_private_repo hub_revision", {"push_to_hub": True}),
     ("num_completions_to_print log_unique_prompts", {"log_completions": True}),
     ("eval_steps eval_on_start num_generations_eval dataset_test_split", {"eval_strategy": "steps"}),
     ("lora_r lora_alpha lora_dropout lora_target_modules use_rslora load_in_4bit", {"use_peft": True}),
@@ -167,7 +168,9 @@ def test_an_entry_of_a_mixture_has_trls_options_or_a_sentence() -> None:
     assert names - DatasetSource.model_fields.keys() == INSTEAD_IN_DATASETS.keys()
 
 
-def test_null_is_the_default_wherever_it_is_trls() -> None:
-    nullable = {name for name, default in TRL_DEFAULTS.items() if default is None and name in RunConfig.model_fields}
-    other_here = {name for name in nullable if RunConfig.model_fields[name].default is not None}
-    assert other_here | {"report_to"} == NULL_IS_THE_DEFAULT
+def test_null_is_not_set_in_every_option_of_trl_but_one() -> None:
+    nulls: dict[str, Any] = dict.fromkeys(TRL_DEFAULTS.keys() - MINIMAL.keys() - NULL_MEANS)
+    assert run_config_of({**MINIMAL, **nulls}) == run_config_of(MINIMAL)
+    assert set(NULL_MEANS) == {"vllm_importance_sampling_clip_max"}
+    no_bound = run_config_of({**MINIMAL, **dict.fromkeys(NULL_MEANS)})[0]
+    assert parse_run_config(no_bound).vllm_importance_sampling_clip_max is None

@@ -140,7 +140,10 @@ def _rewards(config: Mapping[str, Any]) -> Iterator[str]:
     for name, weight in zip(names, weights, strict=False):
         yield f"`{name}`" if weight == 1 else f"`{name}` (weight {weight:g})"
     if not names:
-        yield f"that of the environment `{config.get('environment_factory')}`"
+        given: str | Mapping[str, str] | None = config.get("environment_factory")
+        yield from (
+            f"that of the environment `{it}`" for it in (given.values() if isinstance(given, Mapping) else [given])
+        )
 
 
 def _data_sets(config: Mapping[str, Any]) -> list[str]:

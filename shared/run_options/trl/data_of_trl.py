@@ -121,6 +121,8 @@ def names(translation: Translation) -> None:
     name = translation.take("run_name") or directory
     if name and (word := _NOT_IN_A_NAME.sub("-", str(name)).strip("._-")[:64]):
         name = translation.run["name"] = word
+    if not translation.value("push_to_hub"):
+        translation.drop("hub_revision", why="push_to_hub is not set")
     if translation.value("push_to_hub") and directory:
         translation.run["hub_model_id"] = directory
     if output_dir is not None:

@@ -15,11 +15,12 @@ from shared.errors import UserError
 from shared.near_name import nearest
 from shared.run_options.from_trl import INSTEAD, OF_THE_CONSTRUCTOR, OF_VLLM
 from shared.run_options.run_config import RunConfig
-from shared.run_options.trl import data_of_trl, training_of_trl
+from shared.run_options.trl import data_of_trl, sampling_of_trl, training_of_trl
 from shared.run_options.trl.translation import Translation
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 
 _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
+    *(sampling_of_trl.sampling, sampling_of_trl.loss),
     *(training_of_trl.model, data_of_trl.data, data_of_trl.rewards, training_of_trl.batch, training_of_trl.memory),
     *(data_of_trl.evaluation, training_of_trl.optimizer, training_of_trl.compilation, training_of_trl.lora),
     training_of_trl.engine,
@@ -28,7 +29,7 @@ _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
 
 CHANGE_WHAT_IS_LEARNED: Final = frozenset(
     {
-        *("fp16", "trust_remote_code", "neftune_noise_alpha", "optim_target_modules"),
+        *("fp16", "neftune_noise_alpha", "optim_target_modules"),
         *("load_best_model_at_end", "hub_revision", "test_split_size"),
         *("lora_modules_to_save", "lora_target_parameters", "lora_task_type", "use_dora"),
         *("load_in_8bit", "bnb_4bit_quant_type"),

@@ -11,7 +11,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from headrace import GRPOConfig, GRPOTrainer
-from headrace.client import ENDED
+from headrace.client import ENDED, HeadraceApiError
+from headrace.grpo.argument_error import ArgumentError
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE
@@ -111,6 +112,67 @@ def test_an_evaluation_needs_no_training(trainer: Callable[..., GRPOTrainer]) ->
     assert script.state.global_step == 0
 
 
+class Even:
+    """Rewards its rollouts with 1."""
+
+    def reset(self, start: int, **row: Any) -> str:
+        assert "environment" not in row
+        return f"Count from {start}."
+
+    def count(self, step: int) -> int:
+        """Count on.
+
+        Args:
+            step: By how much.
+        """
+        return step
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class Odd(Even):
+    """Has no other reward than this."""
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+def test_each_row_is_played_in_the_environment_that_it_names(trainer: Callable[..., GRPOTrainer]) -> None:
+    rows = Dataset.from_list(
+        [{"environment": name, "start": number} for number in range(4) for name in ("even", "odd")]
+    )
+    script = trainer(
+        reward_funcs=None,
+        train_dataset=rows,
+        environment_factory={"even": Even, "odd": Odd},
+        options={"max_steps": 2, "logging_steps": 1, "shuffle_dataset": False},
+    )
+    script.train()
+    for entry in script.state.log_history[:2]:
+        assert (entry["rewards/Even/mean"], entry["rewards/Odd/mean"], entry["reward"]) == (1.0, 0.0, 0.5)
+    assert script.run is not None
+    played = script.client.rollouts(script.run["run_id"], step=1)
+    assert {row["prompt"][-1]["content"] for row in played} == {"Count from 0."}
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (Dataset.from_list([{"environment": "even"}, {"environment": "chess"}]), "'chess', which is not among"),
+        (Dataset.from_list([{"start": 1}]), "names no environment in the column 'environment'"),
+        ([{"environment": "even"}, {"environment": "chess"}], "line 2 has environment 'chess', which is not among"),
+    ],
+)
+def test_a_row_that_names_no_known_environment_is_refused_at_once(
+    trainer: Callable[..., GRPOTrainer], rows: Any, says: str
+) -> None:
+    script = trainer(train_dataset=rows, environment_factory={"even": Even})
+    with pytest.raises((ArgumentError, HeadraceApiError), match=says):
+        script.train()
+    assert script.run is None
+
+
 class StopsAtTwo(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_training_stop = state.global_step >= 2
@@ -205,7 +267,6 @@ def test_a_script_that_was_started_by_a_launcher_of_ranks_is_refused(
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"environment_factory": {"a": dict}}, "one environment a run"),
     ({"peft_config": object()}, "peft_config is a object, but only LoRA"),
     ({"quantization_config": object()}, "only 4 bits"),
     ({"eval_dataset": {"a": ROWS}, "options": {"eval_on_start": True, "eval_strategy": "steps"}}, "takes only one"),
