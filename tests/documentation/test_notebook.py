@@ -1,5 +1,6 @@
 """examples/first_run.ipynb goes from ``pip install`` to a plot and a table of rollouts in at most 15 lines."""
 
+import asyncio
 import json
 import os
 import re
@@ -44,7 +45,7 @@ def test_it_has_at_most_fifteen_lines_and_begins_with_pip_install() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(find_spec("nbconvert") is None, reason="pip install nbconvert ipykernel, and the notebook is run")
-async def test_nbconvert_executes_it_and_it_learns_plots_and_leaves_no_process(tmp_path: Path) -> None:
+def test_nbconvert_executes_it_and_it_learns_plots_and_leaves_no_process(tmp_path: Path) -> None:
     examples = tmp_path / "examples"
     examples.mkdir()
     shutil.copy(NOTEBOOK, examples)
@@ -77,13 +78,13 @@ async def test_nbconvert_executes_it_and_it_learns_plots_and_leaves_no_process(t
     (shown,) = table["outputs"]
     header, *rows = re.findall(r"<tr.*?</tr>", "".join(shown["data"]["text/html"]), re.DOTALL)
     assert re.findall(r"<th>(\w+)</th>", header) == ["prompt", "completion", "reward", "advantage"]
-    assert len(rows) > 10
+    assert len(rows) >= 10
     (state_dir,) = (examples / ".headrace").glob("script-*")
     (log,) = state_dir.glob("runs/*/metrics.jsonl")
     rewards = [json.loads(line)["reward"] for line in log.read_text(encoding="utf-8").splitlines()]
     assert len(rewards) == STEPS
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1, rewards
-    await eventually(lambda: not _processes_of(state_dir))
+    asyncio.run(eventually(lambda: not _processes_of(state_dir)))
 
 
 def _processes_of(state_dir: Path) -> list[str]:
