@@ -1,5 +1,6 @@
 """Checks requests and answers on the pages against the tables of routes and the models of the bodies."""
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ def check_request(words: Sequence[str]) -> None:
     """Check the words after ``curl``, or after the function of docs/http-api.md that adds the key."""
     if words[-1] == "$@":  # the definition of that function
         return
-    option = dict(zip(words, words[1:], strict=False))
+    option = dict(itertools.pairwise(words))
     route = route_of(words)
     if (body := option.get("-d")) is None:
         return
@@ -66,7 +67,7 @@ def check_request(words: Sequence[str]) -> None:
 def route_of(words: Sequence[str]) -> Route:
     """Return the route of a request."""
     plain = [word for at, word in enumerate(words) if not word.startswith("-") and words[at - 1] not in _WITH_A_VALUE]
-    option = dict(zip(words, words[1:], strict=False))
+    option = dict(itertools.pairwise(words))
     (url,) = plain
     (start,) = [start for start in _SERVICES if url.startswith(f"{start}/")]
     parts = urlsplit(url.removeprefix(start))

@@ -1,9 +1,9 @@
 """The blocks of code on the pages, and why one is not run.
 
-    <!-- not run: needs the hub -->        the marker, in the line before the block; a reader of the page does not see it
-    ```python
-    dataset = load_dataset(...)
-    ```
+<!-- not run: needs the hub -->        the marker, in the line before the block; a reader of the page does not see it
+```python
+dataset = load_dataset(...)
+```
 """
 
 import re

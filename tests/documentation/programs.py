@@ -5,6 +5,7 @@ A check raises if the program would refuse the command, so an option that is ren
 
 import argparse
 import functools
+import itertools
 import re
 import runpy
 import shlex
@@ -28,10 +29,9 @@ from tests.documentation.shell_commands import ShellCommand
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "headrace"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-PLAIN = frozenset(
-    ("[ base64 cat cd chmod cp echo export grep head manifest mkdir realpath rev rm sed source tail tar").split()
-)
-"""Programs of every system. What they do to files is not checked."""
+PLAIN = ("[", "base64", "cat", "cd", "chmod", "cp", "echo", "export", "grep", "head", "manifest", "mkdir", "realpath")
+PLAIN += ("rev", "rm", "sed", "source", "tail", "tar")
+"""Programs of every system, and a function on a page. What they do to files is not checked."""
 _NUMBERS = {"RATE": "1"}
 _NOT_INSTALLED = frozenset({"torch", "vllm", "transformers", "trl", "datasets", "psutil"})
 """Packages that `make check` has not."""
@@ -119,14 +119,14 @@ def parse_with_module(module: str, words: Sequence[str]) -> None:
 def check_docker(words: Sequence[str]) -> None:
     """Look up services in the compose file, and the file and target of an image."""
     if words[0] == "build":
-        option = dict(zip(words, words[1:], strict=False))
+        option = dict(itertools.pairwise(words))
         dockerfile = (ROOT / option["-f"]).read_text(encoding="utf-8")
         assert re.search(rf" AS {option['--target']}$", dockerfile, re.MULTILINE), option
         return
     services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
     compose, action, *rest = words
     assert compose == "compose"
-    option = dict(zip(rest, rest[1:], strict=False))
+    option = dict(itertools.pairwise(rest))
     named = [option["--scale"].partition("=")[0]] if "--scale" in option else []
     plain = list(_without_options(rest))
     if action in ("exec", "run"):
@@ -144,7 +144,7 @@ def check_helm(words: Sequence[str]) -> None:
     action, *rest = words
     assert action in ("install", "upgrade", "uninstall", "test", "get"), f"helm {action}"
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    for option, value in zip(rest, rest[1:], strict=False):
+    for option, value in itertools.pairwise(rest):
         if option == "-f" and "values-" in value:
             assert (CHART / value).is_file() or (ROOT / value).is_file(), value
         if option == "--set":
