@@ -1,0 +1,18 @@
+"""Which test runs or checks which block of a page, where it is not a test of this folder.
+
+A block is named by a text in it. test_blocks.py checks that each text is in one block, and that the test names its
+page.
+"""
+
+OTHER_TESTS: dict[tuple[str, str], str] = {
+    ("docs/coming-from-trl.md", "$ cat config.yaml"): "tests/headrace/test_run_file.py",
+    ("docs/operations.md", "kind: Pod"): "tests/helm/test_commands_in_docs.py",
+    ("docs/operations.md", "before=$(manifest)\ndocker"): "tests/helm/test_commands_in_docs.py",
+    ("docs/operations.md", "before=$(manifest)\nkubectl"): "tests/helm/test_commands_in_docs.py",
+    ("docs/operations.md", "kubectl -n rl exec restore -- sh"): "tests/helm/test_commands_in_docs.py",
+    ("docs/python.md", "from datasets import load_dataset"): "tests/headrace/grpo/test_script.py",
+    (
+        "docs/scoring-from-elsewhere.md",
+        "async def headrace(",
+    ): "tests/rewarder/score_api/test_scoring_from_elsewhere.py",
+}
