@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from services.trainer.beginning.source import ADAPTER_CONFIG, FIELD, MODEL_CONFIG, FoundSource, read_table
-from services.trainer.checkpoints.tensor_headers import tensor_headers
+from services.trainer.checkpoints.tensor_headers import damaged_tensor_file, tensor_headers
 from services.trainer.groups.ledger import Ledger
 from shared.beginning import Beginning, RowCursor
 from shared.errors import HeadraceError, UserError
@@ -79,6 +79,9 @@ def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list
 
 
 def _weights_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
+    if found.source != "checkpoint" and (cut := damaged_tensor_file(found.directory)) is not None:
+        yield f"{cut} is damaged: its header cannot be read, or its size is not the one in it; copy it again"
+        return
     has_adapters = (found.weights / ADAPTER_CONFIG).is_file()
     if has_adapters and not config.use_peft:
         yield f"{found.directory} has LoRA adapters, but this run trains all weights: set use_peft and its options"

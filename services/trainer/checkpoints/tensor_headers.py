@@ -6,19 +6,37 @@ from pathlib import Path
 from typing import Any, cast
 
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
+_METADATA = "__metadata__"
+
+Header = dict[str, dict[str, Any]]
+"""Properties by the name of the tensor."""
 
 
-def tensor_headers(directory: Path) -> dict[str, dict[str, Any]]:
+def tensor_headers(directory: Path) -> Header:
     """Return the properties of the tensors in a directory's files, by name. Files that are not valid are left out."""
-    files = sorted(directory.glob("*.safetensors"))
-    return {name: about for file in files for name, about in _header(file).items() if name != "__metadata__"}
+    return {name: about for file in _files(directory) for name, about in _header(file)[0].items() if name != _METADATA}
 
 
-def _header(file: Path) -> dict[str, dict[str, Any]]:
+def damaged_tensor_file(directory: Path) -> Path | None:
+    """Return the first of a directory's files whose header cannot be read, or which has another size than it says."""
+    for file in _files(directory):
+        header, begin = _header(file)
+        ends = [about.get("data_offsets", [0, -1])[1] for name, about in header.items() if name != _METADATA]
+        if not ends or begin + max(ends) != file.stat().st_size:
+            return file
+    return None
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+def _header(file: Path) -> tuple[Header, int]:
+    """Return the header and the position of the first tensor; an empty header if the file is not valid."""
     try:
         with file.open("rb") as opened:
             (size,) = struct.unpack("<Q", opened.read(8))
             found: Any = json.loads(opened.read(size)) if size <= _MAX_HEADER_BYTES else {}
     except (OSError, ValueError, RecursionError, struct.error):
-        return {}
-    return cast("dict[str, dict[str, Any]]", found) if isinstance(found, dict) else {}
+        return {}, 0
+    return (cast("Header", found), 8 + size) if isinstance(found, dict) else ({}, 0)

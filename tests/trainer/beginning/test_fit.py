@@ -94,6 +94,13 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert "has the weights of another model: hidden_size is 128 there and 64 in" in said
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 4, 40])
+def test_a_weight_file_that_was_cut_off_is_refused(tmp_path: Path, kept_bytes: int) -> None:
+    file = make_model(tmp_path / "theirs") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept_bytes])
+    assert f"{file} is damaged: its header cannot be read" in refusal(tmp_path, file.parent)
+
+
 def test_weights_that_are_not_floats_are_refused(tmp_path: Path) -> None:
     model = make_model(tmp_path / "theirs")
     write_tensors(model / "model.safetensors", ["w"], dtype="F8_E4M3")
