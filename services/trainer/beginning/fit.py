@@ -20,6 +20,7 @@ from services.trainer.groups.ledger import Ledger
 from shared.beginning import Beginning, RowCursor
 from shared.errors import HeadraceError, UserError
 from shared.run_options.run_config import RunConfig
+from shared.run_options.section import LARGEST
 
 _CORE_STATE, _OPTIMIZER, _REFERENCE = "core_state.json", "optimizer", "reference"
 _SHAPE: Final = (
@@ -36,6 +37,8 @@ _MOMENTS: Final[Mapping[str, frozenset[str]]] = {
 """State of each optimizer that has the shape of the weights."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _ROW_ORDER: Final = (*("dataset_name", "dataset_config", "dataset_train_split", "datasets", "shuffle_dataset", "seed"),)
+_MAX_ADMITTED = 2_000_000
+"""Prompt groups of a run whose ledger is read here, in the memory of the run API."""
 _ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"
 
 
@@ -156,10 +159,10 @@ def _optimizer_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
 def _steps_made(found: FoundSource) -> int:
     """Return the optimizer steps in the schedule of a checkpoint, those before its own run included."""
     schedule: Any = _core_state(found.directory).get("schedule")
-    try:
-        return int(schedule["last_epoch"])
-    except (KeyError, TypeError, ValueError):
-        return 0 if found.state is None else found.state.step
+    steps: object = cast("dict[str, object]", schedule).get("last_epoch") if isinstance(schedule, dict) else None
+    if not isinstance(steps, int) or not 0 <= steps <= LARGEST:
+        raise UserError(f"{found.directory / _CORE_STATE} has no step of the schedule{_ONLY_WEIGHTS}", field=FIELD)
+    return steps
 
 
 def _core_state(checkpoint: Path) -> dict[str, Any]:
@@ -177,9 +180,11 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
         ]
     extra = found.state.extra
     try:
+        if extra["ledger"]["admitted"] > _MAX_ADMITTED:
+            raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
         ledger = Ledger.from_json(extra["ledger"])
         cursor = msgspec.convert(extra.get("rows", {}), RowCursor)
-    except (KeyError, HeadraceError, msgspec.ValidationError) as error:
+    except (KeyError, TypeError, HeadraceError, msgspec.ValidationError) as error:
         raise UserError(
             f"the position in the data cannot be read from {found.directory} ({error}); set ignore_data_skip: true to "
             "begin with the first row",

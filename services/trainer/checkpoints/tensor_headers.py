@@ -21,8 +21,12 @@ def damaged_tensor_file(directory: Path) -> Path | None:
     """Return the first of a directory's files whose header cannot be read, or which has another size than it says."""
     for file in _files(directory):
         header, begin = _header(file)
-        ends = [about.get("data_offsets", [0, -1])[1] for name, about in header.items() if name != _METADATA]
-        if not ends or begin + max(ends) != file.stat().st_size:
+        try:
+            ends = [int(about["data_offsets"][1]) for name, about in header.items() if name != _METADATA]
+            is_whole = bool(ends) and begin + max(ends) == file.stat().st_size
+        except (LookupError, OSError, OverflowError, TypeError, ValueError):
+            is_whole = False
+        if not is_whole:
             return file
     return None
 
@@ -39,4 +43,7 @@ def _header(file: Path) -> tuple[Header, int]:
             found: Any = json.loads(opened.read(size)) if size <= _MAX_HEADER_BYTES else {}
     except (OSError, ValueError, RecursionError, struct.error):
         return {}, 0
-    return (cast("Header", found), 8 + size) if isinstance(found, dict) else ({}, 0)
+    if not isinstance(found, dict):
+        return {}, 0
+    tensors = cast("dict[str, object]", found)
+    return {name: cast("dict[str, Any]", about) for name, about in tensors.items() if isinstance(about, dict)}, 8 + size
