@@ -180,9 +180,7 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
         ]
     extra = found.state.extra
     try:
-        if extra["ledger"]["admitted"] > _MAX_ADMITTED:
-            raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
-        ledger = Ledger.from_json(extra["ledger"])
+        ledger = _ledger(extra["ledger"])
         cursor = msgspec.convert(extra.get("rows", {}), RowCursor)
     except (KeyError, TypeError, HeadraceError, msgspec.ValidationError) as error:
         raise UserError(
@@ -191,3 +189,9 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
             field=FIELD,
         ) from error
     return cursor.after(admitted=ledger.admitted, in_flight=ledger.in_flight()), []
+
+
+def _ledger(data: Any) -> Ledger:
+    if data["admitted"] > _MAX_ADMITTED:
+        raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
+    return Ledger.from_json(data)

@@ -213,9 +213,8 @@ def _refuse_damage(checkpoint: Path) -> None:
 def _state(checkpoint: Path) -> CheckpointState:
     file = checkpoint / STATE_FILE
     try:
-        if file.stat().st_size > _MAX_STATE_BYTES:
-            raise ValueError(f"it has more than {_MAX_STATE_BYTES >> 20} MiB")
-        return parse_state(file.read_bytes())
+        with file.open("rb") as opened:
+            return parse_state(opened.read(_MAX_STATE_BYTES))  # a longer one cannot be decoded
     except (OSError, ValueError) as error:
         raise UserError(f"{checkpoint / STATE_FILE} cannot be read: {error}", field=FIELD) from error
 

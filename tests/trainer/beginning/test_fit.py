@@ -88,6 +88,7 @@ def test_a_forged_step_never_gets_into_the_record_of_a_run(tmp_path: Path, last_
     state = json.loads((forged / "core_state.json").read_text())
     state["schedule"]["last_epoch"] = last_epoch
     (forged / "core_state.json").write_text(json.dumps(state))
+    (forged / "manifest.json").unlink()
     write_manifest(forged)
     with pytest.raises(UserError, match=r"core_state\.json has no step of the schedule"):
         begin(tmp_path, forged)
