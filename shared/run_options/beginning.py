@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shared.run_options.section import Section
 
@@ -23,6 +23,13 @@ class BeginningOptions(Section):
     ignore_data_skip: bool = Field(
         default=False, description="Take weights, optimizer and schedule, but begin with the first row of the data"
     )
+
+    @field_validator("resume_from_checkpoint")
+    @classmethod
+    def _a_checkpoint_has_a_printable_name(cls, said: str | None) -> str | None:
+        if said is not None and not said.isprintable():
+            raise ValueError("must be one line of printable text: a run, RUN:STEP, or a directory")
+        return said
 
     @model_validator(mode="after")
     def _there_is_a_checkpoint_to_take_from(self) -> Self:

@@ -15,11 +15,12 @@ from typing import Any, Final, cast
 import msgspec
 
 from services.trainer.beginning.source import ADAPTER_CONFIG, FIELD, MODEL_CONFIG, FoundSource, read_table
-from services.trainer.checkpoints.tensor_headers import tensor_headers
+from services.trainer.checkpoints.tensor_headers import damaged_tensor_file, tensor_headers
 from services.trainer.groups.ledger import Ledger
 from shared.beginning import Beginning, RowCursor
 from shared.errors import HeadraceError, UserError
 from shared.run_options.run_config import RunConfig
+from shared.run_options.section import LARGEST
 
 _CORE_STATE, _OPTIMIZER, _REFERENCE = "core_state.json", "optimizer", "reference"
 _SHAPE: Final = (
@@ -36,6 +37,8 @@ _MOMENTS: Final[Mapping[str, frozenset[str]]] = {
 """State of each optimizer that has the shape of the weights."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _ROW_ORDER: Final = (*("dataset_name", "dataset_config", "dataset_train_split", "datasets", "shuffle_dataset", "seed"),)
+_MAX_ADMITTED = 2_000_000
+"""Prompt groups of a run whose ledger is read here, in the memory of the run API."""
 _ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"
 
 
@@ -79,6 +82,9 @@ def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list
 
 
 def _weights_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
+    if found.source != "checkpoint" and (cut := damaged_tensor_file(found.directory)) is not None:
+        yield f"{cut} is damaged: its header cannot be read, or its size is not the one in it; copy it again"
+        return
     has_adapters = (found.weights / ADAPTER_CONFIG).is_file()
     if has_adapters and not config.use_peft:
         yield f"{found.directory} has LoRA adapters, but this run trains all weights: set use_peft and its options"
@@ -153,10 +159,10 @@ def _optimizer_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
 def _steps_made(found: FoundSource) -> int:
     """Return the optimizer steps in the schedule of a checkpoint, those before its own run included."""
     schedule: Any = _core_state(found.directory).get("schedule")
-    try:
-        return int(schedule["last_epoch"])
-    except (KeyError, TypeError, ValueError):
-        return 0 if found.state is None else found.state.step
+    steps: object = cast("dict[str, object]", schedule).get("last_epoch") if isinstance(schedule, dict) else None
+    if not isinstance(steps, int) or not 0 <= steps <= LARGEST:
+        raise UserError(f"{found.directory / _CORE_STATE} has no step of the schedule{_ONLY_WEIGHTS}", field=FIELD)
+    return steps
 
 
 def _core_state(checkpoint: Path) -> dict[str, Any]:
@@ -174,12 +180,18 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
         ]
     extra = found.state.extra
     try:
-        ledger = Ledger.from_json(extra["ledger"])
+        ledger = _ledger(extra["ledger"])
         cursor = msgspec.convert(extra.get("rows", {}), RowCursor)
-    except (KeyError, HeadraceError, msgspec.ValidationError) as error:
+    except (KeyError, TypeError, HeadraceError, msgspec.ValidationError) as error:
         raise UserError(
             f"the position in the data cannot be read from {found.directory} ({error}); set ignore_data_skip: true to "
             "begin with the first row",
             field=FIELD,
         ) from error
     return cursor.after(admitted=ledger.admitted, in_flight=ledger.in_flight()), []
+
+
+def _ledger(data: Any) -> Ledger:
+    if data["admitted"] > _MAX_ADMITTED:
+        raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
+    return Ledger.from_json(data)

@@ -35,7 +35,9 @@ _RUN_AND_STEP = re.compile(r"(?P<run>[^:]+)(?::(?P<step>\d{1,12}))?", re.ASCII)
 _MAX_READ_BYTES = 4 * 1024**3
 """Checkpoints up to this size are read whole at submit. Of larger ones only the files' sizes are compared; the training
 rank compares the checksums."""
+_MAX_STATE_BYTES = 64 << 20
 _MAX_SHOWN = 10
+_MAX_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _in_directory(said: str, roots: FileRoots) -> FoundSource:
             path,
             state=_state(path),
             run_id=run_dir.name if is_run else None,
-            run_name=name if isinstance(name, str) else None,
+            run_name=name if isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME else None,
             config=config if is_run else {},
             notes=notes,
         )
@@ -209,8 +211,10 @@ def _refuse_damage(checkpoint: Path) -> None:
 
 
 def _state(checkpoint: Path) -> CheckpointState:
+    file = checkpoint / STATE_FILE
     try:
-        return parse_state((checkpoint / STATE_FILE).read_bytes())
+        with file.open("rb") as opened:
+            return parse_state(opened.read(_MAX_STATE_BYTES))  # a longer one cannot be decoded
     except (OSError, ValueError) as error:
         raise UserError(f"{checkpoint / STATE_FILE} cannot be read: {error}", field=FIELD) from error
 
@@ -218,7 +222,7 @@ def _state(checkpoint: Path) -> CheckpointState:
 def read_table(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON file; empty if it is missing or not a table."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MAX_STATE_BYTES else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -151,11 +151,15 @@ class CoreState:
         Raises:
             HeadraceError: The files belong to another model.
         """
+        from safetensors import SafetensorError
+
         weights = next(iter(self._weights.values()))
         try:
             read_shards(directory, weights, unread=frozenset(aliases) - weights.keys())
         except ShardError as error:
             raise HeadraceError(f"the weights in {directory} belong to another model: {error}") from error
+        except SafetensorError as error:
+            raise HeadraceError(f"the weights in {directory} cannot be read: {error}") from error
         state_file = directory.parent / STATE_FILE
         numbers: dict[str, Any] = json.loads(state_file.read_text()) if state_file.is_file() else {}
         return numbers

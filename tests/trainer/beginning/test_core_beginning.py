@@ -145,5 +145,5 @@ def test_weights_of_another_model_are_refused_with_the_name_of_a_weight(tiny_mod
     Qwen3ForCausalLM(Qwen3Config.from_pretrained(tiny_model, vocab_size=VOCAB_SIZE + 1)).save_pretrained(tmp_path)
     with pytest.raises(HeadraceError, match=r"belong to another model: .* has shape \(\d+, 64\) in the checkpoint"):
         adam(tiny_model).take_weights(tmp_path)
-    with pytest.raises(HeadraceError, match=r"belong to another model: .* is not in the model"):
+    with pytest.raises(HeadraceError, match=r"belong to another model: .* is not in the checkpoint"):
         adam(tiny_model, **LORA).take_weights(tmp_path)

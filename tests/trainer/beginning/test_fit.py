@@ -8,6 +8,7 @@ import pytest
 
 from services.trainer.beginning.fit import beginning_of
 from services.trainer.beginning.source import find_source
+from services.trainer.checkpoints.manifest import write_manifest
 from shared.beginning import Beginning, RowCursor
 from shared.errors import UserError
 from shared.file_roots import FileRoots
@@ -81,6 +82,25 @@ def test_a_checkpoint_of_a_release_that_cannot_be_read_says_how_to_go_on_without
     begin(tmp_path, broken, ignore_data_skip=True)
 
 
+@pytest.mark.parametrize("last_epoch", [-1, 1e999, "4", 2**60, None])
+def test_a_forged_step_never_gets_into_the_record_of_a_run(tmp_path: Path, last_epoch: Any) -> None:
+    forged = source(tmp_path)
+    state = json.loads((forged / "core_state.json").read_text())
+    state["schedule"]["last_epoch"] = last_epoch
+    (forged / "core_state.json").write_text(json.dumps(state))
+    (forged / "manifest.json").unlink()
+    write_manifest(forged)
+    with pytest.raises(UserError, match=r"core_state\.json has no step of the schedule"):
+        begin(tmp_path, forged)
+
+
+@pytest.mark.parametrize("admitted", [10**8, 10**30, "many", None])
+def test_a_ledger_that_would_fill_the_memory_is_not_read(tmp_path: Path, admitted: Any) -> None:
+    forged = source(tmp_path, ledger={"admitted": admitted, "trained": [[0, 10**8]], "dropped": {}})
+    with pytest.raises(UserError, match="the position in the data cannot be read"):
+        begin(tmp_path, forged)
+
+
 def test_a_model_directory_gives_only_weights_and_the_user_is_told(tmp_path: Path) -> None:
     model = make_model(tmp_path / "theirs")
     beginning, notes = begin(tmp_path, model)
@@ -92,6 +112,13 @@ def test_a_model_directory_gives_only_weights_and_the_user_is_told(tmp_path: Pat
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     said = refusal(tmp_path, make_model(tmp_path / "theirs", hidden_size=128))
     assert "has the weights of another model: hidden_size is 128 there and 64 in" in said
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4, 40])
+def test_a_weight_file_that_was_cut_off_is_refused(tmp_path: Path, kept_bytes: int) -> None:
+    file = make_model(tmp_path / "theirs") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept_bytes])
+    assert f"{file} is damaged: its header cannot be read" in refusal(tmp_path, file.parent)
 
 
 def test_weights_that_are_not_floats_are_refused(tmp_path: Path) -> None:

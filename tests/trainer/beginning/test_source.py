@@ -1,5 +1,6 @@
 """Which directory ``resume_from_checkpoint`` means, and which are refused, each with a sentence."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -133,6 +134,16 @@ def test_other_directories_are_refused_with_what_is_missing(tmp_path: Path) -> N
     ):
         with pytest.raises(UserError, match=sentence):
             find_source(said, runs=[], roots=roots(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../secret", "model/../../../secret", "a\0b"])
+def test_a_forged_manifest_tells_nothing_about_other_files(tmp_path: Path, name: str) -> None:
+    path = make_checkpoint(tmp_path / "run-other", step=4)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"size_bytes": 1, "sha256": ""}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="the checkpoint is damaged: .*, which is not in the directory"):
+        find_source(str(path), runs=[], roots=roots(tmp_path))
 
 
 def test_a_directory_outside_the_places_that_runs_may_name_is_refused_before_it_is_read(tmp_path: Path) -> None:
