@@ -10,6 +10,7 @@ from typing import Annotated, BinaryIO
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
 
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.run_reference import RunToRead
@@ -99,9 +100,9 @@ class _FileAnswer(StreamingResponse):
         super().__init__(_bytes(file, first, end), status_code=status_code, headers=headers, media_type=_OCTETS)
         self._file = file
 
-    async def __call__(self, scope: object, receive: object, send: object) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            await super().__call__(scope, receive, send)
         finally:
             self._file.close()
 
