@@ -47,9 +47,9 @@ class Model(BaseModel):
 async def list_model_files(run: RunToRead, api: Api) -> Model:
     """List the files of the run's final model. The first request reads all of them, for their hashes."""
     try:
-        found = await asyncio.to_thread(api.model_files.list, _directory(run))
+        found = await asyncio.to_thread(api.exported_files.list, _directory(run))
     except FileNotFoundError:  # it was replaced
-        found = await asyncio.to_thread(api.model_files.list, _directory(run))
+        found = await asyncio.to_thread(api.exported_files.list, _directory(run))
     if not found:
         raise _no_model(run)
     return Model(run_id=run.run_id, files=[_shown(file) for file in found])
@@ -74,7 +74,7 @@ async def get_model_file(
 ) -> Response:
     """Send a file of the run's final model, or a range of it."""
     try:
-        file = await asyncio.to_thread(api.model_files.open, _directory(run), path)
+        file = await asyncio.to_thread(api.exported_files.open, _directory(run), path)
     except OSError as error:
         raise _no_model(run) from error
     if file is None:
