@@ -6,6 +6,7 @@
 A connection that breaks is tried again for a minute. Then the error is raised, and the same call goes on later.
 """
 
+import functools
 import hashlib
 import itertools
 import os
@@ -82,12 +83,9 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
         raise HeadraceApiError(f"the run API names files that are not those of a model: {why}")
     total, done = sum(file.size for file in files), 0
     for file in files:
-        before = done
-        _fetch(
-            api, where, file, directory / file.path, lambda num, before=before: _tell(on_progress, before + num, total)
-        )
+        _fetch(api, where, file, directory / file.path, functools.partial(_tell, on_progress, total=total, before=done))
         done += file.size
-        _tell(on_progress, done, total)
+        _tell(on_progress, done, total=total)
     return directory
 
 
@@ -165,7 +163,7 @@ class _Upload:
         self._received |= received
         if sum(self._received.values()) > before:
             self._patience = _Patience()
-        _tell(self._on_progress, sum(self._received.values()), sum(self._sizes.values()))
+        _tell(self._on_progress, sum(self._received.values()), total=sum(self._sizes.values()))
 
 
 class _Patience:
@@ -238,9 +236,9 @@ def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Ca
     part.replace(target)
 
 
-def _tell(on_progress: OnProgress | None, done: int, total: int) -> None:
+def _tell(on_progress: OnProgress | None, done: int, *, total: int, before: int = 0) -> None:
     if on_progress is not None:
-        on_progress(done, total)
+        on_progress(before + done, total)
 
 
 def _has_changed(source: Path) -> UserError:

@@ -10,6 +10,7 @@ from typing import Annotated, BinaryIO
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
 
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.run_reference import RunToRead
@@ -46,9 +47,9 @@ class Model(BaseModel):
 async def list_model_files(run: RunToRead, api: Api) -> Model:
     """List the files of the run's final model. The first request reads all of them, for their hashes."""
     try:
-        found = await asyncio.to_thread(api.model_files.list, _directory(run))
+        found = await asyncio.to_thread(api.exported_files.list, _directory(run))
     except FileNotFoundError:  # it was replaced
-        found = await asyncio.to_thread(api.model_files.list, _directory(run))
+        found = await asyncio.to_thread(api.exported_files.list, _directory(run))
     if not found:
         raise _no_model(run)
     return Model(run_id=run.run_id, files=[_shown(file) for file in found])
@@ -73,7 +74,7 @@ async def get_model_file(
 ) -> Response:
     """Send a file of the run's final model, or a range of it."""
     try:
-        file = await asyncio.to_thread(api.model_files.open, _directory(run), path)
+        file = await asyncio.to_thread(api.exported_files.open, _directory(run), path)
     except OSError as error:
         raise _no_model(run) from error
     if file is None:
@@ -99,9 +100,9 @@ class _FileAnswer(StreamingResponse):
         super().__init__(_bytes(file, first, end), status_code=status_code, headers=headers, media_type=_OCTETS)
         self._file = file
 
-    async def __call__(self, scope: object, receive: object, send: object) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            await super().__call__(scope, receive, send)
         finally:
             self._file.close()
 

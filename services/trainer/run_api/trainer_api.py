@@ -6,9 +6,9 @@ from typing import cast
 
 from fastapi import Request
 
+from services.trainer.export.exported_files import ExportedFiles
 from services.trainer.run_api.event_stream import EventStreams
 from services.trainer.run_api.idempotency import IdempotencyKeys
-from services.trainer.run_api.model_files import ModelFiles
 from services.trainer.run_api.run_lookup import fitting
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.engine_check import GeneratorAsker
@@ -37,7 +37,7 @@ class TrainerApi:
     stopping: asyncio.Event
     uploads: UploadStore | None = None
     """None if this deployment takes no uploads."""
-    model_files: ModelFiles = field(default_factory=ModelFiles)
+    exported_files: ExportedFiles = field(default_factory=ExportedFiles)
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a run is added to the queue."""
     editing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -181,7 +181,7 @@ async def _write(pieces: AsyncIterator[bytes], part: Part, store: UploadStore) -
         await asyncio.to_thread(part.write, bytes(waiting))
     except (OSError, Problem) as error:
         await asyncio.to_thread(part.undo)
-        raise store.in_words(error) if isinstance(error, OSError) else error from error
+        raise store.disk.in_words(error) if isinstance(error, OSError) else error from error
 
 
 def _parsed(raw: Any) -> NewUpload:

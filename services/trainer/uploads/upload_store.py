@@ -20,7 +20,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from services.trainer.problems import Problem
-from services.trainer.room import is_disk_full
+from services.trainer.uploads.upload_disk import UploadDisk
 from services.trainer.uploads.upload_part import Part, too_long
 from shared.disk_sync import sync, write_whole
 from shared.file_set import SET_ID, SetFile, set_id, why_no_set
@@ -87,7 +87,7 @@ class UploadStore:
     def __init__(self, directory: Path, *, max_bytes: int, keep_free_bytes: int) -> None:
         self.directory = directory
         self._max_bytes = max_bytes
-        self._keep_free_bytes = keep_free_bytes
+        self.disk = UploadDisk(directory, keep_free_bytes=keep_free_bytes)
         self._changing = threading.Lock()
         """Held while sets come, are completed, are used, or expire."""
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -118,7 +118,7 @@ class UploadStore:
                 "HEADRACE_MAX_UPLOAD_BYTES of the trainer for more.",
             )
         upload_id = set_id(files)
-        with self._changing, self._room_or_507():
+        with self._changing, self.disk.or_507():
             if self._use(upload_id):
                 return self._complete(upload_id, files)
             incoming = self._incoming(upload_id)
@@ -126,7 +126,7 @@ class UploadStore:
             for file in files:
                 self._link_known(incoming, file)
             missing = total - sum({file.sha256: self._received(incoming, file) for file in files}.values())
-            self._require_space(missing)
+            self.disk.require(missing)
             manifest = msgspec.json.encode([asdict(file) for file in files])
             write_whole(incoming / _MANIFEST, manifest)
             return self._finished_or_not(upload_id, files)
@@ -161,8 +161,8 @@ class UploadStore:
             )
         if offset + size > file.size:
             raise too_long(file)
-        with self._room_or_507():
-            self._require_space(size if size >= 0 else file.size - offset)
+        with self.disk.or_507():
+            self.disk.require(size if size >= 0 else file.size - offset)
             os.utime(incoming / _MANIFEST)
             return Part(incoming / f"{sha256}.part", file, offset)
 
@@ -186,7 +186,7 @@ class UploadStore:
                 f"The bytes that came have the hash {found}, and not {file.sha256} as announced. They are deleted: "
                 "send the file again from its beginning, or begin another upload if it has changed.",
             )
-        with self._changing, self._room_or_507():
+        with self._changing, self.disk.or_507():
             incoming = self._incoming(upload_id)
             part.path.replace(incoming / file.sha256)
             (self.directory / _FILES).mkdir(exist_ok=True)
@@ -301,38 +301,6 @@ class UploadStore:
         sync(self.directory)
         shutil.rmtree(incoming, ignore_errors=True)
         return self._complete(upload_id, files)
-
-    def _require_space(self, num_bytes: int) -> None:
-        free = shutil.disk_usage(self.directory).free
-        if num_bytes and free - num_bytes < self._keep_free_bytes:
-            raise self._no_space(f"{num_bytes} bytes are to come, and {free} are free")
-
-    @contextlib.contextmanager
-    def _room_or_507(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise self.in_words(error) from error
-
-    def in_words(self, error: OSError) -> Problem:
-        """Return the problem of an upload that cannot be written."""
-        if is_disk_full(error):
-            return self._no_space("it is full")
-        return Problem(
-            503,
-            "Storage unavailable",
-            f"Uploads cannot be written to {self.directory}: {error.strerror}. Fix the permissions there, or set "
-            "HEADRACE_UPLOADS_DIR of the trainer to another directory.",
-        )
-
-    def _no_space(self, why: str) -> Problem:
-        return Problem(
-            507,
-            "No space for uploads",
-            f"The disk of {self.directory} has no space for this upload: {why}, of which {self._keep_free_bytes} stay "
-            "free for the runs (HEADRACE_UPLOADS_KEEP_FREE_BYTES). Delete unneeded files there, or enlarge the disk; "
-            "the upload then goes on where it was.",
-        )
 
 
 def _place(source: Path, target: Path, *, may_copy: bool = True) -> None:

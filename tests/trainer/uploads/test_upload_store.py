@@ -174,7 +174,7 @@ def test_a_piece_that_fills_the_disk_does_not_count_and_the_upload_goes_on_later
         assert full.value.errno == errno.ENOSPC
         part.undo()
         part.close()
-        refusal = store.in_words(full.value)
+        refusal = store.disk.in_words(full.value)
         assert refusal.status == 507
         assert "no space for this upload" in refusal.body["detail"]
         with pytest.raises(Problem) as refused:  # it is known before the bytes come

@@ -17,7 +17,7 @@ _MAX_KNOWN = 10_000
 _Mark = tuple[str, int, int, int]
 
 
-class ModelFiles:
+class ExportedFiles:
     """Reads models, and remembers the hashes of their files."""
 
     def __init__(self) -> None:
