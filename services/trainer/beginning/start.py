@@ -67,7 +67,7 @@ def _require_intact(beginning: Beginning, *, run_dir: Path, roots: FileRoots | N
     if not directory.is_dir():
         raise UserError(
             f"{of}, but {directory} was deleted before the run had read it. Submit the run again from another "
-            "checkpoint, or restore the directory and resume the run",
+            "checkpoint",
             field="resume_from_checkpoint",
         )
     if beginning.source == "checkpoint" and (damage := find_damage(directory)) is not None:

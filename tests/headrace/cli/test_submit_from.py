@@ -113,19 +113,3 @@ def test_the_run_file_of_a_fork_can_be_printed(capsys: pytest.CaptureFixture[str
     assert f"# the settings are those of {ID}" in said
     assert f"resume_from_checkpoint: {ID}" in said
     assert all(asked.method == "GET" for asked in api.asked)
-
-
-def test_show_says_where_a_run_began(capsys: pytest.CaptureFixture[str]) -> None:
-    beginning = {"says": "step 40 of run-a (math)"}
-    run = {
-        "run_id": ID, "name": "math-2", "tags": [], "metadata": {}, "status": "running", "desired": "run",
-        "reason": "", "created_at_s": 10.0, "started_at_s": 20.0, "ended_at_s": None, "run_dir": "/runs/a",
-        "progress": {"step": 1, "max_steps": 60}, "config": {}, "beginning": beginning,
-    }  # fmt: skip
-
-    def answer(asked: Asked) -> Any:
-        return run if asked.path.endswith(ID) else {"metrics": [], "evaluations": [], "next_cursor": None}
-
-    with serving(answer) as api:
-        assert cli.main(["show", ID, "--url", api.url]) == 0
-    assert "began from step 40 of run-a (math)" in capsys.readouterr().out

@@ -142,7 +142,7 @@ def test_a_forged_manifest_tells_nothing_about_other_files(tmp_path: Path, name:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][name] = {"size_bytes": 1, "sha256": ""}
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="the checkpoint is damaged: .*, which is not in the directory"):
+    with pytest.raises(UserError, match=r"the checkpoint is damaged: .*, which is not in the directory"):
         find_source(str(path), runs=[], roots=roots(tmp_path))
 
 
