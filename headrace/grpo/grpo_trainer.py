@@ -110,6 +110,7 @@ class GRPOTrainer:
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.run: Run | None = None
         """The training run, as the API shows it; None before ``train()``."""
+        self._trained_run: Run | None = None
         init_kwargs = cast("Mapping[str, Any]", self.args.model_init_kwargs or {})
         self._live = LiveModel(model, processing_class, peft_config=peft_config, init_kwargs=init_kwargs)
         self._script = Script(
@@ -256,10 +257,10 @@ class GRPOTrainer:
             raise ArgumentError("save_model needs a directory: give output_dir")
         if not self._live.is_trained:
             self._live.save(Path(directory))
-        elif self._live.is_fetched or self.run is None:
+        elif self._live.is_fetched or self._trained_run is None:
             shutil.copytree(cast("Path", self._live.trained), directory, dirs_exist_ok=True)
         else:
-            self._download(self.run, Path(directory))
+            self._download(self._trained_run, Path(directory))
 
     def push_to_hub(self, commit_message: str = "End of training") -> str:
         """Upload the model to the hub as ``hub_model_id``, by default the name of ``output_dir``; return its URL."""
@@ -361,6 +362,7 @@ class GRPOTrainer:
     def _bring_weights_back(self, run: Run) -> None:
         """Use the weights of a run from now on. Those of services elsewhere are downloaded when they are needed."""
         directory, services = Path(run["run_dir"]) / "model", self._connected()
+        self._trained_run = run
         if services.see_here(directory):
             self._live.take(directory)
         elif services.are_elsewhere:
