@@ -239,7 +239,7 @@ class GRPOTrainer:
             raise ArgumentError("save_model needs a directory: give output_dir")
         if not self._live.is_trained:
             self._live.save(Path(directory))
-        elif self._live.is_fetched or self.run is None:
+        elif self._live.is_fetched or self._training.trained_run is None:
             shutil.copytree(cast("Path", self._live.trained), directory, dirs_exist_ok=True)
         else:
             self._training.download(Path(directory), base=self._live.name)

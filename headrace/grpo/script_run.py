@@ -42,6 +42,8 @@ class ScriptRun:
     def __init__(self, script: Script, events: TrainingEvents) -> None:
         self.run: Run | None = None
         """The training run, as the API shows it; None before it began."""
+        self.trained_run: Run | None = None
+        """The last run that was followed to its end."""
         self._script = script
         self._events = events
         self._services: ScriptServices | None = None
@@ -112,6 +114,7 @@ class ScriptRun:
     def give_weights_to(self, live: LiveModel) -> None:
         """Have the model use the run's weights. Those of services elsewhere are downloaded when they are needed."""
         run, services = self._followed(), self._connected()
+        self.trained_run = run
         directory = Path(run["run_dir"]) / "model"
         if services.see_here(directory):
             live.take(directory)
@@ -121,8 +124,9 @@ class ScriptRun:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
     def download(self, directory: Path, *, base: str) -> Path:
-        """Download the run's final model. An adapter gets ``base``, the script's name of the model, as its base."""
-        return self._download(self._followed(), directory, base=base)
+        """Download the final model of the last training. An adapter gets ``base``, the script's name of the model, as its base."""
+        assert self.trained_run is not None
+        return self._download(self.trained_run, directory, base=base)
 
     def _download(self, run: Run, directory: Path, *, base: str) -> Path:
         self._connected().download_model(run["run_id"], directory)
