@@ -5,6 +5,8 @@
 A state is JSON, so that it can be kept in a file. The same state always gives the same rows.
 """
 
+import importlib
+import importlib.util
 import itertools
 import os
 from collections.abc import Iterator
@@ -168,11 +170,19 @@ class _Hub:
     def read_block(self, state: Any, size: int) -> Block:
         before, inner = (0, None) if state is None else state
         self._rows.load_state_dict(inner)
-        reading: Iterator[dict[str, Any]] = iter(self._rows)
-        rows: list[Raw] = list(itertools.islice(reading, size))
+        try:
+            rows: list[Raw] = list(itertools.islice(iter(self._rows), size))
+        except http_errors() as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
         places = [f"{self._name} split {self._split} row {before + index}" for index in range(len(rows))]
         after = [before + size, self._rows.state_dict()] if len(rows) == size else None
         return Block(rows, places, after)
+
+
+def http_errors() -> tuple[type[Exception], ...]:
+    """Return the transport errors of the HTTP clients that this release of huggingface_hub may use."""
+    clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name) is not None]
+    return tuple(cast("type[Exception]", importlib.import_module(name).HTTPError) for name in clients)
 
 
 def _opened(path: Path, field: str, roots: FileRoots | None) -> BinaryIO:

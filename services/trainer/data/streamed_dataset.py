@@ -124,6 +124,8 @@ class StreamedDataset:
             if number < after:
                 return start, block
             is_over = block.after is None
+            if not block.rows and start.state is None:
+                raise UserError(f"the dataset {self._source.path} has no rows any more", field="dataset_name")
             start = _Start(after, start.epoch + is_over, block.after)
             self._keep(start)
 

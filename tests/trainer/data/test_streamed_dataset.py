@@ -117,6 +117,14 @@ def test_a_block_that_cannot_be_read_is_tried_again() -> None:
         streamed(CountedStream(rows(), failures=5)).row_at(0)
 
 
+def test_a_data_set_that_lost_its_rows_ends_the_run() -> None:
+    content = rows()
+    dataset = streamed(CountedStream(content))
+    content.clear()
+    with pytest.raises(UserError, match="has no rows any more"):
+        dataset.row_at(0)
+
+
 def test_a_bad_row_has_a_problem_and_a_missing_column_is_null() -> None:
     content = [{"prompt": "a", "level": 3}, {"prompt": "b"}, BadRowError("is not JSON")]
     dataset = streamed(CountedStream(content), shuffle_dataset=False)

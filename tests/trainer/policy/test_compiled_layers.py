@@ -22,6 +22,7 @@ pytestmark = [
 def fresh_compiler() -> None:
     dynamo: Any = torch
     dynamo._dynamo.reset()
+    dynamo._dynamo.utils.counters.clear()
 
 
 def accumulated(model: Path, *, backend: str | None, **settings: Any) -> tuple[PolicyCore, float]:
