@@ -1,9 +1,14 @@
 """Which test runs or checks which block of a page, where it is not a test of this folder.
 
-A block is named by a text in it. test_blocks.py checks that each text is in one block, and that the test names its
+All Python, YAML and commands of some pages are run in order. On other pages, a block is named by a text in it. test_blocks.py checks that each text is in one block, and that the test names its
 page.
 """
 
+WHOLE_PAGES = {
+    "docs/notebook.md": "tests/documentation/test_tutorial.py",
+    "docs/reading-rollouts.md": "tests/documentation/test_tutorial.py",
+    "docs/tutorial.md": "tests/documentation/test_tutorial.py",
+}
 OTHER_TESTS: dict[tuple[str, str], str] = {
     ("docs/coming-from-trl.md", "$ cat config.yaml"): "tests/headrace/test_run_file.py",
     ("docs/operations.md", "kind: Pod"): "tests/helm/test_commands_in_docs.py",

@@ -16,7 +16,7 @@ import pytest
 
 from tests.documentation.page_blocks import BLOCKS, PAGES, ROOT, Block
 from tests.documentation.programs import check_command
-from tests.documentation.run_by_other_tests import OTHER_TESTS
+from tests.documentation.run_by_other_tests import OTHER_TESTS, WHOLE_PAGES
 from tests.documentation.shell_commands import commands_in
 from tests.documentation.snippets import check_json, check_python, check_yaml
 
@@ -27,6 +27,8 @@ _CHECKS = {"json": check_json, "python": check_python, "yaml": check_yaml}
 
 def other_test(block: Block) -> str:
     """Return the file of the test that runs a block; empty if none does."""
+    if block.page in WHOLE_PAGES and block.language != "text":
+        return WHOLE_PAGES[block.page]
     found = {test for (page, text), test in OTHER_TESTS.items() if page == block.page and text in block.text}
     return found.pop() if found else ""
 
@@ -62,5 +64,9 @@ def test_the_pages_have_blocks() -> None:
 @pytest.mark.parametrize(("page", "text"), OTHER_TESTS)
 def test_another_test_that_runs_a_block_names_its_page(page: str, text: str) -> None:
     assert len([block for block in BLOCKS if block.page == page and text in block.text]) == 1
-    source = (ROOT / OTHER_TESTS[page, text]).read_text(encoding="utf-8")
-    assert f'"{page.rpartition("/")[2]}"' in source
+    assert f'{page.rpartition("/")[2]}"' in (ROOT / OTHER_TESTS[page, text]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", WHOLE_PAGES)
+def test_another_test_that_runs_a_whole_page_names_it(page: str) -> None:
+    assert f'"{page}"' in (ROOT / WHOLE_PAGES[page]).read_text(encoding="utf-8")
