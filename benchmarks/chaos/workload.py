@@ -9,7 +9,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 SIMULATED, VLLM = "simulated", "vllm"
 MAX_STALENESS = 2
@@ -27,8 +27,14 @@ _REWARDS = '''
 import asyncio
 
 
-def length(completion_ids, **columns):
-    return [float(len(ids) % 7) for ids in completion_ids]
+def length(completions, completion_ids, **columns):
+    return [float(measure(*each) % 7) for each in zip(completions, completion_ids)]
+
+
+def measure(completion, ids):
+    if isinstance(completion, str):
+        return len(ids)
+    return sum(len(message["content"]) for message in completion if message["role"] == "assistant")
 
 
 async def slow(completion_ids, **columns):
@@ -55,9 +61,17 @@ _SIMULATION = {
 }
 
 
-def length_reward(num_tokens: int) -> float:
-    """Return the value of the first reward function."""
-    return float(num_tokens % 7)
+def length_reward(row: Mapping[str, Any]) -> float:
+    """Return the value of the first reward function for a line of the rollout log.
+
+    It counts tokens. Of a conversation, it counts the characters that the policy wrote: the ids of a completion include
+    those of the results of tools, which the log does not have.
+    """
+    completion: Any = row.get("completion")
+    if not isinstance(completion, list):
+        return float(int(row["num_tokens"]) % 7)
+    messages = cast("list[dict[str, Any]]", completion)
+    return float(sum(len(message["content"]) for message in messages if message["role"] == "assistant") % 7)
 
 
 def prepare(directory: Path) -> None:
