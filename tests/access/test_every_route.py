@@ -311,9 +311,9 @@ OPERATIONS = {
         register_reward score_completions test_reward""",
     "generator": """create_chat_completion create_completion generate_completions get_about get_health get_liveness
         get_readiness list_models""",
-    "sessions": """check_tools create_session_chat_completion create_session_message create_session_response
-        create_session_v1_message end_session get_about get_liveness get_readiness get_session list_session_models
-        open_session report_session_reward""",
+    "sessions": """check_tools count_message_tokens count_v1_message_tokens create_session_chat_completion
+        create_session_message create_session_response create_session_v1_message end_session get_about get_liveness
+        get_readiness get_session list_session_models open_session report_session_reward""",
 }
 
 
