@@ -124,7 +124,7 @@ class ScriptRun:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
     def download(self, directory: Path, *, base: str) -> Path:
-        """Download the final model of the last training. An adapter gets ``base``, the script's name of the model, as its base."""
+        """Download the last training's final model. An adapter gets ``base``, the script's name for it, as its base."""
         assert self.trained_run is not None
         return self._download(self.trained_run, directory, base=base)
 
