@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from headrace.api_connection import ApiConnection, HeadraceApiError
 from shared.errors import UserError
-from shared.file_set import MAX_FILES, SetFile, why_no_set
+from shared.file_set import MAX_FILES, SetFile, is_hash, why_no_set
 
 OnProgress = Callable[[int, int], object]
 """Called with the bytes that are there, and those of the whole."""
@@ -79,7 +79,7 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
         except HeadraceApiError as error:
             patience.wait_or_raise(error)
     files = [SetFile(str(file["path"]), int(file["size"]), str(file["sha256"])) for file in listed]
-    if why := why_no_set(files):
+    if why := why_no_set(files) or next((f"{it.sha256!r} is no hash" for it in files if not is_hash(it.sha256)), ""):
         raise HeadraceApiError(f"the run API names files that are not those of a model: {why}")
     total, done = sum(file.size for file in files), 0
     for file in files:

@@ -39,6 +39,11 @@ class SetFile:
     sha256: str
 
 
+def is_hash(text: str) -> bool:
+    """Whether a text can be the hash of a file."""
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
 def why_no_path(path: str) -> str:
     """Return why a path cannot be that of a file in a set; empty if it can. It follows the path in a sentence."""
     parts = path.split("/")

@@ -179,9 +179,12 @@ async def _write(pieces: AsyncIterator[bytes], part: Part, store: UploadStore) -
             await asyncio.to_thread(part.write, bytes(waiting))
             raise
         await asyncio.to_thread(part.write, bytes(waiting))
-    except (OSError, Problem) as error:
+    except OSError as error:
         await asyncio.to_thread(part.undo)
-        raise store.disk.in_words(error) if isinstance(error, OSError) else error from error
+        raise store.disk.in_words(error) from error
+    except Problem:
+        await asyncio.to_thread(part.undo)
+        raise
 
 
 def _parsed(raw: Any) -> NewUpload:
