@@ -15,6 +15,7 @@ from services.rewarder.score_api.endpoint_bodies import RegisterRequest, TrialRe
 from services.sessions.session_api.session_routes import NewSession, SessionRequest
 from services.trainer.run_api.edit_route import EDITABLE
 from services.trainer.run_api.run_data_routes import Metrics, Rollouts
+from services.trainer.run_api.run_view import RunDetail
 from services.trainer.run_api.submit_route import SubmittedRun
 from shared.access.route_table import GENERATOR, REWARDER, SESSIONS, TRAINER, Route
 from shared.run_options.agents import AgentOptions
@@ -38,6 +39,7 @@ _BODIES: Mapping[str, type[BaseModel]] = {
 }
 _ANSWERS: Mapping[str, type[BaseModel]] = {
     "check_rewards": RewardFunctions,
+    "edit_run": RunDetail,
     "list_metrics": Metrics,
     "list_rollouts": Rollouts,
     "open_session": NewSession,
