@@ -4,7 +4,7 @@ import ast
 import importlib
 import inspect
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -89,7 +89,8 @@ def check_yaml(block: Block) -> bool:
 def _paths(values: Any, above: str = "") -> list[str]:
     if not isinstance(values, dict):
         return [above]
-    return [path for key, value in values.items() for path in _paths(value, f"{above}.{key}" if above else key)]
+    known = cast("dict[str, Any]", values)
+    return [path for key, value in known.items() for path in _paths(value, f"{above}.{key}" if above else key)]
 
 
 def check_json(block: Block) -> bool:
