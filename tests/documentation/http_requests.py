@@ -2,10 +2,9 @@
 
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel
@@ -15,6 +14,7 @@ from services.rewarder.score_api.endpoint_bodies import RegisterRequest, TrialRe
 from services.sessions.session_api.session_routes import NewSession, SessionRequest
 from services.trainer.run_api.edit_route import EDITABLE
 from services.trainer.run_api.run_data_routes import Metrics, Rollouts
+from services.trainer.run_api.run_view import RunDetail
 from services.trainer.run_api.submit_route import SubmittedRun
 from shared.access.route_table import GENERATOR, REWARDER, SESSIONS, TRAINER, Route
 from shared.run_options.agents import AgentOptions
@@ -38,6 +38,7 @@ _BODIES: Mapping[str, type[BaseModel]] = {
 }
 _ANSWERS: Mapping[str, type[BaseModel]] = {
     "check_rewards": RewardFunctions,
+    "edit_run": RunDetail,
     "list_metrics": Metrics,
     "list_rollouts": Rollouts,
     "open_session": NewSession,
@@ -98,13 +99,13 @@ def check_answer(route: Route, body: Any) -> bool:
 
 
 def _check_fields(value: Any, kind: Any) -> None:
+    kinds = [it for it in get_args(kind) if it is not type(None)]
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
-        for name, inner in value.items():
+        for name, inner in cast("dict[str, Any]", value).items():
             assert name in kind.model_fields, f"{kind.__name__} has no field {name}"
             _check_fields(inner, kind.model_fields[name].annotation)
     elif isinstance(value, list) and get_origin(kind) is list:
-        for inner in value:
-            _check_fields(inner, get_args(kind)[0])
-    elif value is not None and re.search(r"Union|\|", str(get_origin(kind) or type(kind))):
-        (inner_kind, *_) = [it for it in get_args(kind) if it is not type(None)]
-        _check_fields(value, inner_kind)
+        for inner in cast("list[Any]", value):
+            _check_fields(inner, kinds[0])
+    elif value is not None and type(None) in get_args(kind):
+        _check_fields(value, kinds[0])

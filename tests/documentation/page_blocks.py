@@ -72,4 +72,9 @@ def blocks_of(page: Path) -> Iterator[Block]:
         )
 
 
+def text_without_blocks(page: Path) -> str:
+    """Return the sentences of a page."""
+    return _BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
 BLOCKS = tuple(block for page in PAGES for block in blocks_of(page))

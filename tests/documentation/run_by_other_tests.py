@@ -1,7 +1,7 @@
-"""Which test runs or checks which block of a page, where it is not a test of this folder.
+"""Which test runs or checks which block of a page, where it is not test_blocks.py.
 
-All Python, YAML and commands of some pages are run in order. On other pages, a block is named by a text in it. test_blocks.py checks that each text is in one block, and that the test names its
-page.
+All Python, YAML and commands of some pages are run in order. On other pages, a block is named by a text in it.
+test_blocks.py checks that each text is in one block, and that the test names its page.
 """
 
 WHOLE_PAGES = {

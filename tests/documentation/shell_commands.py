@@ -46,10 +46,9 @@ def _without_redirections(words: list[str]) -> list[str]:
     is_target = False
     for word in words:
         found = _REDIRECTION.match(word)
-        if is_target or found:
-            is_target = bool(found) and found is not None and found.end() == len(word) and found[1] is None
-        else:
+        if not is_target and not found:
             kept.append(word)
+        is_target = found is not None and found[0] == word and found[1] is None
     return kept
 
 
