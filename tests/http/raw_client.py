@@ -57,9 +57,12 @@ class RawClient:
         for at in range(len(data)):
             with contextlib.suppress(ConnectionError):
                 await self.send(data[at : at + 1])
+            begun: bytes | None = None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(every_s):
-                    return await self.until_closed(await self._reader.read(1))
+                async with asyncio.timeout(every_s):  # only for the first byte: a response that is cut off here is lost
+                    begun = await self._reader.read(1)
+            if begun is not None:
+                return await self.until_closed(begun)
         raise AssertionError("all was sent, and nothing came back")
 
     async def some(self, *, within_s: float) -> bytes:
