@@ -34,9 +34,11 @@ from headrace.grpo.script_services import ScriptServices, begin_run, find_servic
 from headrace.grpo.training_events import TrainingEvents
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
 from shared.errors import HeadraceError
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.run_config import parse_run_config
 from shared.run_options.section import steps_of
 
 _PIPE_WIDTH: Final = 120
@@ -186,6 +188,7 @@ class GRPOTrainer:
         run = self.run = self._begun(resume=bool(resume_from_checkpoint))
         client = self.client
         events, first_step = self._events, self.state.global_step
+        self._describe(run)
         events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
         try:
             self.run = follow(client, run["run_id"], console=self._console(), on_event=self._take).run
@@ -197,6 +200,7 @@ class GRPOTrainer:
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
         losses = self._take_what_was_missed(client)
+        events.take_best(self.run["progress"].get("best"))
         self._bring_weights_back(Path(self.run["run_dir"]) / "model")
         seconds = time.monotonic() - began_at
         loss = sum(losses) / len(losses) if losses else 0.0
@@ -287,8 +291,9 @@ class GRPOTrainer:
             if resume:
                 raise ArgumentError(f"resume_from_checkpoint: {run['run_id']} is {run['status']} and cannot go on")
             self.state.global_step = 0
+            self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
             self._told_evaluations.clear()
-        settings, notes = training_settings(self._script, self._files)
+        settings, notes = training_settings(self._script, self._files, callbacks=self._events.callbacks)
         submission = begin_run(client, settings, say=say)
         for note in (*notes, *submission.warnings):
             say(f"note: {note}")
@@ -298,6 +303,20 @@ class GRPOTrainer:
         run = client.get(submission.run_id)
         run["progress"]["max_steps"] = derived["steps"]
         return run
+
+    def _describe(self, run: Run) -> None:
+        """Put the run's settings into the state, and let it follow the best evaluation."""
+        config = parse_run_config(run["config"])
+        state, steps = self.state, max(1, int(run["progress"]["max_steps"]))
+        state.num_train_epochs = math.ceil(steps * self._epochs_per_step)
+        state.logging_steps = max(1, steps_of(self.args.logging_steps, steps))
+        state.save_steps = max(1, steps_of(config.save_steps, steps))
+        state.eval_steps = state.save_steps if config.eval_steps is None else max(1, steps_of(config.eval_steps, steps))
+        state.train_batch_size = config.groups_per_step * config.num_generations
+        rule = BestRule.of(config)
+        if not self._told_evaluations:
+            best = None if rule is None else BestCheckpoint(rule)
+            self._events.find_best(best, checkpoints=f"{run['run_dir']}/checkpoints")
 
     def _remember(self, submission: Submission) -> None:
         if self.args.output_dir is not None:

@@ -10,6 +10,7 @@ The callbacks see steps a moment after they were made. The trainer does not wait
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint
 from shared.run_options.grpo_config import GRPOConfig
 
 _NOT_LOGGED = frozenset({"step", "at_s"})
@@ -32,6 +33,8 @@ class TrainingEvents:
         self._context = context
         self._window: list[dict[str, float]] = []
         self._epochs_per_step = 0.0
+        self._best: BestCheckpoint | None = None
+        self._checkpoints = ""
         self.callbacks: list[Any] = []
         """Objects with methods such as ``on_step_end(args, state, control, **kwargs)``."""
         self.state = state
@@ -45,6 +48,24 @@ class TrainingEvents:
         self.fire("on_train_begin")
         self.fire("on_epoch_begin")
 
+    def find_best(self, best: BestCheckpoint | None, *, checkpoints: str) -> None:
+        """Keep the best evaluation in the state from now on.
+
+        Args:
+            best: Judges the evaluations; None if the run does not look for its best checkpoint.
+            checkpoints: Directory of the run's checkpoints.
+        """
+        self._best, self._checkpoints = best, checkpoints
+
+    def take_best(self, best: Mapping[str, Any] | None) -> None:
+        """Take the best evaluation from the run's record; it is right even if evaluations were repeated after a crash."""
+        if best is not None:
+            self._set_best(step=int(best["step"]), value=float(best["value"]))
+
+    def _set_best(self, *, step: int, value: float) -> None:
+        self.state.best_metric, self.state.best_global_step = value, step
+        self.state.best_model_checkpoint = f"{self._checkpoints}/step_{step:08d}"
+
     def take(self, metrics: Mapping[str, Any], *, logging_steps: int, save_steps: int) -> None:
         """Take the metrics of one step, unless it was taken already."""
         step = int(metrics["step"])
@@ -53,6 +74,7 @@ class TrainingEvents:
         self.fire("on_step_begin")
         self.state.global_step = step
         epoch_before, self.state.epoch = self.state.epoch or 0.0, step * self._epochs_per_step
+        self.state.num_input_tokens_seen = int(metrics.get("num_tokens") or 0)
         self._window.append(_numbers(metrics))
         self.fire("on_step_end")
         if step % logging_steps == 0:
@@ -69,6 +91,8 @@ class TrainingEvents:
         numbers = _numbers(metrics)
         self.log(numbers, step=step)
         self.fire("on_evaluate", metrics=numbers)
+        if self._best is not None and self._best.judge(metrics, step=step):  # after the callbacks, as in transformers
+            self._set_best(step=step, value=self._best.value)
 
     def end(self, summary: Mapping[str, float]) -> None:
         """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
@@ -86,9 +110,14 @@ class TrainingEvents:
         """Call one event of every callback."""
         for callback in self.callbacks:
             handler: Callable[..., Any] | None = getattr(callback, event, None)
-            if handler is not None:
+            if handler is not None and not is_early_stopping(callback):
                 answer = handler(self._args, self.state, self.control, **self._context(), **more)
                 self.control = self.control if answer is None else answer
+
+
+def is_early_stopping(callback: Any) -> bool:
+    """Return whether a callback is transformers' own for early stopping, which the run does itself."""
+    return type(callback).__name__ == "EarlyStoppingCallback" and type(callback).__module__.startswith("transformers.")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

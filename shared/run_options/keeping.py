@@ -117,6 +117,15 @@ class KeepingOptions(Section):
                 raise ValueError(f"{name} has no effect without the table; set log_completions: true to print it")
         return self
 
+    @field_validator("metric_for_best_model")
+    @classmethod
+    def _evaluations_have_no_loss(cls, name: str | None) -> str | None:
+        if name in ("loss", f"{EVALUATION}loss"):
+            raise ValueError(
+                f"evaluations sample and score completions, and compute no loss; leave it out for {DEFAULT_BEST_METRIC}"
+            )
+        return name
+
     @property
     def finds_best(self) -> bool:
         """Whether evaluations decide which checkpoint is the best."""

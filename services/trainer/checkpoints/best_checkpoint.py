@@ -1,4 +1,4 @@
-"""Finds the best checkpoint of a run by its evaluations, and when to stop early; pure.
+"""Finds the best checkpoint of a run by its evaluations, and when to stop early.
 
     evaluations, oldest first --judge--> step and value of the best, evaluations since the last improvement
 
@@ -10,14 +10,20 @@ The state follows from the evaluations in the run's log, which a resumed trainer
 again. So nothing else has to be stored.
 """
 
+import logging
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+from services.trainer.run_outputs import read_evaluations
 from shared.errors import UserError
 from shared.redis.run_record import BestEvaluation
-from shared.run_options.run_config import RunConfig
+from shared.run_options.run_config import RunConfig, parse_run_config
+
+log = logging.getLogger(__name__)
 
 _DONE = "eval_groups/done"
 _NOT_OF_ROLLOUTS = ("eval_groups/", "eval_policy_version/", "eval_runtime", "eval_skipped")
@@ -124,6 +130,20 @@ class BestCheckpoint:
             value=self.value,
             num_without_improvement=self.num_without_improvement,
         )
+
+
+def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | None:
+    """Return the best checkpoint by the files of a run; None if it does not look for one, or they cannot be read."""
+    try:
+        rule = BestRule.of(parse_run_config(dict(config)))
+        return (
+            None
+            if rule is None
+            else BestCheckpoint(rule, read_evaluations(run_dir, after_step=-1, limit=sys.maxsize)[0])
+        )
+    except UserError as error:  # another release has written the config
+        log.warning("the best checkpoint of %s is not known: %s", run_dir, error)
+        return None
 
 
 def _missing(name: str, metrics: Mapping[str, Any]) -> str:

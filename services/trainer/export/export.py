@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.checkpoints.checkpoint import STATE_FILE
 from services.trainer.checkpoints.manifest import find_damage, sync_tree
 from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
@@ -110,7 +111,13 @@ def run_facts(checkpoint: Path) -> RunFacts:
     is_logged = bool(lines) and int(lines[-1]["step"]) == step
     metrics = {name: value for line in lines for name, value in line.items()} if is_logged else {}
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-    return RunFacts(config=config, metrics=numbers, run_id=run_dir.name, step=step)
+    return RunFacts(config=config, metrics=numbers, run_id=run_dir.name, step=step, best=_best(run_dir, config, step))
+
+
+def _best(run_dir: Path, config: dict[str, Any], step: int) -> str:
+    """Return the metric by which the checkpoint of ``step`` is the best of its run, with its value, or an empty string."""
+    best = best_in_files(run_dir, config)
+    return f"`{best.rule.metric}`: {best.value:.6g}" if best is not None and best.step == step else ""
 
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:

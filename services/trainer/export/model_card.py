@@ -44,6 +44,8 @@ class RunFacts:
     """Metrics of the last step in the weights; empty if unknown."""
     run_id: str | None = None
     step: int | None = None
+    best: str = ""
+    """The metric by which these weights are the best of the run, with its value; empty if they are not."""
     is_config_damaged: bool = False
     """Whether the config is unknown because its file cannot be read."""
 
@@ -76,6 +78,8 @@ def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
     made = f"optimizer step {facts.step} of" if facts.step is not None else "made by"
     run = f"run `{facts.run_id}`" if facts.run_id else "a run"
     yield f"Post-trained with GRPO ({_GRPO}) by headrace: {made} {run}.\n"
+    if facts.best:
+        yield f"Of the run's evaluated checkpoints, this is the best by {facts.best}.\n"
     if config:
         revision = f" at revision `{config['model_revision']}`" if config.get("model_revision") else ""
         yield f"* Base model: {_named(str(config.get('model')))}{revision}"
