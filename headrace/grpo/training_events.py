@@ -58,7 +58,7 @@ class TrainingEvents:
         self._best, self._checkpoints = best, checkpoints
 
     def take_best(self, best: Mapping[str, Any] | None) -> None:
-        """Take the best evaluation from the run's record; it is right even if evaluations were repeated after a crash."""
+        """Take the best evaluation from the run's record, which also knows of evaluations repeated after a crash."""
         if best is not None:
             self._set_best(step=int(best["step"]), value=float(best["value"]))
 

@@ -14,7 +14,7 @@ _MAX_REPO_ID = 96
 EVALUATION = "eval_"
 """Prefix of the metrics of an evaluation."""
 DEFAULT_BEST_METRIC = "eval_reward"
-_ABOUT_BEST = ("metric_for_best_model", "load_best_model_at_end", "early_stopping_patience")
+ABOUT_BEST = ("metric_for_best_model", "load_best_model_at_end", "early_stopping_patience")
 """Settings each of which makes a run look for its best checkpoint."""
 
 
@@ -129,7 +129,7 @@ class KeepingOptions(Section):
     @property
     def finds_best(self) -> bool:
         """Whether evaluations decide which checkpoint is the best."""
-        return any(getattr(self, name) for name in _ABOUT_BEST)
+        return any(getattr(self, name) for name in ABOUT_BEST)
 
     @property
     def best_metric_name(self) -> str:
@@ -150,7 +150,7 @@ class KeepingOptions(Section):
             if self.greater_is_better is not None:
                 raise ValueError("greater_is_better has no effect without a metric; set metric_for_best_model")
         elif getattr(self, "eval_steps", None) is None:
-            first = next(name for name in _ABOUT_BEST if getattr(self, name))
+            first = next(name for name in ABOUT_BEST if getattr(self, name))
             raise ValueError(f"{first} compares evaluations, and the run makes none while it trains; set eval_steps")
         if self.early_stopping_threshold and self.early_stopping_patience is None:
             raise ValueError("early_stopping_threshold has no effect alone; set early_stopping_patience as well")

@@ -2,8 +2,8 @@
 
     evaluations, oldest first --judge--> step and value of the best, evaluations since the last improvement
 
-The rules are those of transformers' Trainer and EarlyStoppingCallback. An equal value is not better, so the earlier step
-stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
+The rules are those of transformers' Trainer and EarlyStoppingCallback. An equal value is not better, so the earlier
+step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
 evaluation without a value, because no group came back or it is not a number, is passed over.
 
 The state follows from the evaluations in the run's log, which a resumed trainer cuts back to its checkpoint and judges
@@ -21,6 +21,7 @@ from typing import Any, Self
 from services.trainer.run_outputs import read_evaluations
 from shared.errors import UserError
 from shared.redis.run_record import BestEvaluation
+from shared.run_options.keeping import ABOUT_BEST
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,8 @@ class BestCheckpoint:
 
 def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | None:
     """Return the best checkpoint by the files of a run; None if it does not look for one, or they cannot be read."""
+    if not any(config.get(name) for name in ABOUT_BEST):
+        return None
     try:
         rule = BestRule.of(parse_run_config(dict(config)))
         return (

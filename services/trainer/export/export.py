@@ -115,7 +115,7 @@ def run_facts(checkpoint: Path) -> RunFacts:
 
 
 def _best(run_dir: Path, config: dict[str, Any], step: int) -> str:
-    """Return the metric by which the checkpoint of ``step`` is the best of its run, with its value, or an empty string."""
+    """Return the metric by which the checkpoint of ``step`` is its run's best, with its value; empty if it is not."""
     best = best_in_files(run_dir, config)
     return f"`{best.rule.metric}`: {best.value:.6g}" if best is not None and best.step == step else ""
 

@@ -1,4 +1,4 @@
-"""Exports the last or the best checkpoint of a run as a transformers directory, and uploads it if the run asks for that.
+"""Exports the last or the best checkpoint of a run as a transformers directory, and uploads it if the run says so.
 
     checkpoints/step_00000200/ --export.py--> run_dir/model/ --hub.py--> owner/name
 
@@ -54,8 +54,8 @@ async def leave_model(
         terminate: Set when this process is asked to end. The upload is then abandoned, and begun again after a restart.
 
     Returns:
-        What went wrong, such as a failed upload, or an empty string. None if the process was asked to end before the upload was
-        complete.
+        What went wrong, such as a failed upload, or an empty string. None if the process was asked to end before the
+        upload was complete.
 
     Raises:
         OSError: The model could not be written.

@@ -49,6 +49,20 @@ def test_a_directory_gives_what_its_files_say_and_neither_an_end_nor_a_reason_to
     assert (watch.has_ended, watch.seconds_left(), watch.waiting_for) == (True, None, "")
 
 
+def test_the_best_checkpoint_is_found_in_the_evaluations(run_dir: Path) -> None:
+    assert RunWatch(RunDirectory(run_dir).get("run-a")).best == ""
+    config = {
+        "model": "m",
+        "dataset_name": "d",
+        "reward_funcs": ["f:g"],
+        "eval_dataset_name": "e",
+        "eval_steps": 1,
+        "metric_for_best_model": "reward",
+    }
+    (run_dir / "config.json").write_text(json.dumps(config))
+    assert RunWatch(RunDirectory(run_dir).get("run-a")).best == "step 1, eval_reward 0.75"
+
+
 def test_rollouts_are_of_the_newest_step_unless_one_is_named(run_dir: Path) -> None:
     directory = RunDirectory(run_dir)
     assert [row["step"] for row in directory.rollouts("run-a")] == [2]
