@@ -66,7 +66,7 @@ def unknown_metric(config: RunConfig) -> list[str]:
         return []
     offered = ", ".join(f"rewards/{reward}/mean" for reward in rewards)
     return [
-        f"metric_for_best_model: if the first evaluation does not have {name}, the run fails then; every evaluation has "
-        f"reward{', ' if offered else ''}{offered} and completions/mean_length, and what reward functions log with "
+        f"metric_for_best_model: if the first evaluation does not have {name}, the run fails then; every evaluation "
+        f"has reward{', ' if offered else ''}{offered} and completions/mean_length, and what reward functions log with "
         "log_metric. With eval_on_start: true the first one is made at once"
     ]

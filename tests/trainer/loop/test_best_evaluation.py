@@ -1,7 +1,7 @@
 """A loop that looks for its best checkpoint waits for each evaluation, keeps the best, and ends early.
 
-Generator and rewarder are played, and rewards of evaluations are chosen by hand. tests/trainer/test_best_model.py has the
-same with the real trainer process, which is killed.
+Generator and rewarder are played, and rewards of evaluations are chosen by hand. tests/trainer/test_best_model.py has
+the same with the real trainer process, which is killed.
 """
 
 import json
@@ -65,7 +65,7 @@ async def test_a_trainer_that_resumes_counts_on_and_keeps_the_best_of_before(
     run_dir = await make_run(redis, tmp_path, tiny_model, max_steps=40, early_stopping_patience=2)
     played = PlayedServices(redis, reward=rewarded({2: 0.75, 4: 0.5, 6: 0.25}))
 
-    class Killed(Exception):
+    class KilledError(Exception):
         """As a process that is killed, this does nothing at the end."""
 
     def dies_after_4(loop: TrainingLoop) -> None:
@@ -74,13 +74,13 @@ async def test_a_trainer_that_resumes_counts_on_and_keeps_the_best_of_before(
         async def evaluation(result: Any) -> None:
             await log_evaluation(result)
             if result.step == 4:
-                raise Killed
+                raise KilledError
 
         loop.reporting.evaluation = evaluation  # type: ignore[method-assign]
 
     try:
         await train(redis, played=played, sender=FakeSender(redis), meddle=dies_after_4)
-    except* Killed:
+    except* KilledError:
         pass
     ending, loop = await train(redis, played=played, sender=FakeSender(redis))
     assert (ending, loop.core.policy_version) == ("finished", 6)
