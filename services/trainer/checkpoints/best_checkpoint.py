@@ -139,11 +139,8 @@ def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | 
         return None
     try:
         rule = BestRule.of(parse_run_config(dict(config)))
-        return (
-            None
-            if rule is None
-            else BestCheckpoint(rule, read_evaluations(run_dir, after_step=-1, limit=sys.maxsize)[0])
-        )
+        lines, _ = read_evaluations(run_dir, after_step=-1, limit=sys.maxsize)
+        return None if rule is None else BestCheckpoint(rule, lines)
     except UserError as error:  # another release has written the config
         log.warning("the best checkpoint of %s is not known: %s", run_dir, error)
         return None
