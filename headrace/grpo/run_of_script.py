@@ -12,12 +12,16 @@ from typing import Any, cast
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
+from headrace.grpo.training_events import is_early_stopping
 from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _UNUSED_ROWS = [{"prompt": "A run that makes no step needs a data set too."}]
-_ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best", "resume_", "ignore_data_skip")
+_ABOUT_STEPS = (
+    *("eval_", "warmup_", "lr_", "save_", "load_best", "metric_for_best", "greater_is_better", "early_stopping"),
+    *("resume_", "ignore_data_skip"),
+)
 """Beginnings of options that have no meaning without steps."""
 _LORA = {
     "r": "lora_r",
@@ -60,13 +64,20 @@ class Files:
         return self.written[key][1]
 
 
-def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], list[str]]:
+def training_settings(
+    script: Script, files: Files, *, callbacks: Sequence[Any] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of the run that trains, and notes for the user.
+
+    Args:
+        script: The arguments of the trainer.
+        files: Its inputs.
+        callbacks: Its callbacks, of which an ``EarlyStoppingCallback`` becomes settings.
 
     Raises:
         ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
-    options = _options(script.args)
+    options = _options(script.args) | _early_stopping(callbacks)
     wants_evaluations = script.args.eval_strategy != "no" or script.args.eval_on_start
     if not wants_evaluations:
         options = {name: value for name, value in options.items() if not name.startswith("eval_")}
@@ -125,6 +136,16 @@ def _options(args: GRPOConfig) -> dict[str, Any]:
     default = GRPOConfig()
     chosen = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
     return {name: value for name, value in chosen.items() if value != getattr(default, name)}
+
+
+def _early_stopping(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Return the settings that an ``EarlyStoppingCallback`` asks for."""
+    for callback in filter(is_early_stopping, callbacks):
+        return {
+            "early_stopping_patience": callback.early_stopping_patience,
+            "early_stopping_threshold": callback.early_stopping_threshold or 0.0,
+        }
+    return {}
 
 
 def _lora(script: Script) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class ScriptRun:
             ArgumentError: An argument or option is refused, or no earlier run was found.
         """
         run = self.run = self._begun(resume)
+        self._events.describe(run, epochs_per_step=self._epochs_per_step)
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
@@ -91,6 +92,7 @@ class ScriptRun:
             self._events.take_metrics(metrics, config)
         for metrics in client.evaluations(run_id):
             self._events.take_evaluation_once(metrics)
+        self._events.take_best(self.run["progress"].get("best"))
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
 
     def evaluate(self, data: Any) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class ScriptRun:
                 source = str(run["run_id"])
         if self.run is not None:
             self._events.begin_anew()
-        settings, notes = training_settings(self._script, self._files)
+        settings, notes = training_settings(self._script, self._files, callbacks=self._events.callbacks)
         if source is not None:
             settings["resume_from_checkpoint"] = source
         if "resume_from_checkpoint" in settings:

@@ -91,9 +91,10 @@ def disk_rows(work: Workload) -> list[Row]:
         Row(
             DISK,
             "all of a run's",
-            one * (config.save_total_limit + 1),
+            one * (config.save_total_limit + (2 if config.finds_best else 1)),
             "bytes",
-            f"save_total_limit={config.save_total_limit}, and the one being written; logs and model come on top",
+            f"save_total_limit={config.save_total_limit}, {'the best ' if config.finds_best else ''}and the one being "
+            "written; logs and model come on top",
         ),
     ]
 

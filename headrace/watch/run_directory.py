@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 import msgspec
 
 from headrace.client import Rows, Run
+from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from services.trainer.telemetry.run_warnings import read_warnings
 from shared.beginning import BEGINNING_FILE, Beginning
@@ -78,6 +79,8 @@ class RunDirectory:
         """Return as much of the run as its files contain."""
         lines, began = self.metrics(run_id), self._beginning()
         last: Mapping[str, Any] = lines[-1] if lines else {}
+        best = best_in_files(self._path, self._config)
+        seen = None if best is None else best.seen()
         progress = {
             "step": int(last.get("step") or 0),
             "max_steps": max(0, int(self._config.get("max_steps") or 0) - (began.steps_before if began else 0)),
@@ -93,6 +96,7 @@ class RunDirectory:
             "pushes_confirmed": int(last.get("push/confirmed") or 0),
             "paused_s": float(last.get("paused_s") or 0.0),
             "num_generators": self._num_generators(),
+            "best": None if seen is None else msgspec.structs.asdict(seen),
         }
         return {
             "run_id": self.run_id,

@@ -24,6 +24,7 @@ import msgspec
 from services.rewarder.ended_environment import EndedEnvironment
 from services.rewarder.function_parameters import may_see, parameters_of, required, takes_any
 from services.rewarder.logged_values import LoggedValues
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.message_invariants import Finite
@@ -48,13 +49,6 @@ def text_of(completion: Completion) -> str:
         return completion
     said = [message for message in completion if message.get("role") == "assistant"] or completion
     return said[-1].get("content") or ""
-
-
-class TrainerState(msgspec.Struct, frozen=True):
-    """The progress of training, with the names of transformers' TrainerState."""
-
-    global_step: int = 0
-    max_steps: int = 0
 
 
 class RewardCall(msgspec.Struct, frozen=True):

@@ -36,6 +36,17 @@ class Waiting(msgspec.Struct, frozen=True):
     """A sentence for people, to follow "waiting for"; empty if the run waits for nothing. Its wording may change."""
 
 
+class BestEvaluation(msgspec.Struct, frozen=True):
+    """The evaluation that was best so far. Its step is the one of the best checkpoint."""
+
+    step: int
+    metric: str
+    """Name of the metric that decides."""
+    value: float
+    num_without_improvement: int = 0
+    """Evaluations since the last improvement; early stopping counts them."""
+
+
 class Progress(msgspec.Struct, frozen=True):
     """The state of a run's training. Its training rank writes it about once a second.
 
@@ -68,6 +79,12 @@ class Progress(msgspec.Struct, frozen=True):
     """Seconds for which the run was paused so far, over all of its trainers."""
     disk_full: str = ""
     """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
+    best: BestEvaluation | None = None
+    """The best evaluation so far; None if the run does not look for its best checkpoint, or has made none."""
+    epoch: float = 0.0
+    """Passes over the data set, by the steps made."""
+    num_tokens: int = 0
+    """Tokens trained on so far: every completion with its prompt."""
     updated_at_s: float = 0.0
 
 

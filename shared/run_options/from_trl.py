@@ -73,7 +73,6 @@ _PLACE = "every run has its own directory, and resumes from its newest checkpoin
 _LOADER = "prompts are encoded as they are admitted"
 _DDP = "ranks share the model through FSDP2, and DDP is not used"
 _EVALUATION = "an evaluation samples completions and scores them, as training does, and has no losses or labels"
-_NO_BEST = "the final model comes from the last step"
 _CONTINUOUS = "transformers' own generation is not used: the generator is always vLLM"
 _SERVER = "generators join a run by themselves, through Redis"
 _LABELS = "it is for training on given answers; a run trains on the model's own completions"
@@ -128,9 +127,6 @@ ABSENT: Mapping[str, str] = {
     "prediction_loss_only": _EVALUATION,
     "label_names": _LABELS,
     "label_smoothing_factor": _LABELS,
-    "load_best_model_at_end": _NO_BEST,
-    "metric_for_best_model": _NO_BEST,
-    "greater_is_better": _NO_BEST,
     "hub_revision": "the model is uploaded to the repository's main branch",
     "include_num_input_tokens_seen": "num_tokens is always logged",
     "skip_memory_metrics": "memory is always logged",
@@ -140,7 +136,10 @@ ABSENT: Mapping[str, str] = {
 
 _DATASET = "set dataset_name: a file, or a Hugging Face dataset id; for objects in memory, write them to a file first"
 _TOKENIZER = "the tokenizer is loaded from the model's directory or repository; put another one there"
-_CALLBACKS = "follow the run with `headrace watch`, GET /v1/runs/RUN/events, or a tracker in report_to"
+_CALLBACKS = (
+    "follow the run with `headrace watch`, GET /v1/runs/RUN/events, or a tracker in report_to; instead of "
+    "EarlyStoppingCallback, set early_stopping_patience"
+)
 _LAUNCH = "it is an option of TRL's launcher; set nproc_per_node and nnodes"
 _EXPERTS = "the generator serves adapters of linear layers only; name them in lora_target_modules"
 _DORA = "vLLM does not serve DoRA; set use_rslora: true, or leave use_peft out to train all weights"

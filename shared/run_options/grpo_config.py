@@ -16,6 +16,9 @@ class GRPOConfig:
     """TRL's options, and those of headrace that TRL does not have.
 
     Args:
+        early_stopping_patience: The training ends after this many evaluations in a row without an improvement, as with
+            ``transformers.EarlyStoppingCallback``.
+        early_stopping_threshold: Only a larger difference from the best value is an improvement.
         max_staleness: Most optimizer steps by which a completion may be stale; 0 takes turns, as TRL does.
         run_options: Further settings of the run, under their names in a run file; they win over all others.
     """
@@ -236,6 +239,8 @@ class GRPOConfig:
     log_completions_hub_repo: str | None = None
 
     # Of headrace
+    early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
     max_staleness: int = 2
     run_options: dict[str, Any] = field(default_factory=dict[str, Any])
 

@@ -79,6 +79,8 @@ _TOGETHER: list[tuple[str, dict[str, Any]]] = [
         "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
         {"use_adaptive_entropy": True, "entropy_coef": 0.5},
     ),
+    ("load_best_model_at_end metric_for_best_model", {"eval_strategy": "steps"}),
+    ("greater_is_better", {"eval_strategy": "steps", "metric_for_best_model": "reward"}),
     ("lr_scheduler_kwargs", {"lr_scheduler_type": "cosine"}),
 ]
 TOGETHER = {name: options for names, options in _TOGETHER for name in names.split()}

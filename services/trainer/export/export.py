@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.checkpoints.checkpoint import STATE_FILE
 from services.trainer.checkpoints.manifest import find_damage, sync_tree
 from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
@@ -112,7 +113,12 @@ def run_facts(checkpoint: Path) -> RunFacts:
     metrics = {name: value for line in lines for name, value in line.items()} if is_logged else {}
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
     return RunFacts(
-        config=config, metrics=numbers, run_id=run_dir.name, step=step, began_from=_began_from(run_dir / BEGINNING_FILE)
+        config=config,
+        metrics=numbers,
+        run_id=run_dir.name,
+        step=step,
+        began_from=_began_from(run_dir / BEGINNING_FILE),
+        best=_best(run_dir, config, step),
     )
 
 
@@ -124,6 +130,12 @@ def _began_from(file: Path) -> str | None:
         return None
     said = beginning.said if beginning.run_id is not None else f"`{Path(beginning.said).name}` (a local path)"
     return msgspec.structs.replace(beginning, said=said).in_words()
+
+
+def _best(run_dir: Path, config: dict[str, Any], step: int) -> str:
+    """Return the metric by which the checkpoint of ``step`` is its run's best, with its value; empty if it is not."""
+    best = best_in_files(run_dir, config)
+    return f"`{best.rule.metric}`: {best.value:.6g}" if best is not None and best.step == step else ""
 
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:

@@ -55,6 +55,8 @@ class RunFacts:
     step: int | None = None
     began_from: str | None = None
     """The checkpoint that the run began from, in words."""
+    best: str = ""
+    """The metric by which these weights are the best of the run, with its value; empty if they are not."""
     is_config_damaged: bool = False
     """Whether the config is unknown because its file cannot be read."""
 
@@ -89,6 +91,8 @@ def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
     yield f"Post-trained with GRPO ({_GRPO}) by headrace: {made} {run}.\n"
     if facts.began_from:
         yield f"The run began from {facts.began_from}.\n"
+    if facts.best:
+        yield f"Of the run's evaluated checkpoints, this is the best by {facts.best}.\n"
     if config:
         revision = f" at revision `{config['model_revision']}`" if config.get("model_revision") else ""
         yield f"* Base model: {_named(str(config.get('model')))}{revision}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.trainer.beginning.start import ContinuedRows, load_beginning
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
 from services.trainer.data.dataset import PromptDataset, open_eval_dataset, open_prompts
@@ -79,6 +80,8 @@ class _LoopState:
     num_tokens: int = 0
     considered_to: str = BEGINNING
     """Stream id up to which the scored stream had been considered."""
+    step: int | None = None
+    """Step of the checkpoint; None at the beginning of the run."""
 
 
 async def assemble(
@@ -103,6 +106,8 @@ async def assemble(
     traces = GroupTraces.from_environment(os.environ, run_id=run.keys.run_id, replica_id=run.replica_id)
     torch_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
     in_hand = GroupsInHand(files.run_dir)
+    rule = BestRule.of(config)
+    best = None if rule is None else BestCheckpoint(rule, run_log.evaluations())
     intake = await _make_intake(run, inputs, state, in_hand=in_hand, run_log=run_log, traces=traces)
     outflow = _make_outflow(
         run,
@@ -113,7 +118,9 @@ async def assemble(
         terminate=terminate,
         run_log=run_log,
         traces=traces,
+        resumed_step=state.step,
     )
+    outflow.saver.keep_best(None if best is None else best.step)
     return TrainingLoop(
         inputs.core,
         config,
@@ -141,10 +148,13 @@ async def assemble(
             traces=traces,
             seen_tokens=state.num_tokens,
             length=inputs.length,
+            num_rows=len(inputs.rows),
+            best=best,
         ),
         terminate=terminate,
         length=inputs.length,
         rows=_cursor(run),
+        best=best,
     )
 
 
@@ -183,7 +193,9 @@ async def _resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots 
     await asyncio.to_thread(load_into, core, checkpoint)
     log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
     kept = checkpoint.extra
-    return _LoopState(Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"]))
+    return _LoopState(
+        Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"]), checkpoint.step
+    )
 
 
 async def _open_log(run: RunContext, core: TrainingCore) -> RunLog:
@@ -263,6 +275,7 @@ def _make_outflow(
     terminate: asyncio.Event,
     run_log: RunLog,
     traces: GroupTraces,
+    resumed_step: int | None,
 ) -> Outflow:
     config, progress, files = run.config, run.record.progress, run.files
     pushes = PushSchedule(
@@ -286,6 +299,7 @@ def _make_outflow(
         room=run.room,
         traces=traces,
         superseded=files.beginning,
+        resumed_step=resumed_step,
     )
     return Outflow(
         inputs.core,

@@ -56,6 +56,7 @@ class CheckpointSaver:
         room: Waits while the disk is full.
         traces: Also record which groups are settled.
         superseded: A directory that the run no longer needs once it has a checkpoint. It need not exist.
+        resumed_step: Step of the checkpoint that was resumed from; None without one.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class CheckpointSaver:
         room: Room | None = None,
         traces: GroupTraces | None = None,
         superseded: Path | None = None,
+        resumed_step: int | None = None,
     ) -> None:
         self._superseded = superseded
         self._room = room or Room()
@@ -91,12 +93,21 @@ class CheckpointSaver:
         """Returns False if the disk was full."""
         self._start: Callable[[], Awaitable[None]] | None = None
         self._saved_step = core.policy_version
+        self._sound_step = resumed_step
         self._metrics: dict[str, float] = {}
 
     @property
     def saved_step(self) -> int:
         """The step of the checkpoint that was begun last or resumed from."""
         return self._saved_step
+
+    def has_checkpoint_of(self, step: int) -> bool:
+        """Whether the newest checkpoint is of ``step``: on disk, or being written."""
+        return self._sound_step == step
+
+    def keep_best(self, step: int | None) -> None:
+        """Do not prune the checkpoint of ``step``."""
+        self._writer.best_step = step
 
     @property
     def is_writing(self) -> bool:
@@ -157,6 +168,7 @@ class CheckpointSaver:
             self._pending = tasks.create_task(_no_room(), name=f"no checkpoint of step {step}")
             return
         before, self._saved_step = self._saved_step, step
+        self._sound_step = step
         self._pending = tasks.create_task(
             self._complete(pending, settled, saved_before=before), name=f"checkpoint of step {step}"
         )
@@ -185,7 +197,7 @@ class CheckpointSaver:
             await self._check_not_fenced()
             if not is_disk_full(error):
                 raise
-            self._saved_step = saved_before
+            self._saved_step, self._sound_step = saved_before, None
             await self._room.note(what=_WHAT, where=self._writer.root)
             return False
         except HeadraceError:

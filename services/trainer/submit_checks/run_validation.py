@@ -22,7 +22,7 @@ from services.trainer.submit_checks.dataset_verdict import judge_dataset
 from services.trainer.submit_checks.engine_check import what_weakens_learning
 from services.trainer.submit_checks.lora_check import why_not_4bit
 from services.trainer.submit_checks.model_check import HubLookup, check_model, hub_lookup, is_hub_id
-from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards
+from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards, unknown_metric
 from services.trainer.submit_checks.surroundings_check import (
     check_reports,
     check_surroundings,
@@ -125,7 +125,7 @@ class RunValidator:
             tools.result(),
             engine.result(),
             weight_dir.result(),
-            Checked(warnings=what_weakens_learning(config)),
+            Checked(warnings=[*what_weakens_learning(config), *unknown_metric(config)]),
             Checked(errors=check_reports(config.report_to)),
             Checked(errors=check_group_size(config)),
             Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),

@@ -24,13 +24,12 @@ _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
     *(training_of_trl.model, data_of_trl.data, data_of_trl.rewards, training_of_trl.batch, training_of_trl.memory),
     *(data_of_trl.evaluation, training_of_trl.optimizer, training_of_trl.compilation, training_of_trl.lora),
     training_of_trl.engine,
-    *(data_of_trl.names, data_of_trl.saving, data_of_trl.reports),
+    *(data_of_trl.names, data_of_trl.saving, data_of_trl.best_checkpoint, data_of_trl.reports),
 )
 
 CHANGE_WHAT_IS_LEARNED: Final = frozenset(
     {
-        *("fp16", "neftune_noise_alpha", "optim_target_modules"),
-        *("load_best_model_at_end", "hub_revision", "test_split_size"),
+        *("fp16", "neftune_noise_alpha", "optim_target_modules", "hub_revision", "test_split_size"),
         *("lora_modules_to_save", "lora_target_parameters", "lora_task_type", "use_dora"),
         *("load_in_8bit", "bnb_4bit_quant_type"),
     }

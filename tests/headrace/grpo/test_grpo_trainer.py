@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, TrainerCallback
 
 from headrace import GRPOConfig, GRPOTrainer
 from headrace.client import ENDED, HeadraceApiError
@@ -171,6 +171,29 @@ def test_a_row_that_names_no_known_environment_is_refused_at_once(
     with pytest.raises((ArgumentError, HeadraceApiError), match=says):
         script.train()
     assert script.run is None
+
+
+def test_transformers_early_stopping_ends_the_run_and_the_best_weights_come_back(
+    trainer: Callable[..., GRPOTrainer],
+) -> None:
+    evaluated = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 100_000, "load_best_model_at_end": True}
+    # No evaluation is better than the first by 10, so the second ends the run.
+    callbacks = [EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=10.0)]
+    script = trainer(callbacks=callbacks, eval_dataset=ROWS.select(range(3)), options=evaluated)
+    script.train()
+    state, run = script.state, script.run or {}
+    assert (state.global_step, run["status"]) == (4, "finished")
+    assert run["reason"].startswith("stopped early: eval_reward did not improve by more than 10 in the last evaluation")
+    values = {entry["step"]: entry["eval_reward"] for entry in state.log_history if "eval_reward" in entry}
+    assert list(values) == [2, 4]
+    best = 4 if values[4] > values[2] else 2
+    assert (state.best_global_step, state.best_metric) == (best, values[best])
+    assert state.best_model_checkpoint == f"{run['run_dir']}/checkpoints/step_{best:08d}"
+    card = (Path(run["run_dir"]) / "model" / "README.md").read_text()
+    assert f"optimizer step {best} of" in card
+    assert f"the best by `eval_reward`: {values[best]:.6g}" in card
+    saved = weights(AutoModelForCausalLM.from_pretrained(Path(run["run_dir"]) / "model"))
+    assert all(torch.equal(saved[name], weight) for name, weight in weights(script.model).items())
 
 
 class StopsAtTwo(TrainerCallback):  # type: ignore[misc]

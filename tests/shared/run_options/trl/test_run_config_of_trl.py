@@ -111,7 +111,9 @@ def test_checkpoints_are_written_when_trl_writes_them() -> None:
     assert translated(save_strategy="epoch", num_train_epochs=2).save_steps == 0.5
     assert translated(save_strategy=False, save_steps=7).save_steps == RunConfig.model_fields["save_steps"].default
     assert translated(save_total_limit=None).save_total_limit == 2
-    assert "save_strategy" in refused(save_strategy="best")
+    by_best = run_config_of({**MINIMAL, "save_strategy": "best", "save_steps": 7})
+    assert "save_steps" not in by_best[0]
+    assert any(note.startswith("save_steps: left out; save_strategy is best") for note in by_best[1])
 
 
 def test_adapters_have_trls_defaults_and_need_use_peft() -> None:
@@ -204,7 +206,6 @@ def test_defaults_and_what_is_so_anyway_are_not_worth_a_note() -> None:
         ({"lora_modules_to_save": ["lm_head"], "use_peft": True}, "leave use_peft out to train all weights"),
         ({"optim": "galore_adamw"}, "galore_adamw is not offered; a run has adamw_torch_fused"),
         ({"trust_remote_code": True}, "is never run"),
-        ({"load_best_model_at_end": True}, "the final model comes from the last step"),
         ({"num_generation": 8}, "did you mean num_generations?"),
         ({"train_dataset": "x"}, "set dataset_name"),
         ({"gpu_memory_utilization": 0.5}, "table vllm"),
