@@ -103,7 +103,7 @@ class AgentOptions(Section):
         given = self.environment_factory
         if given is None:
             return {}
-        return {None: given} if isinstance(given, str) else {**given}
+        return {None: given} if isinstance(given, str) else dict[str | None, str](given.items())
 
     def environment_names(self) -> tuple[str, ...]:
         """Return the names of which each row has one in the column ``environment``; empty without several."""

@@ -1,5 +1,6 @@
 """Bad input of agent runs, case by case: each gets a sentence that says what to do, and nothing else is lost."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ class Code:
     async def environments(self, name: str) -> PythonEnvironments:
         return await PythonEnvironments.load(
             f"my_code:{name}", tool_places(self._directory), LIMITS, timeout_s=240.0, import_timeout_s=240.0,
-            max_at_once=1,
+            at_once=asyncio.Semaphore(1),
         )  # fmt: skip
 
 

@@ -273,7 +273,7 @@ class CoreState:
                 if is_alike
                 else torch.zeros(shape, dtype=dtype, device=parameter.device)
             )
-        return state[moment]
+        return cast(Tensor, state[moment])
 
     def _init_state(self, parameter: Tensor) -> None:
         """Let an optimizer of bitsandbytes create its state, part of which may be in paged memory."""

@@ -22,7 +22,7 @@ from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.data.streamed_dataset import POSITIONS_FILE, StreamedDataset
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
-from services.trainer.groups.schedule import RunLength, total_steps
+from services.trainer.groups.schedule import BatchShape, RunLength, total_steps
 from services.trainer.intake.admission import Admission, PromptRows
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
@@ -52,6 +52,7 @@ from shared.file_roots import FileRoots
 from shared.messages import ScoredGroup
 from shared.redis.keys import TRAINERS
 from shared.redis.streams import StreamConsumer
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,12 @@ class _Inputs:
     encoder: PromptEncoder
     core: TrainingCore
     length: RunLength
+
+    def num_rows(self, config: RunConfig) -> int:
+        """Return the rows of one pass over the data. A streamed data set counts as one pass, as in transformers."""
+        if isinstance(self.rows, PromptDataset):
+            return len(self.rows)
+        return max(1, BatchShape.of(config).groups(num_steps=self.length.total_steps))
 
     def rows_left(self, cursor: RowCursor) -> PromptRows:
         """Return the rows of the run's groups: all rows, or those that another run left."""
@@ -148,7 +155,7 @@ async def assemble(
             traces=traces,
             seen_tokens=state.num_tokens,
             length=inputs.length,
-            num_rows=len(inputs.rows),
+            num_rows=inputs.num_rows(config),
             best=best,
         ),
         terminate=terminate,

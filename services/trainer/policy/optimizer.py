@@ -47,9 +47,13 @@ def make_optimizer(
     arguments: Any = config.optimizer_arguments()
     match config.optim:
         case "adafactor":
-            from transformers.optimization import Adafactor
+            from transformers import optimization
 
-            return cast(Any, Adafactor)(groups, lr=config.learning_rate, scale_parameter=False, relative_step=False)
+            library: Any = optimization
+            made: torch.optim.Optimizer = library.Adafactor(
+                groups, lr=config.learning_rate, scale_parameter=False, relative_step=False
+            )
+            return made
         case "sgd":
             return torch.optim.SGD(groups, lr=config.learning_rate, **arguments)
         case "rmsprop":
@@ -92,9 +96,7 @@ def _muon(parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Te
     return MuonWithAdamW(optimizers)
 
 
-def _of_bitsandbytes(
-    groups: Any, config: RunConfig, arguments: Mapping[str, Any], ends: Sequence[Tensor]
-) -> torch.optim.Optimizer:
+def _of_bitsandbytes(groups: Any, config: RunConfig, arguments: Mapping[str, Any], ends: Sequence[Tensor]) -> Any:
     """Return an optimizer of bitsandbytes, with moments of 8 or 32 bits, and in paged memory if its name says so."""
     name = config.optim
     try:
@@ -112,15 +114,15 @@ def _of_bitsandbytes(
     betas = (config.adam_beta1, config.adam_beta2)
     is_paged = "paged" in name
     if "adamw" in name:
-        return cast(Any, optim.AdamW(groups, betas=betas, eps=config.adam_epsilon, is_paged=is_paged, **common))
+        return optim.AdamW(groups, betas=betas, eps=config.adam_epsilon, is_paged=is_paged, **common)
     if "lion" in name:
-        return cast(Any, optim.Lion(groups, betas=betas, is_paged=is_paged, **common))
+        return optim.Lion(groups, betas=betas, is_paged=is_paged, **common)
     if "rmsprop" in name:
-        return cast(Any, optim.RMSprop(groups, **arguments, **common))
+        return optim.RMSprop(groups, **arguments, **common)
     slow = {"betas": (*betas, arguments.get("beta3", _BETA3)), "alpha": arguments.get("alpha", _ALPHA)}
     times = {key: value for key, value in arguments.items() if key.startswith("t_")}
     common |= {**slow, **times, "eps": config.adam_epsilon, "is_paged": is_paged}
-    return cast(Any, optim.AdEMAMix(groups, **common))
+    return optim.AdEMAMix(groups, **common)
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:

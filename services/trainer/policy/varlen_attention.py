@@ -50,7 +50,8 @@ def register(*, compiles: bool = False) -> None:
     from transformers import AttentionInterface
 
     if compiles:
-        cast(Any, AttentionInterface).register(PACKED, torch.compiler.disable(packed_attention))
+        compiler: Any = torch.compiler
+        cast(Any, AttentionInterface).register(PACKED, compiler.disable(packed_attention))
     elif PACKED not in cast(Any, AttentionInterface)():
         cast(Any, AttentionInterface).register(PACKED, packed_attention)
 

@@ -56,6 +56,7 @@ async def list_runs(
     cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
 ) -> RunList:
     """List runs, newest first or in the order of ``sort``."""
+    next_position: tuple[Any, ...] | None
     wanted = Wanted(statuses=frozenset(status or ()), name=name, tags=frozenset(tag or ()))
     if sort == "created":
         before = None if cursor is None else _position(cursor)

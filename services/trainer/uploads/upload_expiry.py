@@ -43,4 +43,4 @@ def texts_in(value: Any) -> Iterator[str]:
         elif isinstance(found, dict):
             waiting += cast("dict[str, Any]", found).values()
         elif isinstance(found, list):
-            waiting += cast("list[Any]", found)
+            waiting += found

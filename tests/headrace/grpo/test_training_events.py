@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from headrace.grpo.training_events import TrainingEvents, is_early_stopping
-from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
 from shared.run_options.grpo_config import GRPOConfig
 
 pytestmark = pytest.mark.unit
@@ -105,7 +104,13 @@ def test_the_state_has_the_best_evaluation_after_the_callbacks_have_seen_it() ->
             seen.append(getattr(state, "best_metric", None))
 
     events.callbacks[:] = [Looks()]
-    events.find_best(BestCheckpoint(BestRule("eval_reward")), checkpoints="/runs/run-a/checkpoints")
+    settings = {"model": "m", "dataset_name": "d", "reward_funcs": ["f:g"], "eval_dataset_name": "e", "eval_steps": 2}
+    run = {
+        "config": settings | {"metric_for_best_model": "reward"},
+        "progress": {"max_steps": 6},
+        "run_dir": "/runs/run-a",
+    }
+    events.describe(run, epochs_per_step=0.5)
     for step, reward in ((2, 0.5), (4, 0.75), (6, 0.75)):
         events.take_evaluation({"step": step, "eval_reward": reward}, step=step)
     assert seen == [None, 0.5, 0.75]

@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ def test_a_checkpoint_before_the_first_step_resumes_too(tiny_model: Path, tmp_pa
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning")
 def test_every_optimizer_resumes_to_the_last_bit(tiny_model: Path, tmp_path: Path, optim: str, num_before: int) -> None:
     optim, _, arguments = optim.partition(" ")
-    settings = {"optim": optim, "optim_args": arguments or None}
+    settings: dict[str, Any] = {"optim": optim, "optim_args": arguments or None}
     if package := FACTS[make_config(tiny_model, optim=optim).optim].package:
         pytest.importorskip(package)
     straight = trained_core(tiny_model, **settings)

@@ -171,7 +171,7 @@ def test_a_data_set_of_the_hub_continues_where_a_restart_left_it(tmp_path: Path)
 def test_the_first_rows_are_checked_at_submit_and_are_not_taken_for_all(tmp_path: Path) -> None:
     run = config(json_lines(tmp_path), max_steps=100)
     checked = judge_dataset(run, check_dataset(run))
-    assert checked.errors == checked.warnings == []
+    assert (checked.errors, checked.warnings) == ([], [])
     assert "num_rows" not in checked.derived
     assert checked.derived["steps"] == 100
 

@@ -27,7 +27,9 @@ def fresh_compiler() -> None:
 
 def accumulated(model: Path, *, backend: str | None, **settings: Any) -> tuple[PolicyCore, float]:
     """Return a core with the gradients of two batches, and its loss."""
-    compiled = {} if backend is None else {"torch_compile": True, "torch_compile_backend": backend}
+    compiled: dict[str, Any] = {}
+    if backend is not None:
+        compiled = {"torch_compile": True, "torch_compile_backend": backend}
     core = make_core(model, **compiled, **settings)
     losses = [core.accumulate(random_rows(count, seed=count)).token_stats.loss for count in (6, 3)]
     return core, sum(losses)

@@ -106,7 +106,7 @@ async def test_an_upload_whose_connection_broke_goes_on_after_the_bytes_that_cam
 
     async def has_come() -> bool:
         nonlocal received
-        received = (await begin(uploader, {"big.bin": data}))["files"][0]["received"]
+        received = int((await begin(uploader, {"big.bin": data}))["files"][0]["received"])
         return received > 0
 
     async with RawClient.to(uploader.base_url.port or 0) as raw:
