@@ -264,7 +264,7 @@ class HeadraceClient:
         Args:
             path: A data set's file, or the directory of a data set or model. Files whose names begin with a dot are
                 left out.
-            on_progress: Called with the bytes that are there and those of the whole.
+            on_progress: Called with the number of bytes that are there, and the total.
 
         Raises:
             UserError: There is nothing to upload, or a file changed in the meantime.
@@ -280,10 +280,10 @@ class HeadraceClient:
         Args:
             run_id: The run's id.
             directory: Where the files are written; it is created if need be.
-            on_progress: Called with the bytes that are there and those of the whole.
+            on_progress: Called with the number of bytes that are there, and the total.
 
         Raises:
-            HeadraceApiError: There is no model, or the API was unreachable for a minute.
+            HeadraceApiError: The run has left no model, or the API was unreachable for a minute.
         """
         where = f"/v1/runs/{_quoted(run_id)}/model"
         return file_transfer.download(self._api, where, Path(directory), on_progress=on_progress)

@@ -21,7 +21,7 @@ from shared.errors import UserError
 from shared.file_set import MAX_FILES, SetFile, is_hash, why_no_set
 
 OnProgress = Callable[[int, int], object]
-"""Called with the bytes that are there, and those of the whole."""
+"""Called with the number of bytes that are there, and the total."""
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 _PATIENCE_S, _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 60.0, 0.2, 5.0
@@ -66,10 +66,10 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
         api: Connections to the run API.
         where: Path of the model's files at the API.
         directory: Where they are written.
-        on_progress: Called with the bytes that are there, and those of the whole.
+        on_progress: Called with the number of bytes that are there, and the total.
 
     Raises:
-        HeadraceApiError: There is no model, or the API was unreachable for a minute.
+        HeadraceApiError: The run has left no model, or the API was unreachable for a minute.
     """
     patience = _Patience()
     while True:
@@ -79,8 +79,8 @@ def download(api: ApiConnection, where: str, directory: Path, *, on_progress: On
         except HeadraceApiError as error:
             patience.wait_or_raise(error)
     files = [SetFile(str(file["path"]), int(file["size"]), str(file["sha256"])) for file in listed]
-    if why := why_no_set(files) or next((f"{it.sha256!r} is no hash" for it in files if not is_hash(it.sha256)), ""):
-        raise HeadraceApiError(f"the run API names files that are not those of a model: {why}")
+    if why := why_no_set(files) or next((f"{it.sha256!r} is not a hash" for it in files if not is_hash(it.sha256)), ""):
+        raise HeadraceApiError(f"the run API names files that a model cannot have: {why}")
     total, done = sum(file.size for file in files), 0
     for file in files:
         _fetch(api, where, file, directory / file.path, functools.partial(_tell, on_progress, total=total, before=done))
@@ -95,7 +95,7 @@ class _Upload:
     Args:
         api: Connections to the run API.
         files: The files.
-        on_progress: Called with the bytes that are there, and those of the whole.
+        on_progress: Called with the number of bytes that are there, and the total.
     """
 
     def __init__(self, api: ApiConnection, files: list[SetFile], on_progress: OnProgress | None) -> None:
@@ -193,7 +193,7 @@ def _sources(path: Path) -> Iterator[tuple[str, Path]]:
         yield path.name, path
         return
     if not path.is_dir():
-        raise UserError(f"{path} cannot be uploaded: there is no such file or directory")
+        raise UserError(f"{path} cannot be uploaded: no such file or directory")
     for top, directories, names in os.walk(path, followlinks=True):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         for name in sorted(names):

@@ -255,7 +255,7 @@ def test_events_that_are_not_json_are_skipped() -> None:
 
 @pytest.mark.parametrize(
     ("path", "sha256", "says"),
-    [("../../.bashrc", "0" * 64, r"'\.\.'"), ("/etc/cron.d/x", "0" * 64, "relative"), ("x", "../x", "is no hash")],
+    [("../../.bashrc", "0" * 64, r"'\.\.'"), ("/etc/cron.d/x", "0" * 64, "relative"), ("x", "../x", "is not a hash")],
 )
 def test_a_server_cannot_name_files_outside_the_directory_of_a_download(
     path: str, sha256: str, says: str, tmp_path: Path

@@ -191,7 +191,7 @@ def _parsed(raw: Any) -> NewUpload:
     try:
         return NewUpload.model_validate(raw)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[:_MAX_ERRORS]
+        found = error.errors(include_url=False)[:_MAX_ERRORS]
         errors = [(".".join(map(str, item["loc"]))[:100], what_is_wrong([item])) for item in found]
         detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
         raise Problem(422, "Invalid request", detail, errors=errors) from error

@@ -1,4 +1,4 @@
-"""Deletes uploads that no run has used for a while. Those that a run may still read count as used."""
+"""Deletes uploads that no run has used for a while. Uploads of runs that have not ended count as used."""
 
 import asyncio
 import logging

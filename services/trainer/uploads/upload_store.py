@@ -66,7 +66,7 @@ class SetState:
         upload_id: The set's id.
         path: The directory that a run may name once the set is complete.
         is_complete: Whether all files are here.
-        files: Its files.
+        files: The files of the set, with their paths.
     """
 
     upload_id: str
@@ -103,7 +103,7 @@ class UploadStore:
         """Begin an upload, or continue it. It is a use of the set, from which the time to its expiry counts.
 
         Raises:
-            Problem: 422 for files that are not a set, 413 for one that is too large, 507 without space for it.
+            Problem: 422 for files that are not a set, 413 for too many bytes, 507 without space for them.
         """
         if why := why_no_set(files):
             raise Problem(422, "Invalid upload", f"These files are not a directory: {why}.")
@@ -170,7 +170,7 @@ class UploadStore:
         """Check a file whose last bytes have come, and complete the set if that was its last file.
 
         Raises:
-            Problem: 422 if the file has another hash than announced. What has come of it is deleted.
+            Problem: 422 if the file has another hash than announced. Its bytes are deleted.
         """
         file = part.file
         if part.received < file.size:
@@ -228,7 +228,7 @@ class UploadStore:
         return {name for name in found if re.fullmatch(SET_ID, name)}
 
     def _use(self, upload_id: str) -> bool:
-        """Note a use of a complete set; return False if there is none."""
+        """Note a use of a complete set; return False if it is not here."""
         try:
             os.utime(self.directory / upload_id)
         except FileNotFoundError:
