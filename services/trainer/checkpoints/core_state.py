@@ -169,7 +169,7 @@ class CoreState:
             f"{moment}/{name}": tensor
             for name, parameter in self._parameters.items()
             for moment, tensor in self._optimizer.state.get(parameter, {}).items()
-            if tensor.dim()
+            if isinstance(tensor, Tensor) and tensor.dim()
         }
         return {**self._weights, OPTIMIZER: moments}
 

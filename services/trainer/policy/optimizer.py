@@ -96,7 +96,9 @@ def _muon(parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Te
     return MuonWithAdamW(optimizers)
 
 
-def _of_bitsandbytes(groups: Any, config: RunConfig, arguments: Mapping[str, Any], ends: Sequence[Tensor]) -> Any:
+def _of_bitsandbytes(
+    groups: Any, config: RunConfig, arguments: Mapping[str, Any], ends: Sequence[Tensor]
+) -> torch.optim.Optimizer:
     """Return an optimizer of bitsandbytes, with moments of 8 or 32 bits, and in paged memory if its name says so."""
     name = config.optim
     try:
@@ -108,21 +110,26 @@ def _of_bitsandbytes(groups: Any, config: RunConfig, arguments: Mapping[str, Any
             field="optim",
         ) from error
     common: dict[str, Any] = {"lr": config.learning_rate, "optim_bits": 8 if "8bit" in name else 32}
-    for embeddings in ends[:1]:
-        # As transformers does: few rows of the embeddings have a gradient, and their moments need the precision.
-        optim.GlobalOptimManager.get_instance().override_config(embeddings, key_value_dict={"optim_bits": 32})
     betas = (config.adam_beta1, config.adam_beta2)
     is_paged = "paged" in name
     if "adamw" in name:
-        return optim.AdamW(groups, betas=betas, eps=config.adam_epsilon, is_paged=is_paged, **common)
-    if "lion" in name:
-        return optim.Lion(groups, betas=betas, is_paged=is_paged, **common)
-    if "rmsprop" in name:
-        return optim.RMSprop(groups, **arguments, **common)
-    slow = {"betas": (*betas, arguments.get("beta3", _BETA3)), "alpha": arguments.get("alpha", _ALPHA)}
-    times = {key: value for key, value in arguments.items() if key.startswith("t_")}
-    common |= {**slow, **times, "eps": config.adam_epsilon, "is_paged": is_paged}
-    return optim.AdEMAMix(groups, **common)
+        made: Any = optim.AdamW(groups, betas=betas, eps=config.adam_epsilon, is_paged=is_paged, **common)
+    elif "lion" in name:
+        made = optim.Lion(groups, betas=betas, is_paged=is_paged, **common)
+    elif "rmsprop" in name:
+        made = optim.RMSprop(groups, **arguments, **common)
+    else:
+        slow = {"betas": (*betas, arguments.get("beta3", _BETA3)), "alpha": arguments.get("alpha", _ALPHA)}
+        times = {key: value for key, value in arguments.items() if key.startswith("t_")}
+        common |= {**slow, **times, "eps": config.adam_epsilon, "is_paged": is_paged}
+        made = optim.AdEMAMix(groups, **common)
+    # As in transformers, the moments of the embeddings have 32 bits. bitsandbytes keeps such exceptions for the whole
+    # process by the ids of tensors, which other tensors may get later.
+    made.mng = manager = object.__new__(optim.GlobalOptimManager)
+    manager.initialize()
+    for embeddings in ends[:1]:
+        manager.override_config(embeddings, key_value_dict={"optim_bits": 32} if "8bit" in name else {})
+    return cast("torch.optim.Optimizer", made)
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:
