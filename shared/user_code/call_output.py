@@ -23,6 +23,7 @@ class CallOutput(io.TextIOWrapper):
 
     def __init__(self, stream: io.TextIOWrapper, *, max_chars: int = MAX_CHARS) -> None:
         super().__init__(stream.buffer, encoding=stream.encoding, errors="backslashreplace", line_buffering=True)
+        self._stream = stream  # which would close the buffer when it is deleted
         self._max_chars = max_chars
         self._num_left = max_chars
 

@@ -298,7 +298,7 @@ async def test_clients_raise_what_their_protocol_has_for_an_error() -> None:
         right = wrong | {"api_key": session["api_key"]}
         async with anthropic.AsyncAnthropic(**right) as client:
             with pytest.raises(anthropic.NotFoundError):  # a route that is not there, and not a wrong key
-                await client.messages.count_tokens(model="any", messages=QUESTION)
+                await client.messages.batches.list()
             with pytest.raises(anthropic.BadRequestError, match="last message of the assistant"):
                 await client.messages.create(
                     model="any", max_tokens=9, messages=[*QUESTION, {"role": "assistant", "content": "It"}]

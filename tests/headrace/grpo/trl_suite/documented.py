@@ -137,7 +137,7 @@ def main() -> int:
     arguments = parser.parse_args()
     work = (arguments.work or Path(tempfile.mkdtemp(prefix="trl-scripts-"))).absolute()
     hub = work / "hub"
-    make_stand_ins(hub, more=agent_scripts.MODELS if arguments.dry_run else {})
+    make_stand_ins(hub, further=agent_scripts.MODELS if arguments.dry_run else {})
     agent_scripts.make_beside(hub)
     known: dict[str, Script | AgentScript] = {**SCRIPTS, **(agent_scripts.SCRIPTS if arguments.dry_run else {})}
     environment = {
