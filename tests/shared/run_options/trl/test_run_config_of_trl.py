@@ -180,7 +180,6 @@ def test_defaults_and_what_is_so_anyway_are_not_worth_a_note() -> None:
         ({"fp16": True}, "bf16: true"),
         ({"use_dora": True, "use_peft": True}, "two small matrices"),
         ({"optim": "lion_32bit"}, "lion_32bit is not offered; a run has adamw_torch_fused"),
-        ({"trust_remote_code": True}, "is never run"),
         ({"resume_from_checkpoint": "x"}, "name the checkpoint's directory"),
         ({"load_best_model_at_end": True}, "the final model comes from the last step"),
         ({"num_generation": 8}, "did you mean num_generations?"),
