@@ -129,7 +129,7 @@ TRAINER: Final = RouteTable(
     _ABOUT,
     _INTERNAL_ABOUT,
     Route("submit_run", "POST", "/v1/runs", "submit", "run.submit", query=("dry_run",)),
-    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "status", "tag")),
+    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "sort", "status", "tag")),
     Route("get_run", "GET", _RUN, "read"),
     Route("edit_run", "PATCH", _RUN, "operate", "run.edit"),
     Route("pause_run", "POST", f"{_RUN}/pause", "operate", "run.pause"),

@@ -205,7 +205,6 @@ def test_defaults_and_what_is_so_anyway_are_not_worth_a_note() -> None:
         ({"use_dora": True, "use_peft": True}, "vLLM does not serve DoRA; set use_rslora: true"),
         ({"lora_modules_to_save": ["lm_head"], "use_peft": True}, "leave use_peft out to train all weights"),
         ({"optim": "galore_adamw"}, "galore_adamw is not offered; a run has adamw_torch_fused"),
-        ({"trust_remote_code": True}, "is never run"),
         ({"num_generation": 8}, "did you mean num_generations?"),
         ({"train_dataset": "x"}, "set dataset_name"),
         ({"gpu_memory_utilization": 0.5}, "table vllm"),
