@@ -27,7 +27,7 @@ _REST_OF_A_RUN: dict[str, Any] = {"model": "m", "dataset_name": "train.jsonl", "
 def check_python(block: Block) -> bool:
     """Compile a block and check its names. Return whether it was executed: if it only imports and defines."""
     tree = ast.parse(block.text)
-    is_ours = "trl" not in {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    is_ours = not any(theirs in block.text for theirs in ("from trl", "httpx", "OpenAI", "Anthropic"))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in _OURS:
             module = importlib.import_module(str(node.module))
