@@ -26,7 +26,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             optimizer.state = self.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make a step with each of them."""
         del closure
         for optimizer in self._optimizers:

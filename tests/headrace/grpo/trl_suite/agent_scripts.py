@@ -5,6 +5,7 @@ them and makes environments, but plays none.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -116,6 +117,6 @@ def make_beside(hub: Path) -> None:
     (hub / "openai" / "gsm8k" / "README.md").write_text(card)
 
 
-def _rows(file: Path, rows: list[dict[str, object]]) -> None:
+def _rows(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
