@@ -80,9 +80,9 @@ def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[di
     for name in (_SOURCE, _ONLY_MODEL, _SKIPS_NOT):
         settings.pop(name, None)
     notes = [f"the settings are those of {what}"]
-    name = settings.get("name")
-    if isinstance(name, str) and "name" not in given.settings:
-        settings["name"] = _next_name(client, name)
+    old_name = settings.get("name")
+    if isinstance(old_name, str) and "name" not in given.settings:
+        settings["name"] = _next_name(client, old_name)
     return settings | given.settings, notes
 
 
