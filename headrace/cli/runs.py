@@ -38,7 +38,7 @@ def submit(arguments: argparse.Namespace) -> int:
     if file is not None and arguments.dry_run and not service_finder.is_there(arguments):
         from headrace.cli.offline_check import check_offline
 
-        return check_offline(file, given.settings)
+        return check_offline(arguments.file, given.settings)
     with service_finder.connect(arguments) as client:
         client.wait_until_heard()
         config, notes = (given.settings, given.notes) if file is not None else settings_of_source(client, given)
