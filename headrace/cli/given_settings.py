@@ -28,7 +28,7 @@ class GivenSettings:
     """The settings on the command line."""
 
     file: Path | None
-    """The run file; without one, `settings` are to change those of the source's run."""
+    """The run file; without one, `settings` change the settings of the source's run."""
     settings: dict[str, Any]
     notes: list[str] = field(default_factory=list[str])
 
@@ -66,7 +66,7 @@ def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[di
 
     Raises:
         UserError: The settings of a directory are not known.
-        HeadraceApiError: There is no such run, or several.
+        HeadraceApiError: The run was not found, or several fit.
     """
     said = str(given.settings[_SOURCE])
     if said.startswith("/"):
@@ -80,9 +80,9 @@ def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[di
     for name in (_SOURCE, _ONLY_MODEL, _SKIPS_NOT):
         settings.pop(name, None)
     notes = [f"the settings are those of {what}"]
-    taken = settings.get("name")
-    if isinstance(taken, str) and "name" not in given.settings:
-        settings["name"] = _next_name(client, taken)
+    old_name = settings.get("name")
+    if isinstance(old_name, str) and "name" not in given.settings:
+        settings["name"] = _next_name(client, old_name)
     return settings | given.settings, notes
 
 
@@ -102,7 +102,7 @@ def _settings_of_directory(path: Path) -> dict[str, Any]:
 
 
 def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that have their default: the API warns of set ones that have no effect."""
+    """Leave out settings with their default value: the API warns about settings that were set without effect."""
     known = RunConfig.model_fields
     return {
         name: value

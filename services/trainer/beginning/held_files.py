@@ -2,8 +2,8 @@
 
     source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
 
-Links cost no space until the source is deleted. On another file system there are none, nor of a checkpoint that is made
-of symbolic links: then the run reads the source itself, and fails with a sentence if it is gone by then.
+Links cost no space until the source is deleted. A checkpoint on another file system, or with symbolic links, is not
+linked: the run reads the source itself, and fails with a sentence if it is gone by then.
 """
 
 import os

@@ -173,8 +173,7 @@ def _of_run(run_dir: Path, *, step: int | None, name: str) -> tuple[Path, list[s
         if path not in paths:
             there = ", ".join(str(int(found.name.removeprefix("step_"))) for found in reversed(paths))
             raise UserError(
-                f"{name} has no checkpoint of step {step}; it has those of {there} (save_total_limit says how many are "
-                "kept)",
+                f"{name} has no checkpoint of step {step}; it has {there} (save_total_limit says how many are kept)",
                 field=FIELD,
             )
         _refuse_damage(path)

@@ -40,8 +40,8 @@ def source(tmp_path: Path, **about: Any) -> Path:
     """Write a checkpoint of a run on /data.jsonl: 10 rows were taken, and 4, 7 and 8 are not settled."""
     run_dir = tmp_path / "run-source"
     ledger = {"admitted": 10, "trained": [[0, 3], [5, 6]], "dropped": {"too_stale": [[9, 9]]}}
-    made: dict[str, Any] = {"step": 4, "ledger": ledger} | about
-    path = make_checkpoint(run_dir, **made)
+    given: dict[str, Any] = {"step": 4, "ledger": ledger} | about
+    path = make_checkpoint(run_dir, **given)
     config = {"reward_funcs": ["x"], "dataset_name": "/data.jsonl", "seed": 42, "shuffle_dataset": True}
     (run_dir / "config.json").write_text(json.dumps(config))
     return path

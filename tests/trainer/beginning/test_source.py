@@ -72,7 +72,7 @@ def test_a_step_names_an_older_checkpoint(tmp_path: Path) -> None:
     older = make_checkpoint(tmp_path, step=2)
     make_checkpoint(tmp_path, step=4)
     assert find_source("run-source:2", runs=[record(tmp_path)], roots=roots()).directory == older
-    with pytest.raises(UserError, match="has no checkpoint of step 3; it has those of 2, 4"):
+    with pytest.raises(UserError, match="has no checkpoint of step 3; it has 2, 4"):
         find_source("run-source:3", runs=[record(tmp_path)], roots=roots())
 
 

@@ -89,7 +89,7 @@ async def test_bad_sources_are_refused_before_anything_is_queued(
     before = sorted(settings.runs_dir.iterdir())
     for said, sentence in (
         ("nothing", "there is no run 'nothing'"),
-        (f"{source}:7", "has no checkpoint of step 7; it has those of 2"),
+        (f"{source}:7", "has no checkpoint of step 7; it has 2"),
         ("/etc/ssl", "is not in a place that runs may name"),
         (str(tmp_path / "empty"), "is not a checkpoint"),
         (f"{tmp_path}/../x", "has '..' in it"),
