@@ -188,6 +188,8 @@ class TrainingLoop:
             await self.outflow.save_before_end(tasks, self._state)
             return "terminated"
         is_stopped = self.intake.should_stop
+        if self.best is not None and not is_stopped:
+            await self.reporting.note(self.best.why_it_stops())
         self.intake.drop_the_rest(RUN_STOPPED if is_stopped else RUN_ENDED)
         await self.outflow.save(tasks, self._state)
         return "stopped" if is_stopped else "finished"
@@ -228,8 +230,6 @@ class TrainingLoop:
         await self.reporting.evaluation(result)
         self.best.judge(result.metrics, step=result.step)
         self.outflow.saver.keep_best(self.best.step)
-        if self.stops_early:
-            await self.reporting.note(self.best.why_it_stops())
 
     async def _read_changes(self, tasks: asyncio.TaskGroup, *, may_go_on: bool = False) -> None:
         """Read what has changed outside: requests to stop, pause or train longer, new generators, buried groups.
