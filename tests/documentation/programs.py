@@ -6,13 +6,16 @@ A check raises if the program would refuse the command, so an option that is ren
 import argparse
 import functools
 import itertools
+import os
 import re
 import runpy
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 import yaml
@@ -119,7 +122,8 @@ def parse_with_module(module: str, words: Sequence[str]) -> None:
         parse(self, *given, **named)
         raise _ParsedError
 
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the module may have been imported before
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
         patch.setattr(sys, "argv", [module, *words])
@@ -131,6 +135,9 @@ def parse_with_module(module: str, words: Sequence[str]) -> None:
             if (error.name or "").partition(".")[0] not in _NOT_INSTALLED:
                 raise
             pytest.skip(f"{module} needs {error.name}")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     raise AssertionError(f"{module} has parsed no arguments")
 
 
