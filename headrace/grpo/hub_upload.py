@@ -19,7 +19,7 @@ _NOT_UPLOADED: Final = ["_*", "checkpoint-*", "headrace-run.json"]
 
 @dataclass(frozen=True)
 class Card:
-    """What the caller adds to the model card.
+    """The caller's additions to the model card.
 
     Args:
         model_name: The model's name; the repository's if None.
@@ -63,7 +63,7 @@ def upload(
         blocking: False returns a future at once, and uploads in the background.
         token: A token instead of ``hub_token``; by default that of `hf auth login`.
         revision: Branch to upload to instead of ``hub_revision``. It is made if the repository does not have it.
-        card: What is added to the model card.
+        card: Additions to the model card.
     """
     from huggingface_hub import HfApi
 
@@ -85,7 +85,7 @@ def upload(
 
 
 def complete_card(file: Path, card: Card, *, repository: str) -> None:
-    """Write name, data sets and tags into a model card, which is made if there is none."""
+    """Write name, data sets and tags into a model card, which is made if it is missing."""
     import huggingface_hub
 
     hub: Any = huggingface_hub

@@ -49,7 +49,7 @@ class LiveModel:
 
     @property
     def trained(self) -> Path | None:
-        """Directory of the weights of the last training. The first access fetches those of services elsewhere."""
+        """Directory of the weights of the last training. If the services are elsewhere, the first access fetches them."""
         if self._trained is not None and not isinstance(self._trained, Path):
             self._trained = self._trained()
         return self._trained
@@ -96,7 +96,7 @@ class LiveModel:
         return {"model": self._model, "processing_class": self._tokenizer}
 
     def take(self, directory: Path | Callable[[], Path]) -> None:
-        """Use the weights in a run's model directory from now on, or those that a function fetches when needed."""
+        """Use the weights in a run's model directory from now on, or weights that a function fetches when needed."""
         self._trained = directory
         if self._model is not None:
             self._update()

@@ -71,7 +71,7 @@ def training_settings(
 
     Args:
         script: The arguments of the trainer.
-        files: Its inputs.
+        files: Files of the script's functions and data.
         callbacks: Its callbacks, of which an ``EarlyStoppingCallback`` becomes settings.
 
     Raises:

@@ -36,7 +36,7 @@ class ScriptRun:
 
     Args:
         script: The trainer's arguments.
-        events: Are told of the training's steps and evaluations.
+        events: Receive the training's steps and evaluations.
     """
 
     def __init__(self, script: Script, events: TrainingEvents) -> None:
@@ -114,7 +114,7 @@ class ScriptRun:
         return evaluations[-1]
 
     def give_weights_to(self, live: LiveModel) -> None:
-        """Have the model use the run's weights. Those of services elsewhere are downloaded when they are needed."""
+        """Have the model use the run's weights. If the services are elsewhere, they are downloaded when needed."""
         run, services = self._followed(), self._connected()
         self.trained_run = run
         directory = Path(run["run_dir"]) / "model"

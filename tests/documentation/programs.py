@@ -200,7 +200,7 @@ def check_kubectl(words: Sequence[str]) -> None:
 def check_pip(words: Sequence[str]) -> None:
     """Look up the extras."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for extra in re.findall(r"[\w-]+", words[-1].partition("[")[2]):
+    for extra in re.findall(r"[\w-]+", words[-1].partition("[")[2].partition("]")[0]):
         assert re.search(rf"^{extra} = \[", text, re.MULTILINE), f"there is no extra {extra}"
 
 

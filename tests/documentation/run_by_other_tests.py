@@ -16,7 +16,7 @@ OTHER_TESTS: dict[tuple[str, str], str] = {
     ("docs/operations.md", "before=$(manifest)\nkubectl"): "tests/helm/test_commands_in_docs.py",
     ("docs/operations.md", "kubectl -n rl exec restore -- sh"): "tests/helm/test_commands_in_docs.py",
     ("docs/python.md", "from datasets import load_dataset"): "tests/headrace/grpo/test_script.py",
-    ("docs/python.md", "import pandas"): "tests/headrace/grpo/test_script.py",
+    ("docs/python.md", "run_id = trainer"): "tests/headrace/grpo/test_script.py",
     ("docs/rewards.md", "/v1/score"): "tests/documentation/test_tutorial.py",
     (
         "docs/scoring-from-elsewhere.md",

@@ -106,7 +106,7 @@ def first_rows(stream: RowStream, source: DatasetSource, *, count: int, field: s
     """Return the first rows of a data set.
 
     Raises:
-        UserError: They cannot be read, or there are none.
+        UserError: They cannot be read, or the data set is empty.
     """
     try:
         rows = FirstRows(stream.read_block(None, count))

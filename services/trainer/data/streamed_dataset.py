@@ -71,7 +71,7 @@ class StreamedDataset:
         wait: Waits between attempts to read.
 
     Raises:
-        UserError: The first rows cannot be read, or there are none.
+        UserError: The first rows cannot be read, or the data set is empty.
     """
 
     def __init__(
