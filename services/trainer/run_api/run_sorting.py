@@ -29,7 +29,7 @@ class SortedRuns:
     """A page of runs.
 
     Args:
-        records: In the order asked for.
+        records: The runs of the page, in the requested order.
         next_after: The place after which the next page begins; None on the last page.
     """
 
@@ -49,7 +49,7 @@ _VALUES: Final[Mapping[Sort, Callable[[RunRecord], float | str | None]]] = {
     "status": lambda record: record.status,
     "step": lambda record: float(-record.progress.step),
 }
-"""What the orders compare: the latest or most steps first; names and statuses by the alphabet."""
+"""The values that the orders compare: the latest or most steps first; names and statuses by the alphabet."""
 
 
 async def sorted_runs(store: RunStore, wanted: Wanted, *, sort: Sort, limit: int, after: Place | None) -> SortedRuns:

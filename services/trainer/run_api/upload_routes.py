@@ -4,7 +4,7 @@
     PUT  /v1/uploads/{upload_id}/files/{sha256}?offset=N  piece       --> how many are here now
     ...                                              the last piece   --> the directory that a run may name
 
-A body goes to the disk as it comes. If it breaks off, what has come of it stays, and the next piece follows it.
+A body goes to the disk as it comes. If it breaks off, its first bytes stay, and the next piece follows it.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ def upload_store(api: Api) -> UploadStore:
     """Return the uploads; a FastAPI dependency.
 
     Raises:
-        Problem: 404 if there are none in this deployment.
+        Problem: 404 if this deployment takes no uploads.
     """
     if api.uploads is None:
         raise Problem(
@@ -118,7 +118,7 @@ def _schema() -> dict[str, Any]:
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
 )
 async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
-    """Begin an upload, or ask how much of it is here. Repeating it is harmless: what is here is not sent again."""
+    """Begin an upload, or ask how much of it is here. Repeating it is harmless: files that are here are not sent again."""
     require_json(request.headers.get("content-type", ""))
     upload = _parsed(decode_json(await request.body(), max_nested=_MAX_NESTED))
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
