@@ -240,6 +240,7 @@ def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., 
     assert second.client.get(first.run["run_id"])["status"] == "stopped"
 
 
+@pytest.mark.timeout(600)
 def test_a_script_continues_and_forks_a_run_from_its_checkpoints(trainer: Callable[..., GRPOTrainer]) -> None:
     first = trainer(options={"max_steps": 4})
     first.train()

@@ -124,7 +124,8 @@ def test_a_directory_of_transformers_gives_its_weights(tmp_path: Path, tiny_mode
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     for seed, path in enumerate((theirs, ours)):
         torch.manual_seed(seed)
-        Qwen3ForCausalLM(config).to(torch.bfloat16 if path == theirs else torch.float32).save_pretrained(path)
+        model: Any = Qwen3ForCausalLM(config)
+        model.to(torch.bfloat16 if path == theirs else torch.float32).save_pretrained(path)
     core = adam(ours)
     core.take_weights(theirs)
     expected = AutoModelForCausalLM.from_pretrained(theirs, dtype=torch.float32).state_dict()

@@ -71,7 +71,7 @@ def test_other_data_begin_with_their_first_row_and_the_user_is_told(tmp_path: Pa
 
 
 def test_the_rows_of_a_continued_run_are_those_that_were_left_to_it(tmp_path: Path) -> None:
-    ledger = {"admitted": 2, "trained": [[0, 0]], "dropped": {}}
+    ledger: dict[str, Any] = {"admitted": 2, "trained": [[0, 0]], "dropped": {}}
     beginning, _ = begin(tmp_path, source(tmp_path, ledger=ledger, rows={"left": [4, 7, 8], "next": 10}))
     assert beginning.rows == RowCursor(left=(7, 8), next=10)
 
