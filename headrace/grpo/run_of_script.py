@@ -89,6 +89,7 @@ def training_settings(
     groups = int(settings["groups_per_step"]) * script.args.max_steps if script.args.max_steps > 0 else None
     settings["dataset_name"] = _data(script.train_dataset, files, num_rows=groups, what="train_dataset")
     if wants_evaluations:
+        settings.pop("dataset_test_split", None)  # of a script without eval_dataset; here it is data of its own
         settings["eval_dataset_name"] = _data(
             script.eval_dataset, files, num_rows=settings.get("max_eval_prompts", 256), what="eval_dataset"
         )
