@@ -105,8 +105,7 @@ def _check_fields(value: Any, kind: Any) -> None:
             assert name in kind.model_fields, f"{kind.__name__} has no field {name}"
             _check_fields(inner, kind.model_fields[name].annotation)
     elif get_origin(kind) is list:
-        items: list[Any] = value or []
-        for inner in items:
+        for inner in cast("list[Any]", value or []):
             _check_fields(inner, kinds[0])
     elif value is not None and type(None) in get_args(kind):
         _check_fields(value, kinds[0])
