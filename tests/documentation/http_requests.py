@@ -104,8 +104,8 @@ def _check_fields(value: Any, kind: Any) -> None:
         for name, inner in cast("dict[str, Any]", value).items():
             assert name in kind.model_fields, f"{kind.__name__} has no field {name}"
             _check_fields(inner, kind.model_fields[name].annotation)
-    elif isinstance(value, list) and get_origin(kind) is list:
-        for inner in value:
+    elif get_origin(kind) is list:
+        for inner in cast("list[Any]", value or []):
             _check_fields(inner, kinds[0])
     elif value is not None and type(None) in get_args(kind):
         _check_fields(value, kinds[0])
