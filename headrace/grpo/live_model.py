@@ -49,7 +49,7 @@ class LiveModel:
 
     @property
     def trained(self) -> Path | None:
-        """Directory of the weights of the last training. If the services are elsewhere, the first access fetches them."""
+        """Directory of the last training's weights. If the services are elsewhere, the first access fetches them."""
         if self._trained is not None and not isinstance(self._trained, Path):
             self._trained = self._trained()
         return self._trained

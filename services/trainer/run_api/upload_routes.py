@@ -118,7 +118,7 @@ def _schema() -> dict[str, Any]:
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
 )
 async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
-    """Begin an upload, or ask how much of it is here. Repeating it is harmless: files that are here are not sent again."""
+    """Begin an upload, or ask how much of it is here. It can be repeated: files that are here are not sent again."""
     require_json(request.headers.get("content-type", ""))
     upload = _parsed(decode_json(await request.body(), max_nested=_MAX_NESTED))
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
