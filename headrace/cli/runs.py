@@ -16,7 +16,7 @@ from headrace.cli.given_settings import settings_given, settings_of_source
 from headrace.cli.plot import picture_at_end
 from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
-from headrace.cli.run_table import SORTS, table_of
+from headrace.cli.run_table import table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
 from headrace.run_file import as_run_file
 from headrace.watch import watch_view
@@ -71,9 +71,7 @@ def runs(arguments: argparse.Namespace) -> int:
             raise UserError("with DIR, runs are only listed: leave out the other options")
         return list_directories(Path(arguments.directory))
     with service_finder.connect(arguments) as client:
-        found = client.list(status=arguments.status, name=arguments.name, tags=arguments.tag)
-    if arguments.sort is not None:
-        found.sort(key=SORTS[arguments.sort])
+        found = client.list(status=arguments.status, name=arguments.name, tags=arguments.tag, sort=arguments.sort)
     if arguments.reverse:
         found.reverse()
     if arguments.json:
