@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class ScriptServices:
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str) -> Generator[Callable[[int, int], None]]:
     """Yield a function that shows how far a transfer is, on a terminal."""
     bar = Progress(
         TextColumn("{task.description}"),

@@ -61,8 +61,9 @@ class ScriptProcess:
 
 def environment_classes(environment_factory: Any) -> list[type]:
     """Return the classes among the factories of environments, each once. A function shows no class before it runs."""
-    given = cast("Any", environment_factory)
-    factories: Sequence[Any] = [*given.values()] if isinstance(given, Mapping) else [given]
+    factories: Sequence[Any] = [environment_factory]
+    if isinstance(environment_factory, Mapping):
+        factories = [*cast("Mapping[str, Any]", environment_factory).values()]
     return list(dict.fromkeys(factory for factory in factories if isinstance(factory, type)))
 
 

@@ -133,7 +133,7 @@ class Session:
         _require_recordable(messages)
         continuation = self.recording.continuation(messages, tools)
         follow = messages[continuation.num_recorded_messages :]
-        shown = [] if continuation.num_recorded_messages else tools
+        shown: Sequence[dict[str, Any]] = () if continuation.num_recorded_messages else tools
         num_bytes = sum(len(msgspec.json.encode(part)) for part in (*shown, *follow))
         return len(continuation.recorded_ids) // ID_DTYPE.itemsize + math.ceil(num_bytes / _BYTES_PER_TOKEN)
 

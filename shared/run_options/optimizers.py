@@ -81,7 +81,12 @@ FACTS: Final[Mapping[Optimizer, OptimizerFacts]] = {
     "adamw_torch_fused": _ADAMW,
     "adamw_torch": _ADAMW,
     "adafactor": OptimizerFacts(0, (), {}, why_one_rank="it keeps sums over the rows and columns of a whole matrix"),
-    "muon": OptimizerFacts(4, _ADAM, {**_MOMENTUM, "ns_steps": int, "adjust_lr_fn": ("match_rms_adamw", "original")}),
+    "muon": OptimizerFacts(
+        4,
+        _ADAM,
+        {**_MOMENTUM, "ns_steps": int, "adjust_lr_fn": ("match_rms_adamw", "original")},
+        why_one_rank="it makes whole matrices orthogonal",
+    ),
     "sgd": OptimizerFacts(0, (), {**_MOMENTUM, "dampening": float}),
     "rmsprop": OptimizerFacts(4, (), {**_OF_RMSPROP, "centered": bool}),
     "adagrad": OptimizerFacts(4, (), {"lr_decay": float, "eps": float}),

@@ -7,7 +7,7 @@ Programs that a function starts write to the service's output themselves, and ar
 
 import io
 import sys
-from typing import Final
+from typing import Any, Final, cast
 
 MAX_CHARS: Final = 1 << 16
 """Most characters of a call, on standard output and standard error each."""
@@ -47,8 +47,8 @@ def limit_output() -> list[CallOutput]:
     """Put a CallOutput in the place of this process's standard output and standard error, and return both."""
     outputs: list[CallOutput] = []
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
+        stream: Any = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            outputs.append(CallOutput(stream))
+            outputs.append(CallOutput(cast("io.TextIOWrapper", stream)))
             setattr(sys, name, outputs[-1])
     return outputs

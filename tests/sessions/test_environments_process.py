@@ -223,7 +223,8 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
 async def test_a_run_whose_environments_cannot_be_used_is_refused_and_says_why(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, name: str, options: dict[str, Any], says: str
 ) -> None:
-    keys = await begin_run(redis, run_config, asks="Begin.", **({"environment_factory": f"my_envs:{name}"} | options))
+    settings: dict[str, Any] = {"environment_factory": f"my_envs:{name}"} | options
+    keys = await begin_run(redis, run_config, asks="Begin.", **settings)
     with service(redis_url, directory) as process:
 
         async def is_refused() -> Any:

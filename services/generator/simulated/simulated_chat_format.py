@@ -4,7 +4,7 @@ A seeded share of the turns that have tools calls the first of them, with argume
 with several turns can be measured, and killed, without a model.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -83,5 +83,5 @@ def _value(schema: dict[str, Any]) -> Any:
     if schema.get("enum"):
         return schema["enum"][0]
     kind: Any = schema.get("type")
-    first = kind[0] if isinstance(kind, list) and kind else kind
+    first: Any = cast("list[Any]", kind)[0] if isinstance(kind, list) and kind else kind
     return _VALUES.get(first, {}) if isinstance(first, str) else {}

@@ -46,8 +46,8 @@ def _try_backend(options: dict[str, Any], device: torch.device) -> None:
     def line(x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
 
-    compiled: Any = torch.compile(line, **options, dynamic=True)
     try:
+        compiled: Any = torch.compile(line, **options, dynamic=True)
         compiled(torch.ones(8, device=device))
     except (ImportError, OSError, RuntimeError, ValueError, TypeError) as error:  # torch's own are RuntimeErrors
         reason = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__)

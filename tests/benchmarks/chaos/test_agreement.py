@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def files(tmp_path: Path) -> Files:
 
 
 def test_the_reward_of_a_conversation_counts_what_the_policy_wrote() -> None:
-    said = [
+    said: list[dict[str, Any]] = [
         {"role": "assistant", "content": "abcd", "tool_calls": []},
         {"role": "tool", "content": "xyz"},
         {"role": "assistant", "content": "abcdef"},

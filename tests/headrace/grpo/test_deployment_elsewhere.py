@@ -23,6 +23,10 @@ pytestmark = pytest.mark.slow
 ROWS = [{"prompt": f"{number}+{number}=", "solution": str(2 * number)} for number in range(16)]
 
 
+def _never(_services: ScriptServices, _directory: Path) -> bool:
+    return False
+
+
 @pytest.fixture(scope="module", autouse=True)
 def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Run all services but vLLM, which is simulated, as a deployment that takes uploads, and return their directory."""
@@ -33,7 +37,7 @@ def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HEADRACE_UPLOADS_KEEP_FREE_BYTES", "0")
         process = start_detached(settings, outlives_us=False)
         patch.delenv("HEADRACE_UPLOADS_DIR")
-        patch.setattr(ScriptServices, "see_here", lambda _self, _directory: False)
+        patch.setattr(ScriptServices, "see_here", _never)
         try:
             wait_until_up(settings, process)
             state = StateDir(settings.state_dir)

@@ -268,7 +268,7 @@ def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRP
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"optimizers": (object(), None)}, "optimizers is not supported: set adam_beta1"),
+        ({"optimizers": (object(), None)}, "optimizers is not supported: set optim, optim_args"),
         ({"rollout_func": print}, "rollout_func is not supported: write it as an agent program"),
         ({"reward_funcs": None}, "No reward source provided"),
         ({"train_dataset": None}, "`train_dataset` is required"),

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,7 +192,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _services(work: Path, environment: Mapping[str, str]) -> Iterator[None]:
+def _services(work: Path, environment: Mapping[str, str]) -> Generator[None]:
     """Run `headrace up` with a simulated generator while the block runs."""
     up = [sys.executable, "-m", "headrace", "up", "--simulate", "1", "--state-dir", environment[STATE_DIR_VARIABLE]]
     with (work / "up.log").open("wb") as log:

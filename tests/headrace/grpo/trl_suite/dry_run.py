@@ -7,7 +7,7 @@ trained.
 """
 
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.run_of_script import training_settings
@@ -16,7 +16,7 @@ from tests.headrace.grpo.trl_suite.agent_scripts import ACCEPTED
 
 def _check(trainer: GRPOTrainer, resume_from_checkpoint: bool | str | None = None) -> NoReturn:
     del resume_from_checkpoint
-    training = trainer._training
+    training: Any = vars(trainer)["_training"]
     settings, notes = training_settings(training._script, training._files)
     submission = trainer.client.check(settings)
     for note in (*notes, *submission.warnings):
