@@ -4,7 +4,7 @@ A seeded share of the turns that have tools calls the first of them, with argume
 with several turns can be measured, and killed, without a model.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -83,5 +83,7 @@ def _value(schema: dict[str, Any]) -> Any:
     if schema.get("enum"):
         return schema["enum"][0]
     kind: Any = schema.get("type")
-    first: Any = cast("list[Any]", kind)[0] if isinstance(kind, list) and kind else kind
+    first: Any = kind
+    if isinstance(kind, list):
+        first = next(iter(schema["type"]), None)
     return _VALUES.get(first, {}) if isinstance(first, str) else {}
