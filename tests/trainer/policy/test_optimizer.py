@@ -121,8 +121,8 @@ def test_muon_trains_matrices_and_leaves_the_ends_of_the_model_to_adamw(tiny_mod
     matrix = moved["model.layers.0.mlp.up_proj.weight"]
     # Newton-Schulz iterations leave large singular values between 0.5 and 1.5. A matrix of 128 rows with 64 values of 1
     # has 1 / sqrt(128) as the root of the mean of its squares. So the step is 0.2 sqrt(128) times the learning rate.
-    svdvals: Any = torch.linalg.svdvals
-    values: torch.Tensor = svdvals(matrix.float()) / (0.1 * 0.2 * math.sqrt(128))
+    library: Any = torch
+    values: torch.Tensor = library.linalg.svdvals(matrix.float()) / (0.1 * 0.2 * math.sqrt(128))
     assert 0.5 < values.max() < 1.5
     for name in ("lm_head.weight", "model.norm.weight"):
         # A step of AdamW has the size of the learning rate, except where the gradient is as small as its epsilon.
