@@ -160,7 +160,7 @@ def _helm() -> Any:
         import helm_python.chart
         import helm_python.registry
     except ModuleNotFoundError as error:
-        raise ReleaseError('the chart needs Helm: pip install "headrace[deploy]"') from error
+        raise ReleaseError("the chart needs Helm; in this directory, run pip install -e '.[deploy]'") from error
     return helm_python
 
 

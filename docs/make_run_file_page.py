@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from shared.run_options.agents import AgentOptions
+from shared.run_options.beginning import BeginningOptions
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.generation import GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions
@@ -33,15 +34,17 @@ HEAD = """# The run file
 For writing a run file: every key with its type, default and meaning, and [the differences from TRL](#coming-from-trl).
 A run file is YAML or JSON, passed to `headrace submit` or sent as the body of `POST /v1/runs`. Names are TRL's
 (`GRPOConfig`, `ScriptArguments` and `ModelConfig`) wherever the meaning is the same. Unknown keys and contradictory
-combinations are refused with the reason. Paths may be relative to the run file; over HTTP they must be absolute.
-Required are `model`, `dataset_name` or `datasets`, and `reward_funcs` without an environment that has `get_reward`.
+combinations are refused with the reason. Null means that a key is not set, so its default counts; only for
+`push_probe_tolerance` and `vllm_importance_sampling_clip_max` it is a value, which switches them off. Paths may be
+relative to the run file; over HTTP they must be absolute. Required are `model`, `dataset_name` or `datasets`, and
+`reward_funcs` without an environment that has `get_reward`.
 
 `headrace submit --dry-run` reports whether a run file would be accepted, and the run that results from it. An option
 without effect is refused if it is certainly a mistake; otherwise the answer has a warning.
 
 More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
-[the engine and sampling](engine.md), [the weight push](weight-push.md) and [its transports](weight-transports.md),
-[metrics](metrics.md).
+[beginning from a checkpoint](continuing.md), [the engine and sampling](engine.md), [the weight push](weight-push.md),
+[its transports](weight-transports.md), [metrics](metrics.md).
 """
 COMING_FROM_TRL = """
 ## Coming from TRL
@@ -55,6 +58,7 @@ SECTIONS: list[tuple[type[Section], str]] = [
     (LabelOptions, "Name, tags and metadata"),
     (DataOptions, "Data sets"),
     (DatasetSource, "An entry of `datasets`"),
+    (BeginningOptions, "Beginning from a checkpoint"),
     (GenerationOptions, "Generation"),
     (GenerationKwargs, "The table `generation_kwargs`"),
     (AgentOptions, "Tools"),

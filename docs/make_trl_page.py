@@ -22,7 +22,7 @@ from shared.run_options.trl.run_config_of_trl import CHANGE_WHAT_IS_LEARNED
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 
 PAGE = Path(__file__).with_name("coming-from-trl.md")
-NUM_UNDER_TRLS_NAME = 79
+NUM_UNDER_TRLS_NAME = 88
 """Options of ``GRPOConfig`` that a run has too; a test in tests/conformance counts them."""
 DEFAULTS_OF_TRL = {
     "save_steps": "500",

@@ -4,7 +4,8 @@ Every request has a timeout. The proxy variables of the environment are ignored.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 
@@ -129,6 +130,30 @@ class ApiConnection:
                 yield from parse_events(response.iter_lines())
         except httpx.HTTPError as error:
             raise self._away(error, _SILENCE_S) from error
+
+    def stream_bytes(
+        self, path: str, *, params: Mapping[str, Any], first: int, take: Callable[[bytes], object]
+    ) -> None:
+        """Hand the bytes of an answer from byte ``first`` on to ``take``, until the answer breaks off or ends.
+
+        Raises:
+            HeadraceApiError: The API refused the request, or the answer broke off; its status is None then.
+        """
+        headers = {"Range": f"bytes={first}-", "Accept-Encoding": "identity"}
+        timeout = httpx.Timeout(self._timeout_s, connect=_CONNECT_S)
+        try:
+            with self._http.stream("GET", path, params=params, headers=headers, timeout=timeout) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refusal(response)
+                if first and response.status_code != HTTPStatus.PARTIAL_CONTENT:
+                    raise HeadraceApiError(
+                        f"{self._base_url} does not answer with the wanted part of a file", status=200
+                    )
+                for data in response.iter_bytes():
+                    take(data)
+        except httpx.HTTPError as error:
+            raise self._away(error, self._timeout_s) from error
 
     def _away(self, error: httpx.HTTPError, limit_s: float) -> HeadraceApiError:
         if isinstance(error, httpx.TimeoutException):

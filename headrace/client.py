@@ -5,10 +5,11 @@
         for event in client.events(submission.run_id):
             print(event.kind, event.data)
 
-Runs are plain dictionaries, as the API sends them. In place of a run's id, every method takes its name or the beginning
-of its id; if several runs fit, the error has status 409, and its ``problem`` lists them as ``candidates``. Every failed
-request raises HeadraceApiError, whose text is a sentence. Every request has a timeout. The proxy variables of the
-environment are ignored.
+Runs are plain dictionaries, as the API sends them. Lists of rows are also data frames:
+``client.metrics(run_id, dataframe="pandas")``, or ``"polars"``. In place of a run's id, every method takes its name or
+the beginning of its id; if several runs fit, the error has status 409, and its ``problem`` lists them as
+``candidates``. Every failed request raises HeadraceApiError, whose text is a sentence. Every request has a timeout. The
+proxy variables of the environment are ignored.
 """
 
 import threading
@@ -19,18 +20,22 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 from urllib.parse import quote
 
+from headrace import file_transfer
 from headrace.api_connection import ApiConnection
 from headrace.api_connection import HeadraceApiError as HeadraceApiError
+from headrace.data_frames import DataFrames, frame_of
 from headrace.event_stream import Event as Event
+from headrace.file_transfer import OnProgress
 
 Run = dict[str, Any]
 Rows = list[dict[str, Any]]
 ENDED = frozenset({"finished", "stopped", "failed"})
 """Statuses from which a run never returns."""
 NOT_ENDED = ("queued", "running", "paused")
+Sort = Literal["created", "started", "ended", "name", "status", "step"]
 
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
 
@@ -131,15 +136,27 @@ class HeadraceClient:
         """
         self._api.wait_until_heard()
 
-    def list(self, *, status: Collection[str] = (), name: str | None = None, tags: Collection[str] = ()) -> list[Run]:
-        """Return the runs with one of these statuses, this name and all of these tags, newest first."""
-        return [*self.each_run(status=status, name=name, tags=tags)]
+    def list(
+        self,
+        *,
+        status: Collection[str] = (),
+        name: str | None = None,
+        tags: Collection[str] = (),
+        sort: Sort | None = None,
+    ) -> list[Run]:
+        """Return the runs with one of these statuses, this name and all of these tags, newest first or by ``sort``."""
+        return [*self.each_run(status=status, name=name, tags=tags, sort=sort)]
 
     def each_run(
-        self, *, status: Collection[str] = (), name: str | None = None, tags: Collection[str] = ()
+        self,
+        *,
+        status: Collection[str] = (),
+        name: str | None = None,
+        tags: Collection[str] = (),
+        sort: Sort | None = None,
     ) -> Iterator[Run]:
         """Yield the same runs as ``list``, fetching each page when it is needed."""
-        wanted: dict[str, Any] = {"status": [*status], "name": name, "tag": [*tags]}
+        wanted: dict[str, Any] = {"status": [*status], "name": name, "tag": [*tags], "sort": sort}
         return self._api.pages(
             "/v1/runs", "runs", **{key: value for key, value in wanted.items() if value not in (None, [])}
         )
@@ -167,18 +184,37 @@ class HeadraceClient:
         """Ask a paused run to go on, or a failed one to continue from its checkpoint. Asking twice is harmless."""
         return self._api.request("POST", f"/v1/runs/{_quoted(run_id)}/resume")
 
-    def metrics(self, run_id: str) -> Rows:
+    @overload
+    def metrics(self, run_id: str, *, dataframe: None = None) -> Rows: ...
+    @overload
+    def metrics(self, run_id: str, *, dataframe: DataFrames) -> Any: ...
+    def metrics(self, run_id: str, *, dataframe: DataFrames | None = None) -> Any:
         """Return the metrics of every optimizer step so far, oldest first."""
-        return [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
+        return self._rows(run_id, "metrics", dataframe)
 
-    def evaluations(self, run_id: str) -> Rows:
+    @overload
+    def evaluations(self, run_id: str, *, dataframe: None = None) -> Rows: ...
+    @overload
+    def evaluations(self, run_id: str, *, dataframe: DataFrames) -> Any: ...
+    def evaluations(self, run_id: str, *, dataframe: DataFrames | None = None) -> Any:
         """Return the metrics of every evaluation so far, oldest first. Their names begin with ``eval_``."""
-        return [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/evaluations", "evaluations")]
+        return self._rows(run_id, "evaluations", dataframe)
 
-    def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
+    @overload
+    def rollouts(self, run_id: str, *, step: int | None = None, dataframe: None = None) -> Rows: ...
+    @overload
+    def rollouts(self, run_id: str, *, step: int | None = None, dataframe: DataFrames) -> Any: ...
+    def rollouts(self, run_id: str, *, step: int | None = None, dataframe: DataFrames | None = None) -> Any:
         """Return the rollouts trained in ``step``; by default, of the newest step that was logged."""
-        path = f"/v1/runs/{_quoted(run_id)}/rollouts"
-        return [*self._api.pages(path, "rollouts", **({} if step is None else {"step": step}))]
+        return self._rows(run_id, "rollouts", dataframe, **({} if step is None else {"step": step}))
+
+    def event_frame(self, run_id: str, *, dataframe: DataFrames = "pandas", patience_s: float = 60.0) -> Any:
+        """Return all events of a run as a data frame with the columns ``id``, ``kind`` and ``data``.
+
+        Waits until the run has ended. See ``events`` for the rest.
+        """
+        found = self.events(run_id, patience_s=patience_s)
+        return frame_of([{"id": event.id, "kind": event.kind, "data": event.data} for event in found], dataframe)
 
     def events(
         self,
@@ -219,6 +255,42 @@ class HeadraceClient:
                     raise
             stop.wait(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+
+    def upload(self, path: str | Path, *, on_progress: OnProgress | None = None) -> str:
+        """Upload a file or directory, and return the path by which a run names it.
+
+        What the services have already is not sent again, and an upload that broke off goes on where it was.
+
+        Args:
+            path: A data set's file, or the directory of a data set or model. Files whose names begin with a dot are
+                left out.
+            on_progress: Called with the number of bytes that are there, and the total.
+
+        Raises:
+            UserError: There is nothing to upload, or a file changed in the meantime.
+            HeadraceApiError: The API refused the upload, or was unreachable for a minute.
+        """
+        return file_transfer.upload(self._api, Path(path), on_progress=on_progress)
+
+    def download_model(self, run_id: str, directory: str | Path, *, on_progress: OnProgress | None = None) -> Path:
+        """Download the final model of a run into a directory, and return the directory.
+
+        Files that are there with the right content are not sent again. A file has its name only once it is whole.
+
+        Args:
+            run_id: The run's id.
+            directory: Where the files are written; it is created if need be.
+            on_progress: Called with the number of bytes that are there, and the total.
+
+        Raises:
+            HeadraceApiError: The run has left no model, or the API was unreachable for a minute.
+        """
+        where = f"/v1/runs/{_quoted(run_id)}/model"
+        return file_transfer.download(self._api, where, Path(directory), on_progress=on_progress)
+
+    def _rows(self, run_id: str, what: str, dataframe: DataFrames | None, **params: Any) -> Any:
+        rows = [*self._api.pages(f"/v1/runs/{_quoted(run_id)}/{what}", what, **params)]
+        return rows if dataframe is None else frame_of(rows, dataframe)
 
     def _offer(self, config: Mapping[str, Any], *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
         """Send a run config."""

@@ -25,7 +25,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     Raises:
         UserError: The file cannot be read, is neither YAML nor JSON, or is not a table of settings.
     """
-    return _with_absolute_paths(_read_table(path), path.resolve().parent)
+    return with_absolute_paths(_read_table(path), path.resolve().parent)
 
 
 def read_trl_file(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -43,7 +43,7 @@ def read_trl_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         is_one = of_launcher.get("distributed_type") in ("NO", False)
         options["num_processes"] = 1 if is_one else of_launcher.get("num_processes", 1)
     config, notes = run_config_of(options)
-    return _with_absolute_paths(config, Path.cwd()), notes
+    return with_absolute_paths(config, Path.cwd()), notes
 
 
 def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> str:
@@ -97,10 +97,13 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
+def with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Make paths absolute that exist, begin with ``.`` or ``~``, or end like a data file. Others may be hub ids."""
     for name in _PATHS:
         _make_absolute(settings, name, directory)
+    source: object = settings.get("resume_from_checkpoint")
+    if isinstance(source, str) and ("/" in source or source.startswith((".", "~"))):  # else it is a run
+        settings["resume_from_checkpoint"] = str((directory / Path(source).expanduser()).resolve())
     mixture: Any = settings.get("datasets")
     if isinstance(mixture, list):
         for entry in cast("list[object]", mixture):

@@ -31,7 +31,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 CPU_EXTRAS = ["generator-cpu", "rewarder", "sessions", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
-TEST_EXTRAS = ["report", "s3", "oracle", "clients", "deploy", "tracing"]
+TEST_EXTRAS = ["report", "s3", "oracle", "clients", "deploy", "tracing", "notebook"]
 
 IMAGE_EXTRAS = {
     "generator": ["generator-cpu", "s3"],

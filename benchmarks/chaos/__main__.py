@@ -1,10 +1,11 @@
 """`python -m benchmarks.chaos`: injects random faults into a whole `headrace up`, and checks that nothing is lost.
 
-Prints progress, and at the end a table by victim and fault. Writes one JSON file for each seed. Exits with 1 if a
-promise was broken, a run stalled, or a process was left behind; otherwise with 0.
+Prints progress, at the end a table by victim and fault, and in the last line JSON with the totals. Writes one JSON file
+for each seed. Exits with 1 if a promise was broken, a run stalled, or a process was left behind; otherwise with 0.
 """
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
@@ -17,13 +18,14 @@ from benchmarks.chaos.trial import STAND_S, Plan, Trial
 from shared.version import VERSION
 
 _UNLIMITED = 1 << 30
+_MINUTES = 10.0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the trials, or add up earlier ones."""
     arguments = _parser().parse_args(argv)
     if arguments.table:
-        print(table.tables(record.read_all(arguments.table)))
+        _print_end(record.read_all(arguments.table))
         return 0
     own_disk = state_disk.enter("benchmarks.chaos", sys.argv[1:] if argv is None else argv)
     cells = _cells(arguments.only, engine=arguments.engine, has_tool=arguments.tools, own_disk=own_disk)
@@ -39,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
             plan = Plan(
                 seed=seed,
                 engine=arguments.engine,
-                seconds=arguments.minutes * 60,
-                num_faults=arguments.faults,
+                seconds=_seconds(arguments.minutes, num_faults=arguments.faults),
+                num_faults=arguments.faults or _UNLIMITED,
                 max_steps=arguments.max_steps,
                 has_tool=arguments.tools,
                 cells=cells,
@@ -54,14 +56,18 @@ def main(argv: list[str] | None = None) -> int:
                 Trial(plan, found, say=_say).run()
             finally:
                 found.write(arguments.results / f"chaos-{arguments.engine}-seed-{seed}.json")
-    print(table.tables(trials))
+    _print_end(trials)
     return 1 if any(trial.is_broken for trial in trials) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of strikes for each seed (10)")
-    parser.add_argument("--faults", type=int, default=_UNLIMITED, metavar="N", help="end each seed after N faults")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="minutes of strikes for each seed (10; no limit with --faults)",
+    )
+    parser.add_argument("--faults", type=int, metavar="N", help="end each seed after N faults")
     parser.add_argument("--seed", type=_seeds, dest="seeds", default=[0], metavar="N", help="seed of the schedule (0)")
     parser.add_argument("--seeds", type=_seeds, metavar="A-B", help="run the seeds A to B, one after the other")
     parser.add_argument("--engine", choices=(workload.SIMULATED, workload.VLLM), default=workload.SIMULATED)
@@ -69,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-steps", type=int, default=400, metavar="N", help="optimizer steps of a run, before the next begins (400)"
     )
     parser.add_argument(
-        "--tools", action="store_true", help="runs have a tool, so sessions play their rollouts and are a victim too"
+        "--tools", action="store_true", help="runs have a tool: sessions and tool workers are victims too"
     )
     limits = ", ".join(f"{seconds:g} with {engine}" for engine, seconds in STAND_S.items())
     parser.add_argument(
@@ -89,6 +95,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _seconds(minutes: float | None, *, num_faults: int | None) -> float:
+    """Return how long a seed strikes at most."""
+    if minutes is None:
+        return float("inf") if num_faults else _MINUTES * 60
+    return minutes * 60
+
+
+def _print_end(trials: list[record.TrialRecord]) -> None:
+    print(table.tables(trials))
+    print(json.dumps(table.sums(trials)), flush=True)
+
+
 def _seeds(text: str) -> list[int]:
     first, _, last = text.partition("-")
     return list(range(int(first), int(last or first) + 1))
@@ -96,7 +114,7 @@ def _seeds(text: str) -> list[int]:
 
 def _cells(only: list[str] | None, *, engine: str, has_tool: bool, own_disk: bool) -> list[tuple[str, str]]:
     absent = {schedule.ENGINE} if engine == workload.SIMULATED else set[str]()
-    absent |= set() if has_tool else {schedule.SESSIONS}
+    absent |= set() if has_tool else {schedule.SESSIONS, schedule.TOOL_WORKER}
     cells = [
         (victim, kind)
         for victim, kind in schedule.CELLS

@@ -51,8 +51,10 @@ def _incomplete_groups(steps: Mapping[int, Sequence[Row]], num_generations: int)
 
 def _wrong_rewards(steps: Mapping[int, Sequence[Row]]) -> Iterable[str]:
     for step, row in _rows(steps):
+        if row.get("lost"):
+            continue  # a tool worker was killed twice in one call
         values = {name: outcome["value"] for name, outcome in row["rewards"].items()}
-        if values[workload.LENGTH_REWARD] != workload.length_reward(int(row["num_tokens"])):
+        if values[workload.LENGTH_REWARD] != workload.length_reward(row):
             yield f"step {step}, group {row['group_id']}: a completion has the reward of another"
         if not math.isclose(row["reward"], sum(values.values())):
             yield f"step {step}, group {row['group_id']}: the reward {row['reward']} is not the sum of {values}"
@@ -74,6 +76,8 @@ def _wrong_metrics(
         rollouts = steps.get(step, ())
         if not rollouts:
             return  # a step without rollouts is already reported
+        if any(rollout.get("lost") for rollout in rollouts):
+            return  # the log does not say how many of its tokens count
         lengths = [int(rollout["num_tokens"]) for rollout in rollouts]
         num_tokens += sum(lengths) + history.prompt_tokens * len(rollouts)
         counted = {

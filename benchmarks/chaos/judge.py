@@ -6,6 +6,7 @@ staleness <= max_staleness             of every token that was trained
 versions rise                          in a completion, and from push to push of one incarnation
 no step is lost below a checkpoint     unless that checkpoint was damaged
 nothing contradicts anything           agreement.py
+no recorded turn is sampled again      turns.py
 """
 
 import itertools
@@ -16,6 +17,7 @@ from typing import Any
 
 from benchmarks.chaos.agreement import contradictions
 from benchmarks.chaos.history import RunHistory, numbers
+from benchmarks.chaos.turns import TurnCounts, sentence
 
 _EPOCH_BITS = 20
 """A push's epoch holds the trainer's incarnation above these lower bits (docs/weight-push.md)."""
@@ -29,6 +31,10 @@ class Verdict:
     Attributes:
         lost: Admitted groups that the ledger neither counts as trained nor as dropped.
         twice: Groups that were trained twice, or both trained and dropped.
+        tool_calls: Tool calls of the rollouts that were trained. This and the counts below are 0 without a tool.
+        turns_sampled: Turns that generators sampled.
+        turns_recorded: Turns that were seen recorded in Redis.
+        turns_sampled_twice: Turns that were sampled again while they were recorded.
         broken: One sentence for each broken promise; empty if all were kept.
     """
 
@@ -41,6 +47,10 @@ class Verdict:
     lost: list[int] = field(default_factory=list[int])
     twice: list[int] = field(default_factory=list[int])
     max_staleness: int = 0
+    tool_calls: int = 0
+    turns_sampled: int = 0
+    turns_recorded: int = 0
+    turns_sampled_twice: int = 0
     broken: list[str] = field(default_factory=list[str])
 
 
@@ -74,6 +84,14 @@ def judge(history: RunHistory, *, has_ended: bool = True) -> Verdict:
     return verdict
 
 
+def judge_turns(turns: TurnCounts, verdict: Verdict) -> None:
+    """Add the counts of a run's turns to its verdict."""
+    verdict.turns_sampled, verdict.turns_recorded = turns.sampled, turns.recorded
+    verdict.turns_sampled_twice = len(turns.again)
+    if turns.again:
+        verdict.broken.append(sentence(turns.again))
+
+
 def _judge_ledger(ledger: Mapping[str, Any], verdict: Verdict, *, must_be_settled: bool) -> set[int]:
     """Account for every admission number, and return the numbers that were trained."""
     trained = numbers(ledger["trained"])
@@ -93,6 +111,7 @@ def _judge_ledger(ledger: Mapping[str, Any], verdict: Verdict, *, must_be_settle
 
 def _judge_rollouts(history: RunHistory, trained: set[int], verdict: Verdict) -> None:
     """Compare the rollout log with the ledger, up to the newest checkpoint."""
+    verdict.tool_calls = sum(int(row.get("tool_calls") or 0) for rows in history.rollouts.values() for row in rows)
     steps = {step: rows for step, rows in history.rollouts.items() if step <= history.ledger_step}
     groups = {step: {int(row["group_id"]) for row in rows} for step, rows in steps.items()}
     times = Counter(number for found in groups.values() for number in found)

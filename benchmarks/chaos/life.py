@@ -13,14 +13,16 @@ from typing import Any
 
 from benchmarks.chaos import workload
 from benchmarks.chaos.history import Sighting, read_history, saved_step
-from benchmarks.chaos.judge import Verdict, judge
+from benchmarks.chaos.judge import Verdict, judge, judge_turns
 from benchmarks.chaos.stack import Stack, kill
 from benchmarks.chaos.state_disk import StateDisk
+from benchmarks.chaos.turns import TurnWatch, count_turns, read_journal
 from headrace.client import ENDED, Run
 from headrace.local.state_dir import StateDir
 from shared.errors import HeadraceError
 
 _ASK_EVERY_S = 1.0
+_JOURNAL = "turns.jsonl"
 _TAIL_BYTES = 64 * 1024
 
 
@@ -78,13 +80,15 @@ class Life:
             StateDir(directory / "state"),
             directory=directory,
             generators=workload.generators(engine),
-            environment=workload.environment(),
+            environment=workload.environment(directory / _JOURNAL),
             witness=directory / "fsyncs",
         )
         self.run: WatchedRun | None = None
         self.stepped_at: list[float] = []
         """When each training step was made, in Unix seconds; includes steps that were repeated after a resume."""
         self.verdicts: list[Verdict] = []
+        self.turn_watch = TurnWatch(self.stack.state.redis_url)
+        """Looks at the recorded turns of runs with a tool; the caller enters it."""
         self._asked_at = 0.0
 
     def look(self) -> None:
@@ -153,6 +157,10 @@ class Life:
             verdict = judge(read_history(record, run.run_dir, sightings=run.sightings), has_ended=has_ended)
         except (OSError, ValueError, KeyError, TypeError) as error:
             verdict = Verdict(run.run_id, str(record["status"]), broken=[f"its files cannot be read: {error!r}"])
+        if self._has_tool:
+            sampled = read_journal(self.directory / _JOURNAL, run.run_id)
+            recorded = self.turn_watch.recorded(run.run_id)
+            judge_turns(count_turns(sampled, recorded, num_generations=workload.NUM_GENERATIONS), verdict)
         self.verdicts.append(verdict)
         self._say(_verdict_line(verdict))
         for sentence in verdict.broken:
@@ -198,7 +206,9 @@ def newest_steps(metrics: Path) -> list[tuple[int, float]]:
 
 def _verdict_line(verdict: Verdict) -> str:
     dropped = ", ".join(f"{count} {reason}" for reason, count in verdict.dropped.items())
+    turns = f"; {verdict.turns_sampled_twice} of {verdict.turns_recorded} recorded turns sampled again"
     return (
         f"{verdict.run_id} {verdict.status} at step {verdict.steps}: {verdict.admitted} admitted, {verdict.trained} "
         f"trained, dropped: {dropped or 'none'}; lost {len(verdict.lost)}, twice {len(verdict.twice)}"
+        f"{turns if verdict.turns_sampled else ''}"
     )

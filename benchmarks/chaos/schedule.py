@@ -17,11 +17,23 @@ DAMAGED_CHECKPOINT, CUT_AOF, BROKEN_AOF = "damaged checkpoint", "cut AOF", "brok
 
 LAUNCHER, TRAINER, RANK, GENERATOR, ENGINE = "launcher", "trainer API", "rank", "generator", "engine worker"
 REWARDER, FORK_SERVER, REWARD_WORKER, REDIS = "rewarder", "fork server", "reward worker", "Redis"
-SESSIONS = "sessions"
+SESSIONS, TOOL_WORKER = "sessions", "tool worker"
 EVERYTHING, DISK = "everything", "disk"
 
 SIGNALS = (KILL, TERM, STOP)
-PROCESSES = (LAUNCHER, TRAINER, RANK, GENERATOR, ENGINE, REWARDER, FORK_SERVER, REWARD_WORKER, SESSIONS, REDIS)
+PROCESSES = (
+    LAUNCHER,
+    TRAINER,
+    RANK,
+    GENERATOR,
+    ENGINE,
+    REWARDER,
+    FORK_SERVER,
+    REWARD_WORKER,
+    SESSIONS,
+    TOOL_WORKER,
+    REDIS,
+)
 CELLS = (
     *((victim, kind) for victim in PROCESSES for kind in SIGNALS),
     (EVERYTHING, POWER_CUT),

@@ -4,6 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from benchmarks.chaos.judge import Verdict
 from benchmarks.chaos.record import FaultRecord, TrialRecord
 
 
@@ -34,12 +35,33 @@ def totals(trials: Sequence[TrialRecord]) -> str:
         "groups dropped, by reason": reasons,
         "groups lost": f"{sum(len(run.lost) for run in runs)}",
         "groups trained twice": f"{sum(len(run.twice) for run in runs)}",
+        **_turns(runs),
         "highest staleness": f"{max((run.max_staleness for run in runs), default=0)}",
         "other promises broken": f"{sum(len(run.broken) for run in runs)}",
         "runs that stalled": f"{sum(len(trial.stood) for trial in trials)}",
         "processes left behind": f"{sum(len(trial.orphans) for trial in trials)}",
     }
     return "\n".join(["| what | number |", "|---|---|", *(f"| {what} | {number} |" for what, number in rows.items())])
+
+
+def sums(trials: Sequence[TrialRecord]) -> dict[str, int | float]:
+    """Return the totals over all trials, for machines."""
+    runs = [run for trial in trials for run in trial.runs]
+    return {
+        "faults": sum(len(trial.faults) for trial in trials),
+        "runs": len(runs),
+        "seconds": round(sum(trial.seconds for trial in trials), 1),
+        "groups_trained": sum(run.trained for run in runs),
+        "groups_lost": sum(len(run.lost) for run in runs),
+        "groups_twice": sum(len(run.twice) for run in runs),
+        "tool_calls": sum(run.tool_calls for run in runs),
+        "turns_sampled": sum(run.turns_sampled for run in runs),
+        "turns_recorded": sum(run.turns_recorded for run in runs),
+        "turns_sampled_twice": sum(run.turns_sampled_twice for run in runs),
+        "promises_broken": sum(len(run.broken) for run in runs),
+        "stalled": sum(len(trial.stood) for trial in trials),
+        "left_behind": sum(len(trial.orphans) for trial in trials),
+    }
 
 
 def by_victim_and_fault(faults: Iterable[FaultRecord]) -> str:
@@ -60,6 +82,18 @@ def by_victim_and_fault(faults: Iterable[FaultRecord]) -> str:
             f"| {sum(fault.stood for fault in found)} |"
         )
     return "\n".join(lines)
+
+
+def _turns(runs: Sequence[Verdict]) -> dict[str, str]:
+    """Return the rows about turns, if any run had turns of conversations."""
+    if not any(run.turns_sampled for run in runs):
+        return {}
+    return {
+        "tool calls of trained rollouts": f"{sum(run.tool_calls for run in runs)}",
+        "turns sampled": f"{sum(run.turns_sampled for run in runs)}",
+        "turns seen recorded": f"{sum(run.turns_recorded for run in runs)}",
+        "recorded turns sampled again": f"{sum(run.turns_sampled_twice for run in runs)}",
+    }
 
 
 def _shown(seconds: float | None) -> str:

@@ -99,7 +99,7 @@ class Trial:
             engine=plan.engine, max_steps=plan.max_steps, has_tool=plan.has_tool, own_disk=plan.own_disk, say=self._say,
         )  # fmt: skip
         stack = life.stack
-        with AofSizes(stack.state.redis) as aof_sizes:
+        with AofSizes(stack.state.redis) as aof_sizes, life.turn_watch:
             site = Site(stack, life.disk, aof_sizes, lambda: life.run)
             try:
                 self._wait_for_steps(life, since_s=time.time())

@@ -3,7 +3,7 @@
 harness -- launcher -- Redis
                    |-- trainer API -- rank
                    |-- generator -- engine worker         (only with vLLM)
-                   |-- sessions                           (a victim only if the runs have a tool)
+                   |-- sessions -- fork server -- tool workers   (victims only if the runs have a tool)
                    +-- rewarder -- fork server -- reward workers
 """
 
@@ -22,6 +22,13 @@ _SERVICES = {
     "services.sessions": schedule.SESSIONS,
 }
 
+_OF_FORK_SERVERS = {
+    schedule.FORK_SERVER: schedule.REWARDER,
+    schedule.REWARD_WORKER: schedule.REWARDER,
+    schedule.TOOL_WORKER: schedule.SESSIONS,
+}
+"""The services that have these processes below their fork servers."""
+
 
 def find(victim: str, launcher: int) -> list[ProcessMark]:
     """Return the processes below a launcher that have this role, perhaps none."""
@@ -34,11 +41,11 @@ def find(victim: str, launcher: int) -> list[ProcessMark]:
     if victim == schedule.ENGINE:
         generators = [process for process in everybody if _service(process) == schedule.GENERATOR]
         return [process for process in _below(generators) if "resource_tracker" not in " ".join(_command(process))]
-    if victim in (schedule.FORK_SERVER, schedule.REWARD_WORKER):
-        rewarders = [process for process in everybody if _service(process) == schedule.REWARDER]
+    if victim in _OF_FORK_SERVERS:
+        parents = [process for process in everybody if _service(process) == _OF_FORK_SERVERS[victim]]
         # A worker is a fork of the server, with the same command line.
         servers = [
-            process for process in _below(rewarders) if "multiprocessing.forkserver" in " ".join(_command(process))
+            process for process in _below(parents) if "multiprocessing.forkserver" in " ".join(_command(process))
         ]
         servers = servers[:1]
         return servers if victim == schedule.FORK_SERVER else _below(servers)

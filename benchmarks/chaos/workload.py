@@ -1,31 +1,40 @@
 """The run that faults strike: a tiny model, sixty prompts, two reward functions, short steps, evaluations.
 
 With simulated generators, weights are really sent over gloo, and tokens are random. Everything else is as in any run.
-With a tool, the sessions service plays the rollouts and asks the generators for turns; simulated ones never call it.
+With a tool, the sessions service plays the rollouts and asks the generators for turns. Six in ten turns
+of simulated generators call it.
 """
 
 import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 SIMULATED, VLLM = "simulated", "vllm"
 MAX_STALENESS = 2
 GROUPS_PER_STEP = 4
+NUM_GENERATIONS = 4
 LENGTH_REWARD = "chaos_rewards:length"
 PROMPT_TOKENS = 4
 """Tokens of every prompt: a word, two letters, and a word. With a tool they are rendered as a conversation."""
-_CONTEXT_TOKENS = 256
-"""Room for the schema of the tool, of which simulated generators count the characters."""
+_CONTEXT_TOKENS = 512
+"""Room for the schema of the tool and its results, of which simulated generators count the characters."""
+_COMPLETION_TOKENS, _COMPLETION_TOKENS_WITH_TOOL = 24, 200
 _NUM_PROMPTS, _NUM_EVAL_PROMPTS = 60, 6
 _REWARDS = '''
 """One function in a reward worker, one on the rewarder's loop."""
 import asyncio
 
 
-def length(completion_ids, **columns):
-    return [float(len(ids) % 7) for ids in completion_ids]
+def length(completions, completion_ids, **columns):
+    return [float(measure(*each) % 7) for each in zip(completions, completion_ids)]
+
+
+def measure(completion, ids):
+    if isinstance(completion, str):
+        return len(ids)
+    return sum(len(message["content"]) for message in completion if message["role"] == "assistant")
 
 
 async def slow(completion_ids, **columns):
@@ -43,12 +52,26 @@ def reverse(text: str) -> str:
 '''
 _CHAT_TEMPLATE = "{% if tools %}reverse {% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
 _NUM_SIMULATED = 2
-_SIMULATION = {"TRANSPORT": "gloo", "SPEED_UP": "0.5", "COMPLETION_TOKENS": "12", "FIRST_TOKEN_S": "0.02"}
+_SIMULATION = {
+    "TRANSPORT": "gloo",
+    "SPEED_UP": "0.5",
+    "COMPLETION_TOKENS": "12",
+    "FIRST_TOKEN_S": "0.02",
+    "TOOL_CALL_SHARE": "0.6",
+}
 
 
-def length_reward(num_tokens: int) -> float:
-    """Return the value of the first reward function."""
-    return float(num_tokens % 7)
+def length_reward(row: Mapping[str, Any]) -> float:
+    """Return the value of the first reward function for a line of the rollout log.
+
+    It counts tokens. Of a conversation, it counts the characters that the policy wrote: the ids of a completion include
+    those of the results of tools, which the log does not have.
+    """
+    completion: Any = row.get("completion")
+    if not isinstance(completion, list):
+        return float(int(row["num_tokens"]) % 7)
+    messages = cast("list[dict[str, Any]]", completion)
+    return float(sum(len(message["content"]) for message in messages if message["role"] == "assistant") % 7)
 
 
 def prepare(directory: Path) -> None:
@@ -64,15 +87,20 @@ def prepare(directory: Path) -> None:
 
 def run_config(directory: Path, *, engine: str, max_steps: int, has_tool: bool) -> dict[str, Any]:
     """Return the config of the run to submit."""
-    with_tool = {"tools": ["chaos_tools:reverse"], "prompt_as_message": True}
+    with_tool = {
+        "tools": ["chaos_tools:reverse"],
+        "prompt_as_message": True,
+        "max_tool_calling_iterations": 3,
+        "max_completion_length": _COMPLETION_TOKENS_WITH_TOOL,
+    }
     config: dict[str, Any] = {
         "model": str(directory / "model"),
         "dataset_name": str(directory / "train.jsonl"),
         "reward_funcs": [LENGTH_REWARD, "chaos_rewards:slow"],
-        "num_generations": 4,
+        "num_generations": NUM_GENERATIONS,
         "groups_per_step": GROUPS_PER_STEP,
         "max_steps": max_steps,
-        "max_completion_length": 24,
+        "max_completion_length": _COMPLETION_TOKENS,
         "max_staleness": MAX_STALENESS,
         "save_steps": 5,
         "eval_dataset_name": str(directory / "eval.jsonl"),
@@ -90,11 +118,16 @@ def generators(engine: str) -> list[str]:
     return ["--generators", "1"] if engine == VLLM else ["--simulate", str(_NUM_SIMULATED)]
 
 
-def environment() -> Mapping[str, str]:
-    """Return environment variables of the services, in addition to those set by `headrace up`."""
+def environment(journal: Path) -> Mapping[str, str]:
+    """Return environment variables of the services, in addition to those set by `headrace up`.
+
+    Args:
+        journal: File in which simulated generators note each turn that they have sampled.
+    """
     return {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "HEADRACE_SIMULATED_TURN_JOURNAL": str(journal),
         **{f"HEADRACE_SIMULATED_{name}": value for name, value in _SIMULATION.items()},
     }
 

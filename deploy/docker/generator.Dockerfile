@@ -32,8 +32,8 @@ FROM ${BASE} AS cpu
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /gpu-claims /hub /models /weights \
-    && chown headrace:headrace /cache /gpu-claims /hub /models /weights
+    && mkdir -p /cache /gpu-claims /hub /models /uploads /weights \
+    && chown headrace:headrace /cache /gpu-claims /hub /models /uploads /weights
 COPY --from=packages-cpu /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache HF_HOME=/hub \
@@ -41,7 +41,7 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 COPY services/__init__.py /app/services/
 COPY services/generator /app/services/generator
 COPY shared /app/shared
-COPY LICENSE NOTICE /app/
+COPY LICENSE NOTICE pyproject.toml /app/
 RUN python3 -m compileall -q /app
 WORKDIR /tmp
 EXPOSE 8000 9090
@@ -61,8 +61,8 @@ FROM ${GPU_BASE} AS gpu
 USER 0:0
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /gpu-claims /hub /models /weights \
-    && chown headrace:headrace /cache /gpu-claims /hub /models /weights
+    && mkdir -p /cache /gpu-claims /hub /models /uploads /weights \
+    && chown headrace:headrace /cache /gpu-claims /hub /models /uploads /weights
 COPY requirements/image-generator.txt deploy/docker/check_versions.py /tmp/
 ARG TORCH=2.13.0
 ARG NCCL=2.29.7
@@ -83,7 +83,7 @@ ENV PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=
 COPY services/__init__.py /app/services/
 COPY services/generator /app/services/generator
 COPY shared /app/shared
-COPY LICENSE NOTICE /app/
+COPY LICENSE NOTICE pyproject.toml /app/
 # Check that every package which the entry point imports before it serves is installed.
 RUN python3 -m compileall -q /app && python3 -c "import services.generator.process, services.generator.settings"
 WORKDIR /tmp

@@ -26,15 +26,15 @@ FROM ${BASE} AS service
 RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /hub /models /rewards \
-    && chown headrace:headrace /cache /hub /models /rewards
+    && mkdir -p /cache /hub /models /rewards /uploads \
+    && chown headrace:headrace /cache /hub /models /rewards /uploads
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache HF_HOME=/hub \
     HEADRACE_HOST=0.0.0.0 HEADRACE_PORT=8000 HEADRACE_METRICS_PORT=9090 HEADRACE_REWARD_PATH=/rewards
 COPY services/__init__.py /app/services/
 COPY services/rewarder /app/services/rewarder
 COPY shared /app/shared
-COPY LICENSE NOTICE /app/
+COPY LICENSE NOTICE pyproject.toml /app/
 WORKDIR /tmp
 EXPOSE 8000 9090
 HEALTHCHECK --interval=10s --timeout=9s --start-period=60s --retries=3 CMD ["python3", "-m", "shared.health_check"]

@@ -20,7 +20,7 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 COPY services/__init__.py /app/services/
 COPY services/sessions /app/services/sessions
 COPY shared /app/shared
-COPY LICENSE NOTICE /app/
+COPY LICENSE NOTICE pyproject.toml /app/
 WORKDIR /tmp
 EXPOSE 8000 9090
 HEALTHCHECK --interval=10s --timeout=9s --start-period=60s --retries=3 CMD ["python3", "-m", "shared.health_check"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headrace import service_finder
 from shared.errors import UserError
+from shared.install_commands import install_extras
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -18,7 +19,7 @@ def export(arguments: argparse.Namespace) -> int:
     is_checkpoint = (named / "manifest.json").is_file()
     run_dir = named if is_checkpoint or (named / "checkpoints").is_dir() else _run_dir(arguments)
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"exporting needs {' and '.join(missing)}: pip install 'headrace[trainer]'")
+        raise UserError(f"exporting needs {' and '.join(missing)}; install with {install_extras('trainer')}")
     from services.trainer.checkpoints.checkpoint import newest_valid
     from services.trainer.export.export import check_exportable, export_checkpoint
     from services.trainer.run_files import RunFiles

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.errors import UnavailableError, UserError
+from shared.install_commands import install_extras
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 _NEEDS_SERVICES = "reward functions, tools, vLLM's options, GPUs"
@@ -27,12 +28,14 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
     errors: list[tuple[str, str]] = []
     lines: list[str] = []
     unchecked = [_NEEDS_SERVICES]
+    if config.resume_from_checkpoint is not None:
+        unchecked.append("the checkpoint to begin from")
     try:
         from services.trainer.submit_checks.dataset_check import check_dataset
         from services.trainer.submit_checks.dataset_verdict import judge_dataset
         from services.trainer.submit_checks.model_check import check_model
     except ImportError as error:
-        unchecked += [f"model and data sets (no module {error.name}: pip install 'headrace[trainer]')"]
+        unchecked += [f"model and data sets (no module {error.name}; install with {install_extras('trainer')})"]
     else:
         if _are_files(config):
             try:
@@ -41,7 +44,7 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
                 lines += [f"note: {warning}" for warning in verdict.warnings]
                 lines += [f"  {name}: {value}" for name, value in verdict.derived.items()]
             except ImportError as error:
-                unchecked.append(f"the data sets (no module {error.name}: pip install 'headrace[trainer]')")
+                unchecked.append(f"the data sets (no module {error.name}; install with {install_extras('trainer')})")
             except UserError as error:
                 errors.append((error.field or "dataset_name", str(error)))
         else:

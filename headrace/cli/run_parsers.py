@@ -18,8 +18,26 @@ _STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
 
 def add_runs(add_parser: AddParser) -> None:
     """Add `submit`, `runs`, and the commands on one run."""
-    submit = add_parser("submit", help="submit a run from a YAML or JSON file")
-    submit.add_argument("file", metavar="FILE")
+    submit = add_parser("submit", help="submit a run from a YAML or JSON file, or from another run's checkpoint")
+    submit.add_argument("file", metavar="FILE", nargs="?", help="the run file; not needed with --from RUN")
+    submit.add_argument(
+        "--from",
+        dest="source",
+        metavar="RUN[:STEP]|DIR",
+        help="begin from a run's checkpoint, its newest one without STEP, or from a directory; without FILE with the "
+        "settings of that run",
+    )
+    submit.add_argument(
+        "--only-model", action="store_true", help="with --from: take only the weights, and begin everything else anew"
+    )
+    submit.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change one setting, such as learning_rate=1e-6; repeatable",
+    )
     submit.add_argument("--watch", action="store_true", help="then follow it")
     submit.add_argument(
         "--dry-run",

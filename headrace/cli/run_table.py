@@ -1,9 +1,8 @@
 """The table of `headrace runs`. An id is never cut: on a narrow terminal other columns are left out, and names wrap."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -14,15 +13,6 @@ from headrace.run_lines import local_time
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 
-SORTS: dict[str, Callable[[Run], Any]] = {
-    "created": lambda run: -run["created_at_s"],
-    "started": lambda run: _latest_first(run.get("started_at_s")),
-    "ended": lambda run: _latest_first(run.get("ended_at_s")),
-    "name": lambda run: (run.get("name") is None, run.get("name")),
-    "status": lambda run: run["status"],
-    "step": lambda run: -RunWatch(run).step,
-}
-"""Orders by name: newest, latest or most steps first; names and statuses by the alphabet. Runs without it come last."""
 _GAP = 2
 _MIN_NAME = 8
 
@@ -96,7 +86,3 @@ def _steps(watch: RunWatch) -> str:
 def _took(watch: RunWatch) -> str:
     gone_s = watch.seconds_gone(time.time())
     return "-" if gone_s is None else watch_view.clock(gone_s)
-
-
-def _latest_first(seconds: float | None) -> float:
-    return 0.0 if seconds is None else -seconds

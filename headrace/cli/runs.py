@@ -12,12 +12,13 @@ from rich.console import Console
 
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
+from headrace.cli.given_settings import settings_given, settings_of_source
 from headrace.cli.plot import picture_at_end
 from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
-from headrace.cli.run_table import SORTS, table_of
+from headrace.cli.run_table import table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
-from headrace.run_file import as_run_file, read_run_file, read_trl_file
+from headrace.run_file import as_run_file
 from headrace.watch import watch_view
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow, take_all
@@ -28,23 +29,27 @@ _PIPE_WIDTH = 120
 
 
 def submit(arguments: argparse.Namespace) -> int:
-    """Submit a run file."""
-    file = Path(arguments.file)
-    config, notes = read_trl_file(file) if arguments.trl else (read_run_file(file), [])
-    if arguments.print:
-        sys.stdout.write(terminal.printable(as_run_file(config, notes)))
+    """Submit a run file, or a run that takes over from a checkpoint."""
+    given = settings_given(arguments)
+    file = given.file
+    if file is not None and arguments.print:
+        sys.stdout.write(terminal.printable(as_run_file(given.settings, given.notes)))
         return 0
-    if arguments.dry_run and not service_finder.is_there(arguments):
+    if file is not None and arguments.dry_run and not service_finder.is_there(arguments):
         from headrace.cli.offline_check import check_offline
 
-        return check_offline(arguments.file, config)
+        return check_offline(arguments.file, given.settings)
     with service_finder.connect(arguments) as client:
         client.wait_until_heard()
+        config, notes = (given.settings, given.notes) if file is not None else settings_of_source(client, given)
+        if arguments.print:
+            sys.stdout.write(terminal.printable(as_run_file(config, notes)))
+            return 0
         submission = client.check(config) if arguments.dry_run else client.submit(config)
         for note in (*notes, *submission.warnings):
             _out(f"note: {note}")
         if arguments.dry_run:
-            _out(f"{arguments.file} is valid: it would be accepted")
+            _out(f"{file or 'the run'} is valid: it would be accepted")
             for name, value in submission.derived.items():
                 for line in value if name == "datasets" else [value]:
                     _out(f"  {name}: {line}")
@@ -66,9 +71,7 @@ def runs(arguments: argparse.Namespace) -> int:
             raise UserError("with DIR, runs are only listed: leave out the other options")
         return list_directories(Path(arguments.directory))
     with service_finder.connect(arguments) as client:
-        found = client.list(status=arguments.status, name=arguments.name, tags=arguments.tag)
-    if arguments.sort is not None:
-        found.sort(key=SORTS[arguments.sort])
+        found = client.list(status=arguments.status, name=arguments.name, tags=arguments.tag, sort=arguments.sort)
     if arguments.reverse:
         found.reverse()
     if arguments.json:
@@ -102,6 +105,8 @@ def show(arguments: argparse.Namespace) -> int:
         take_all(watch, runs_here)
     console = _console()
     console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
+    if run.get("beginning"):
+        _out(f"began from {run['beginning']['says']}")
     for name, value in run.get("metadata", {}).items():
         _out(f"{name}: {value}")
     if run.get("tags"):

@@ -38,6 +38,7 @@ from headrace.watch import curves
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import follow
 from shared.errors import HeadraceError, UserError
+from shared.install_commands import install_extras
 
 REWARD = "headrace.demo.reward:exact_answer"
 _STALL_S = 240.0
@@ -45,6 +46,7 @@ _STOP_PATIENCE_S = 75.0
 _NUM_SHOWN = 8
 _PIPE_WIDTH = 110
 _CALLS = "tools/call_frequency"
+_EXTRAS = ("generator-cpu", "rewarder", "sessions", "trainer", "demo")
 
 
 @dataclass(frozen=True)
@@ -210,8 +212,8 @@ def _quiet_torch() -> tuple[Any, Any]:
         from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise UserError(
-            f"the demo trains and serves on this machine and needs all of headrace ({error}): "
-            "`make demo` installs it, or pip install 'headrace[generator-cpu,rewarder,sessions,trainer,demo]'"
+            f"the demo trains and serves on this machine and needs all of headrace ({error}): in a checkout, `make "
+            f"demo` installs it; elsewhere, install with {install_extras(*_EXTRAS)}"
         ) from error
     return torch, transformers_logging
 

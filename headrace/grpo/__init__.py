@@ -5,6 +5,9 @@ grpo_config.py      TRL's options as a dataclass
 run_of_script.py    constructor arguments and options --> a run's settings
 function_source.py  functions and classes of a script or notebook --> the text of a module
 run_inputs.py       live data sets, models and functions --> files that the services read
+script_run.py       the training run: begun, found again by another process, followed, paused
 training_events.py  a run's metrics --> ``state.log_history`` and the events of callbacks
 script_services.py  the services of a script, started on this machine when none are named
+trainer_attributes.py   what scripts read from TRL's trainer, and why some of it is not here
+hub_upload.py       the model --> a repository on the hub
 """

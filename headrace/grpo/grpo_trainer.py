@@ -12,36 +12,23 @@
 The run belongs to the services and not to the script: Ctrl-C pauses it, and ``train()`` goes on with it.
 """
 
-import contextlib
-import json
-import math
 import os
 import shutil
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from rich.console import Console
-
-from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submission
-from headrace.event_stream import Event
+from headrace.client import HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.hub_upload import Card, repository_name, upload
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.run_of_script import Files, Script, data_of_environment, evaluation_settings, training_settings
-from headrace.grpo.script_services import ScriptServices, begin_run, find_services
+from headrace.grpo.run_of_script import Script, data_of_environment
+from headrace.grpo.script_run import ScriptRun
+from headrace.grpo.trainer_attributes import ScriptProcess, all_tools, missing, reward_func_names, reward_weights
 from headrace.grpo.training_events import TrainingEvents
-from headrace.terminal import say
-from headrace.watch.watch import final_sentence, follow
-from shared.errors import HeadraceError
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
-from shared.run_options.section import steps_of
-
-_PIPE_WIDTH: Final = 120
-_LINK: Final = "headrace-run.json"
-"""File in ``output_dir`` that names the run, so that another process can go on with it."""
 
 
 class GRPOTrainer:
@@ -61,7 +48,8 @@ class GRPOTrainer:
         peft_config: A ``LoraConfig``.
         tools: Functions that the model may call.
         rollout_func: Not supported: write an agent program.
-        environment_factory: Class of an environment.
+        environment_factory: Class of an environment; or several by name, of which each row names one in its column
+            ``environment``.
 
     Raises:
         ArgumentError: An argument is not supported. The message says what to do instead.
@@ -92,7 +80,7 @@ class GRPOTrainer:
                 "number of training processes with run_options={'nproc_per_node': N}"
             )
         if tuple(optimizers) != (None, None):
-            raise ArgumentError(f"optimizers is not supported: {INSTEAD['optim_args']}")
+            raise ArgumentError(f"optimizers is not supported: {INSTEAD['optimizers']}")
         if rollout_func is not None:
             raise ArgumentError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
         self.args = args if args is not None else GRPOConfig()
@@ -108,11 +96,16 @@ class GRPOTrainer:
         if train_dataset is None:
             train_dataset = data_of_environment(environment_factory, self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.run: Run | None = None
-        """The training run, as the API shows it; None before ``train()``."""
+        self.tools = all_tools(_as_list(tools), environment_factory)
+        self.reward_func_names = reward_func_names(self.reward_funcs, environment_factory)
+        self.reward_weights = reward_weights(
+            self.args.reward_weights, num_functions=len(self.reward_funcs), environment_factory=environment_factory
+        )
+        self.accelerator = ScriptProcess()
+        self.hub_model_id = self.args.hub_model_id
         init_kwargs = cast("Mapping[str, Any]", self.args.model_init_kwargs or {})
         self._live = LiveModel(model, processing_class, peft_config=peft_config, init_kwargs=init_kwargs)
-        self._script = Script(
+        script = Script(
             model=self._live,
             reward_funcs=self.reward_funcs,
             args=self.args,
@@ -123,13 +116,10 @@ class GRPOTrainer:
             tools=_as_list(tools),
             environment_factory=environment_factory,
         )
-        self._services: ScriptServices | None = None
-        self._files = Files(lambda: self._connected().inputs())
-        self._epochs_per_step = 0.0
-        self._told_evaluations = set[int]()
         self._events = TrainingEvents(
             self.args, state=TrainerState(), control=TrainerControl(), context=self._live.as_arguments
         )
+        self._training = ScriptRun(script, self._events)
         for callback in callbacks or ():
             self.add_callback(callback)
         self._events.fire("on_init_end")
@@ -142,7 +132,12 @@ class GRPOTrainer:
     @property
     def client(self) -> HeadraceClient:
         """A client of the services, to read metrics and rollouts of ``run``. Services are started if none run."""
-        return self._connected().client
+        return self._training.client
+
+    @property
+    def run(self) -> Run | None:
+        """The training run, as the API shows it; None before ``train()``."""
+        return self._training.run
 
     @property
     def model(self) -> Any:
@@ -159,6 +154,16 @@ class GRPOTrainer:
         """Whether the training logs the load-balancing loss of a mixture of experts."""
         return any("aux_loss" in entry for entry in self.state.log_history)
 
+    def is_world_process_zero(self) -> bool:
+        """Return True: a script is one process, and its ranks are in the services."""
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+    def log(self, logs: Mapping[str, float]) -> None:
+        """Add an entry to ``state.log_history``, and tell callbacks."""
+        self._events.log(dict(logs))
+
     def add_callback(self, callback: Any) -> None:
         """Add a ``transformers.TrainerCallback``, or a class of one."""
         self._events.callbacks.append(callback() if isinstance(callback, type) else callback)
@@ -169,7 +174,9 @@ class GRPOTrainer:
         A run that was paused by Ctrl-C goes on. Afterwards ``model`` has the trained weights.
 
         Args:
-            resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``.
+            resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``; if
+                that has ended, a new run continues it from its newest checkpoint. A text begins a new run from a
+                checkpoint: ``RUN``, ``RUN:STEP``, or a directory. ``max_steps`` counts the steps before it too.
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
@@ -177,31 +184,16 @@ class GRPOTrainer:
         """
         from transformers.trainer_utils import TrainOutput
 
-        if isinstance(resume_from_checkpoint, str):
-            raise ArgumentError(
-                "resume_from_checkpoint is True or False: a run goes on from its own newest checkpoint; to begin with "
-                "the weights of a directory, give it as model"
-            )
-        began_at = time.monotonic()
-        run = self.run = self._begun(resume=bool(resume_from_checkpoint))
-        client = self.client
-        events, first_step = self._events, self.state.global_step
-        events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
-        try:
-            self.run = follow(client, run["run_id"], console=self._console(), on_event=self._take).run
-        except BaseException:  # Ctrl-C, or an error in a callback
-            with contextlib.suppress(HeadraceApiError):
-                client.pause(run["run_id"])
-                say(f"{run['run_id']} pauses after its batch; train() goes on with it, or `headrace resume`")
-            raise
-        if self.run["status"] == "failed":
-            raise HeadraceError(final_sentence(self.run))
-        losses = self._take_what_was_missed(client)
-        self._bring_weights_back(Path(self.run["run_dir"]) / "model")
+        began_at, first_step = time.monotonic(), self.state.global_step
+        self._training.begin(resume_from_checkpoint or None)
+        first_step = min(first_step, self.state.global_step)
+        losses = self._training.follow_to_the_end()
+        run = self.run or {}
+        self._training.give_weights_to(self._live)
         seconds = time.monotonic() - began_at
         loss = sum(losses) / len(losses) if losses else 0.0
         steps = self.state.global_step - first_step
-        completions = steps * self.run["config"]["groups_per_step"] * self.run["config"]["num_generations"]
+        completions = steps * run["config"]["groups_per_step"] * run["config"]["num_generations"]
         summary = {
             "train_runtime": seconds,
             "train_samples_per_second": completions / seconds,
@@ -209,7 +201,7 @@ class GRPOTrainer:
             "total_flos": 0.0,
             "train_loss": loss,
         }
-        events.end(summary)
+        self._events.end(summary)
         return TrainOutput(self.state.global_step, loss, summary)
 
     def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, float]:
@@ -229,139 +221,67 @@ class GRPOTrainer:
             for name, part in cast("Mapping[str, Any]", data).items():
                 found |= self.evaluate(part, metric_key_prefix=f"{metric_key_prefix}_{name}")
             return found
-        client = self.client
-        if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
-            raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
-        settings = evaluation_settings(self._script, self._files, data=data)
-        submission = begin_run(client, settings, say=say)
-        run = follow(client, submission.run_id, console=self._console()).run
-        evaluations = client.evaluations(submission.run_id)
-        if run["status"] != "finished" or not evaluations:
-            raise HeadraceError(final_sentence(run))
         metrics = {
             name.replace("eval_", f"{metric_key_prefix}_", 1): value
-            for name, value in evaluations[-1].items()
+            for name, value in self._training.evaluate(data).items()
             if name.startswith("eval_") and value is not None
         }
         self._events.take_evaluation(metrics, step=self.state.global_step)
         return metrics
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Write the model and its tokenizer to ``output_dir``, by default that of the options."""
+        """Write the model and its tokenizer to ``output_dir``, by default that of the options.
+
+        From services elsewhere, the trained model is downloaded into it.
+        """
         directory = output_dir or self.args.output_dir
         if directory is None:
             raise ArgumentError("save_model needs a directory: give output_dir")
-        if self._live.trained is None:
+        if not self._live.is_trained:
             self._live.save(Path(directory))
+        elif self._live.is_fetched or self._training.trained_run is None:
+            shutil.copytree(cast("Path", self._live.trained), directory, dirs_exist_ok=True)
         else:
-            shutil.copytree(self._live.trained, directory, dirs_exist_ok=True)
+            self._training.download(Path(directory), base=self._live.name)
 
-    def push_to_hub(self, commit_message: str = "End of training") -> str:
-        """Upload the model to the hub as ``hub_model_id``, by default the name of ``output_dir``; return its URL."""
-        from huggingface_hub import HfApi
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        *,
+        model_name: str | None = None,
+        dataset_name: str | Sequence[str] | None = None,
+        tags: str | Sequence[str] | None = None,
+    ) -> Any:
+        """Upload model, tokenizer and model card to the hub, as ``hub_model_id`` or the name of ``output_dir``.
 
-        name = self.args.hub_model_id or Path(self.args.output_dir or "").name
-        if not name:
-            raise ArgumentError("push_to_hub needs a name: set hub_model_id")
-        api = HfApi(token=self.args.hub_token)
-        repository = api.create_repo(name, private=self.args.hub_private_repo, exist_ok=True).repo_id
+        Returns:
+            A ``huggingface_hub.CommitInfo``, which is the commit's URL; with ``blocking=False`` a future of one.
+        """
+        repository_name(self.args)
+        self._events.fire("on_push_begin")
         directory = Path(self.args.output_dir or ".headrace") / "model"
         self.save_model(str(directory))
-        return str(api.upload_folder(repo_id=repository, folder_path=directory, commit_message=commit_message))
+        self.hub_model_id, done = upload(
+            directory,
+            self.args,
+            commit_message=commit_message,
+            blocking=blocking,
+            token=token,
+            revision=revision,
+            card=Card(model_name, dataset_name, tags),
+        )
+        return done
 
-    def _connected(self, *, resumed: Path | None = None) -> ScriptServices:
-        if self._services is None:
-            self._services = find_services(resumed=resumed, say=say)
-            weakref.finalize(self, self._services.client.close)
-        return self._services
+    if not TYPE_CHECKING:  # for a type checker, an attribute that is missing is missing
 
-    def _begun(self, *, resume: bool) -> Run:
-        """Return the run to follow: the paused run, or a new one."""
-        if resume and self.run is None:
-            self.run = self._run_of_another_process()
-        client = self.client
-        if self.run is not None:
-            run = client.get(self.run["run_id"])
-            if run["status"] not in ENDED or (run["status"] == "failed" and resume):
-                return client.resume(run["run_id"])
-            if resume:
-                raise ArgumentError(f"resume_from_checkpoint: {run['run_id']} is {run['status']} and cannot go on")
-            self.state.global_step = 0
-            self._told_evaluations.clear()
-        settings, notes = training_settings(self._script, self._files)
-        submission = begin_run(client, settings, say=say)
-        for note in (*notes, *submission.warnings):
-            say(f"note: {note}")
-        derived = submission.derived
-        self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * derived["num_rows"])
-        self._remember(submission)
-        run = client.get(submission.run_id)
-        run["progress"]["max_steps"] = derived["steps"]
-        return run
-
-    def _remember(self, submission: Submission) -> None:
-        if self.args.output_dir is not None:
-            directory = Path(self.args.output_dir)
-            directory.mkdir(parents=True, exist_ok=True)
-            state_dir = self._connected().state_dir
-            link = {
-                "run_id": submission.run_id,
-                "epochs_per_step": self._epochs_per_step,
-                "state_dir": None if state_dir is None else str(state_dir),
-            }
-            (directory / _LINK).write_text(json.dumps(link) + "\n", encoding="utf-8")
-
-    def _run_of_another_process(self) -> Run:
-        file = Path(self.args.output_dir or ".") / _LINK
-        try:
-            link = json.loads(file.read_text(encoding="utf-8"))
-            self._epochs_per_step = float(link["epochs_per_step"])
-            state_dir = link["state_dir"] and Path(link["state_dir"])
-            return self._connected(resumed=state_dir).client.get(link["run_id"])
-        except (OSError, ValueError, KeyError, HeadraceApiError) as error:
-            raise ArgumentError(f"resume_from_checkpoint: no run to go on with ({file}: {error})") from error
-
-    def _take(self, event: Event) -> None:
-        """Tell callbacks of an event of the run."""
-        if event.kind == "metrics":
-            self._take_metrics(event.data)
-        elif event.kind == "evaluation":
-            self._take_evaluation(event.data)
-        if self._events.control.should_training_stop and self.run is not None:
-            self.client.stop(self.run["run_id"])
-            self._events.control.should_training_stop = False
-
-    def _take_metrics(self, metrics: Mapping[str, Any]) -> None:
-        every = self.args.logging_steps
-        steps = int(every) if every >= 1 else math.ceil(every * self.state.max_steps)
-        save_steps = steps_of((self.run or {})["config"]["save_steps"], self.state.max_steps)
-        self._events.take(metrics, logging_steps=max(1, steps), save_steps=max(1, save_steps))
-
-    def _take_evaluation(self, metrics: Mapping[str, Any]) -> None:
-        step = int(metrics["step"])
-        if step not in self._told_evaluations:
-            self._told_evaluations.add(step)
-            self._events.take_evaluation(metrics, step=step)
-
-    def _take_what_was_missed(self, client: HeadraceClient) -> list[float]:
-        """Take steps and evaluations whose events did not arrive, and return the loss of every step."""
-        run_id = (self.run or {})["run_id"]
-        steps = client.metrics(run_id)
-        for metrics in steps:
-            self._take_metrics(metrics)
-        for metrics in client.evaluations(run_id):
-            self._take_evaluation(metrics)
-        return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
-
-    def _bring_weights_back(self, directory: Path) -> None:
-        if directory.is_dir():
-            self._live.take(directory)
-        else:
-            say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
-
-    def _console(self) -> Console:
-        console = Console(emoji=False, quiet=bool(self.args.disable_tqdm))
-        return console if console.is_terminal or console.is_jupyter else Console(emoji=False, width=_PIPE_WIDTH)
+        def __getattr__(self, name: str) -> Any:
+            """Say why an attribute of TRL's trainer is missing."""
+            if hasattr(type(self), name):  # a property that raised AttributeError: raise its own
+                return object.__getattribute__(self, name)
+            raise missing(name)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -28,8 +28,7 @@ class LiveModel:
 
     def __init__(self, model: Any, tokenizer: Any, *, peft_config: Any, init_kwargs: Mapping[str, Any]) -> None:
         self.peft_config = peft_config
-        self.trained: Path | None = None
-        """Directory of the weights of the last training."""
+        self._trained: Path | Callable[[], Path] | None = None
         self._init_kwargs = init_kwargs
         self._given_tokenizer = tokenizer
         self._tokenizer = tokenizer
@@ -47,6 +46,23 @@ class LiveModel:
             if peft_config is not None:
                 raise ArgumentError("model is a PeftModel, and peft_config is given too; give only one")
             self.peft_config = _config_of_new_adapter(model)
+
+    @property
+    def trained(self) -> Path | None:
+        """Directory of the last training's weights. If the services are elsewhere, the first access fetches them."""
+        if self._trained is not None and not isinstance(self._trained, Path):
+            self._trained = self._trained()
+        return self._trained
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the weights of the last training are on this machine."""
+        return isinstance(self._trained, Path)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there was a training."""
+        return self._trained is not None
 
     @property
     def model(self) -> Any:
@@ -79,9 +95,9 @@ class LiveModel:
         """Return the arguments ``model`` and ``processing_class`` of callbacks; None for what is not loaded."""
         return {"model": self._model, "processing_class": self._tokenizer}
 
-    def take(self, directory: Path) -> None:
-        """Use the weights in a run's model directory from now on."""
-        self.trained = directory
+    def take(self, directory: Path | Callable[[], Path]) -> None:
+        """Use the weights in a run's model directory from now on, or weights that a function fetches when needed."""
+        self._trained = directory
         if self._model is not None:
             self._update()
 
@@ -97,12 +113,12 @@ class LiveModel:
                     "the adapter of the last training cannot be trained further; `headrace export --merge` makes a "
                     "model of it and its base"
                 )
-            return str(self.trained)
+            return inputs().path(str(self.trained))
         if self._saved is None:
             if self._is_given:
                 self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
             elif self._given_tokenizer is None or is_own_tokenizer(self._given_tokenizer, self.name):
-                self._saved = self.name
+                self._saved = inputs().path(self.name) if Path(self.name).is_dir() else self.name
             else:
                 self._saved = inputs().with_tokenizer(_local_directory(self.name), self._given_tokenizer)
         return self._saved

@@ -1,5 +1,8 @@
 """Writes what a script has in memory to files that the services read: data sets, models, functions.
 
+    services see this machine's files    file --------------------> its path
+    services elsewhere                   file --HTTP--> deleted --> its path there (file_transfer.py)
+
 Files of data and functions are named after their content, so that the same input is the same file.
 """
 
@@ -13,11 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from headrace.api_connection import HeadraceApiError
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import module_text, plain_name
 from shared.disk_sync import write_whole
 
 _DIGITS = 12
+_UPLOADS_OFF = "/problems/uploads-off"
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 _MODEL_FILES = ("config.json", "generation_config.json", *_WEIGHTS)
 
@@ -27,14 +32,33 @@ class RunInputs:
 
     Args:
         directory: Where data sets and models are written.
-        functions: Where functions are written; the rewarder and the sessions service look there.
+        functions: Where functions are written; the rewarder and the sessions service look there. None if this machine
+            shares no directory with them.
+        upload: Sends a file or directory to services elsewhere, and returns its path there; None if they see this
+            machine's files.
     """
 
-    def __init__(self, directory: Path, functions: Path) -> None:
+    def __init__(self, directory: Path, functions: Path | None, *, upload: Callable[[Path], str] | None = None) -> None:
         self._directory = directory
         self._functions = functions
-        for made in (directory, functions):
+        self._upload = upload
+        for made in (directory, *([] if functions is None else [functions])):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, name: str) -> str:
+        """Return where the services find a file or directory of this machine; a name that is neither stays."""
+        local = Path(name).expanduser()
+        if not name or not local.exists():
+            return name
+        local = local.resolve() if local.is_dir() else local.absolute()
+        if self._upload is None:
+            return str(local)
+        try:
+            return self._upload(local)
+        except HeadraceApiError as error:
+            if error.problem.get("type") != _UPLOADS_OFF:
+                raise
+            return str(local)  # it may be there too
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
         """Write a data set and return its path.
@@ -50,7 +74,7 @@ class RunInputs:
         if hasattr(data, "to_parquet") and hasattr(data, "num_rows"):
             if getattr(data, "format", {}).get("type") == "custom":
                 raise ArgumentError(f"{what} has a transform, which a file does not keep: use map() instead")
-            return self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet")
+            return self._sent(self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet"))
         if not hasattr(data, "__iter__") or type(data) in (str, bytes, dict):
             raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
         if not hasattr(data, "__len__") and num_rows is None:
@@ -70,9 +94,10 @@ class RunInputs:
                 file.writelines(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
         try:
-            return self._named_by_content(write, suffix=".jsonl")
+            written = self._named_by_content(write, suffix=".jsonl")
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"{what} has a value that JSON does not have: {error}") from error
+        return self._sent(written)
 
     def function(self, function: Any, *, otherwise: str) -> str:
         """Write a function or class as a module, and return its name as ``module:function``.
@@ -82,8 +107,15 @@ class RunInputs:
             otherwise: The name of a function without one.
 
         Raises:
-            ArgumentError: It cannot be written as source.
+            ArgumentError: It cannot be written as source, or the services cannot read it here.
         """
+        if self._functions is None:
+            raise ArgumentError(
+                f"{getattr(function, '__name__', otherwise)} is a function of this script, and code is never uploaded: "
+                "set HEADRACE_INPUTS_DIR to a directory that both sides see, whose functions/ is on "
+                "HEADRACE_REWARD_PATH and HEADRACE_TOOL_PATH there; or name a function that is there already, as "
+                "'module:function'"
+            )
         name = plain_name(function, otherwise=otherwise)
         text = module_text({name: function})
         module = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
@@ -98,7 +130,7 @@ class RunInputs:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.save_pretrained(directory, state_dict=state)
         tokenizer.save_pretrained(directory)
-        return str(directory)
+        return self._sent(directory)
 
     def with_tokenizer(self, model: Path, tokenizer: Any) -> str:
         """Return a directory with the model's files and another tokenizer."""
@@ -110,12 +142,24 @@ class RunInputs:
                 else:
                     shutil.copyfile(file, directory / file.name)
         tokenizer.save_pretrained(directory)
-        return str(directory)
+        return self._sent(directory)
+
+    def _sent(self, written: Path) -> str:
+        """Return where the services find what was written here."""
+        if self._upload is None:
+            return str(written)
+        try:
+            return self._upload(written)
+        finally:
+            if written.is_dir():
+                shutil.rmtree(written, ignore_errors=True)
+            else:
+                written.unlink(missing_ok=True)
 
     def _new_directory(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="model-", dir=self._directory))
 
-    def _named_by_content(self, write: Callable[[Path], Any], *, suffix: str) -> str:
+    def _named_by_content(self, write: Callable[[Path], Any], *, suffix: str) -> Path:
         """Write a file and name it after the hash of its content."""
         descriptor, name = tempfile.mkstemp(suffix=suffix, dir=self._directory)
         os.close(descriptor)
@@ -124,6 +168,6 @@ class RunInputs:
             write(aside)
             with aside.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()[:_DIGITS]
-            return str(aside.replace(self._directory / f"data-{digest}{suffix}"))
+            return aside.replace(self._directory / f"data-{digest}{suffix}")
         finally:
             aside.unlink(missing_ok=True)

@@ -12,11 +12,16 @@ from typing import Any, cast
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
+from headrace.grpo.training_events import is_early_stopping
+from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _UNUSED_ROWS = [{"prompt": "A run that makes no step needs a data set too."}]
-_ABOUT_STEPS = ("eval_", "warmup_", "lr_", "save_", "load_best")
+_ABOUT_STEPS = (
+    *("eval_", "warmup_", "lr_", "save_", "load_best", "metric_for_best", "greater_is_better", "early_stopping"),
+    *("resume_", "ignore_data_skip"),
+)
 """Beginnings of options that have no meaning without steps."""
 _LORA = {
     "r": "lora_r",
@@ -59,13 +64,20 @@ class Files:
         return self.written[key][1]
 
 
-def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], list[str]]:
+def training_settings(
+    script: Script, files: Files, *, callbacks: Sequence[Any] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of the run that trains, and notes for the user.
+
+    Args:
+        script: The arguments of the trainer.
+        files: Files of the script's functions and data.
+        callbacks: Its callbacks, of which an ``EarlyStoppingCallback`` becomes settings.
 
     Raises:
         ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
-    options = _options(script.args)
+    options = _options(script.args) | _early_stopping(callbacks)
     wants_evaluations = script.args.eval_strategy != "no" or script.args.eval_on_start
     if not wants_evaluations:
         options = {name: value for name, value in options.items() if not name.startswith("eval_")}
@@ -73,9 +85,11 @@ def training_settings(script: Script, files: Files) -> tuple[dict[str, Any], lis
         options | {"model_name_or_path": script.model.save_for_run(files.inputs)} | _lora(script)
     )
     settings |= _rewards(script, files) | _agent(script, files)
+    _require_known_environments(script.environment_factory, script.train_dataset)
     groups = int(settings["groups_per_step"]) * script.args.max_steps if script.args.max_steps > 0 else None
     settings["dataset_name"] = _data(script.train_dataset, files, num_rows=groups, what="train_dataset")
     if wants_evaluations:
+        settings.pop("dataset_test_split", None)  # of a script without eval_dataset; here it is data of its own
         settings["eval_dataset_name"] = _data(
             script.eval_dataset, files, num_rows=settings.get("max_eval_prompts", 256), what="eval_dataset"
         )
@@ -98,10 +112,24 @@ def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict
     if environment_factory is None:
         raise ArgumentError("`train_dataset` is required: give a datasets.Dataset with a column prompt, or a hub id")
     if isinstance(environment_factory, Mapping):
-        raise ArgumentError("a dictionary of environments requires a `train_dataset` with a column environment")
+        raise ArgumentError(
+            "a dictionary of environments requires a `train_dataset` with a column environment, which names one of "
+            f"them in each row: {', '.join(map(str, cast('Mapping[object, Any]', environment_factory)))}"
+        )
     if args.max_steps <= 0:
         raise ArgumentError("max_steps is required where the environment makes the prompts, without a data set")
     return [{"prompt": [{"role": "user", "content": ""}]}]
+
+
+def _require_known_environments(environment_factory: Any, data: Any) -> None:
+    """Look for names of environments in a data set in memory; the run API looks at all others."""
+    columns: Any = getattr(data, "column_names", None)
+    if not isinstance(environment_factory, Mapping) or not hasattr(data, "unique") or not isinstance(columns, list):
+        return
+    known = [str(name) for name in cast("Mapping[object, Any]", environment_factory)]
+    for name in data.unique(ENVIRONMENT_COLUMN) if ENVIRONMENT_COLUMN in columns else [None]:
+        if why := unknown_environment({ENVIRONMENT_COLUMN: name}, known):
+            raise ArgumentError(f"train_dataset: a row {why}")
 
 
 def _options(args: GRPOConfig) -> dict[str, Any]:
@@ -109,6 +137,16 @@ def _options(args: GRPOConfig) -> dict[str, Any]:
     default = GRPOConfig()
     chosen = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
     return {name: value for name, value in chosen.items() if value != getattr(default, name)}
+
+
+def _early_stopping(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Return the settings that an ``EarlyStoppingCallback`` asks for."""
+    for callback in filter(is_early_stopping, callbacks):
+        return {
+            "early_stopping_patience": callback.early_stopping_patience,
+            "early_stopping_threshold": callback.early_stopping_threshold or 0.0,
+        }
+    return {}
 
 
 def _lora(script: Script) -> dict[str, Any]:
@@ -140,8 +178,9 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
                 f"reward_processing_classes: {function} is scored with its own tokenizer; to use another one, load the "
                 "model, and give the object in reward_funcs"
             )
-        directory = Path(function).expanduser()
-        return str(directory.resolve()) if "/" in function and directory.is_dir() else function
+        if "/" in function and Path(function).expanduser().is_dir():
+            return files.once("path", function, lambda inputs: inputs.path(function))
+        return function
     if hasattr(function, "save_pretrained"):
         tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
         return files.once("model", function, lambda inputs: inputs.model(function, tokenizer))
@@ -164,9 +203,14 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
     if script.tools:
         found["tools"] = [_function(tool, files, otherwise=f"tool_{index}") for index, tool in enumerate(script.tools)]
     if (factory := script.environment_factory) is not None:
-        if isinstance(factory, Mapping):
-            raise ArgumentError("environment_factory: one environment a run is supported, not a dictionary of several")
-        found["environment_factory"] = _function(factory, files, otherwise="make_environment")
+        found["environment_factory"] = (
+            {
+                str(name): _function(one, files, otherwise=f"make_environment_{number}")
+                for number, (name, one) in enumerate(cast("Mapping[object, Any]", factory).items())
+            }
+            if isinstance(factory, Mapping)
+            else _function(factory, files, otherwise="make_environment")
+        )
     return found
 
 
@@ -178,7 +222,8 @@ def _function(function: Any, files: Files, *, otherwise: str) -> str:
 
 def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     if isinstance(data, str):
-        return data
+        is_here = Path(data).expanduser().exists()
+        return files.once("path", data, lambda inputs: inputs.path(data)) if is_here else data
     if data is None:
         raise ArgumentError(
             f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"

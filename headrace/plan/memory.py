@@ -8,11 +8,10 @@ from headrace.byte_size import sized
 from headrace.plan.rows import Row
 from headrace.plan.workload import Workload
 from shared.run_options.run_config import RunConfig
-from shared.run_options.training import NUM_MOMENTS
 
 TRAINER, GENERATOR, DISK = "trainer, each GPU", "generator, each GPU", "disk"
-_MASTER, _GRADIENT, _MOMENT, _REFERENCE = 4, 4, 4, 4
-"""Bytes per parameter: everything that is trained is float32 (policy_model.py, optimizer.py)."""
+_MASTER, _GRADIENT, _REFERENCE = 4, 4, 4
+"""Bytes per parameter: everything that is trained is float32 (policy_model.py)."""
 _NF4_BITS = 4.127
 """Bits per weight with double quantisation: arXiv 2305.14314, section 3."""
 _UTILIZATION = 0.92
@@ -26,14 +25,13 @@ _NO_SHAPE = "give --model: its config.json has the numbers of layers and heads"
 
 def saved_bytes(config: RunConfig) -> int:
     """Return the bytes of one trained parameter in a checkpoint: its float32 master weight and its moments."""
-    return _MASTER + _MOMENT * NUM_MOMENTS[config.optim]
+    return _MASTER + config.moment_bytes()
 
 
 def trainer_rows(work: Workload) -> list[Row]:
     """Return what one training rank keeps in its GPU's memory."""
     config, ranks, count = work.config, work.trainer_gpus, work.num_parameters
     over = f" / {ranks} ranks" if ranks > 1 else ""
-    moments = NUM_MOMENTS[config.optim]
     if config.use_peft:
         rows = _adapter_rows(work, over)
     else:
@@ -42,8 +40,8 @@ def trainer_rows(work: Workload) -> list[Row]:
             _row("gradients", _GRADIENT * count / ranks, f"4 bytes x parameters, float32{over}"),
             _row(
                 "moments",
-                _MOMENT * moments * count / ranks,
-                f"{moments} x 4 bytes x parameters, float32, as optim is {config.optim}{over}",
+                config.moment_bytes() * count / ranks,
+                f"{config.moment_bytes()} bytes x parameters, as optim is {config.optim}{over}",
             ),
         ]
         if config.beta:
@@ -88,14 +86,15 @@ def disk_rows(work: Workload) -> list[Row]:
             "a checkpoint",
             one,
             "bytes",
-            f"{saved_bytes(config)} bytes x trained parameters: float32 weights, {NUM_MOMENTS[config.optim]} moments",
+            f"{saved_bytes(config)} bytes x trained parameters: float32 weights, and moments",
         ),
         Row(
             DISK,
             "all of a run's",
-            one * (config.save_total_limit + 1),
+            one * (config.save_total_limit + (2 if config.finds_best else 1)),
             "bytes",
-            f"save_total_limit={config.save_total_limit}, and the one being written; logs and model come on top",
+            f"save_total_limit={config.save_total_limit}, {'the best ' if config.finds_best else ''}and the one being "
+            "written; logs and model come on top",
         ),
     ]
 
@@ -123,7 +122,7 @@ def _adapter_rows(work: Workload, over: str) -> list[Row]:
     if adapters is None:
         how = "bytes x their parameters, which are not counted with lora_target_modules or experts"
         return [*rows, Row(TRAINER, "adapters", None, "bytes", _NO_SHAPE if work.shape is None else how)]
-    each = _MASTER + _GRADIENT + _MOMENT * NUM_MOMENTS[config.optim]
+    each = _MASTER + _GRADIENT + config.moment_bytes()
     how = f"{each} bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
     return [*rows, _row("adapters: weights, gradients, moments", each * adapters / ranks, how)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shared.errors import UserError
+from shared.install_commands import install_extras
 from shared.messages import Prompt
 from shared.run_options.data import LOCAL_SUFFIXES
 
@@ -97,7 +98,7 @@ def _require_libraries(dataset: str) -> None:
     if dataset.endswith((".jsonl", ".json")):
         return
     if importlib.util.find_spec(needed) is None:
-        raise UserError(f"reading {dataset} needs {needed}: pip install 'headrace[trainer]'")
+        raise UserError(f"reading {dataset} needs {needed}; install it with {install_extras('trainer')}")
 
 
 def _column(wanted: str | None, columns: Sequence[str]) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shared.errors import UserError
+from shared.install_commands import install_extras
 
 _BLUE, _ORANGE, _GREY = "#2a6f97", "#e07a2f", "#8a8a8a"
 
@@ -52,7 +53,7 @@ def draw_curves(
     try:
         import matplotlib as mpl
     except ImportError:
-        raise UserError("drawing curves needs matplotlib: pip install 'headrace[demo]'") from None
+        raise UserError(f"drawing curves needs matplotlib; install it with {install_extras('demo')}") from None
     mpl.use("Agg")
     from matplotlib import pyplot
 

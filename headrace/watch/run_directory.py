@@ -4,6 +4,7 @@
     metrics.jsonl, evaluations.jsonl          the metrics of its steps and of its evaluations
     rollouts/step_00000012.jsonl              the completions that a step trained
     pushes.jsonl                              the generators of the last push
+    beginning.json                            the checkpoint that it began from
 
 HeadraceClient has the same methods, so commands use one or the other. The files do not tell how the run ended, why it
 waits, or which replicas are alive.
@@ -16,9 +17,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import msgspec
+
 from headrace.client import Rows, Run
+from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from services.trainer.telemetry.run_warnings import read_warnings
+from shared.beginning import BEGINNING_FILE, Beginning
 from shared.errors import UserError
 
 ON_DISK = "on disk"
@@ -72,11 +77,13 @@ class RunDirectory:
 
     def get(self, run_id: str) -> Run:
         """Return as much of the run as its files contain."""
-        lines = self.metrics(run_id)
+        lines, began = self.metrics(run_id), self._beginning()
         last: Mapping[str, Any] = lines[-1] if lines else {}
+        best = best_in_files(self._path, self._config)
+        seen = None if best is None else best.seen()
         progress = {
             "step": int(last.get("step") or 0),
-            "max_steps": max(0, int(self._config.get("max_steps") or 0)),
+            "max_steps": max(0, int(self._config.get("max_steps") or 0) - (began.steps_before if began else 0)),
             "policy_version": int(last.get("step") or 0),
             "groups_admitted": int(last.get("groups/admitted") or 0),
             "groups_trained": int(last.get("groups/trained") or 0),
@@ -89,6 +96,7 @@ class RunDirectory:
             "pushes_confirmed": int(last.get("push/confirmed") or 0),
             "paused_s": float(last.get("paused_s") or 0.0),
             "num_generators": self._num_generators(),
+            "best": None if seen is None else msgspec.structs.asdict(seen),
         }
         return {
             "run_id": self.run_id,
@@ -96,11 +104,18 @@ class RunDirectory:
             "tags": self._config.get("tags", []),
             "metadata": self._config.get("metadata", {}),
             "status": ON_DISK,
+            "beginning": None if began is None else msgspec.to_builtins(began) | {"says": began.in_words()},
             "run_dir": str(self._path),
             "progress": progress,
             "warnings": [{"kind": it.kind, "says": it.says} for it in read_warnings(self._path, self._config)],
             "config": self._config,
         }
+
+    def _beginning(self) -> Beginning | None:
+        try:
+            return msgspec.json.decode((self._path / BEGINNING_FILE).read_bytes(), type=Beginning)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every step, oldest first."""

@@ -16,6 +16,7 @@ from headrace.watch.braille_plot import braille_curve, merged
 from headrace.watch.run_watch import EVALUATION, RunWatch
 from services.trainer.telemetry.metric_catalogue import find_metric
 from shared.errors import UserError
+from shared.install_commands import install_extras
 from shared.near_name import nearest
 
 DEFAULT_METRICS = ("reward", "eval_reward", "completions/mean_length", "kl")
@@ -71,7 +72,7 @@ def draw_image(runs: Runs, metrics: Sequence[str], path: Path) -> None:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise UserError("drawing an image needs matplotlib: pip install 'headrace[demo]'") from None
+        raise UserError(f"drawing an image needs matplotlib; install it with {install_extras('demo')}") from None
     mpl.use("Agg")
     from matplotlib import pyplot
 

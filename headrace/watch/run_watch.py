@@ -160,6 +160,12 @@ class RunWatch:
         """Optimizer steps of the whole run; 0 while unknown."""
         return max(0, int(self._progress().get("max_steps", 0)))
 
+    @property
+    def best(self) -> str:
+        """The best evaluation so far in words; empty without one."""
+        best: dict[str, Any] | None = self._progress().get("best")
+        return "" if best is None else f"step {best['step']}, {best['metric']} {best['value']:.6g}"
+
     def count(self, name: str) -> int:
         """Return a count from the run's progress, such as ``groups_trained``."""
         return int(self._progress().get(name, 0) or 0)

@@ -186,7 +186,10 @@ def final_sentence(run: Run) -> str:
     """Return a sentence that says how the run ended and where its model or checkpoints are."""
     steps = RunWatch(run).step
     if run["status"] == "finished":
-        return f"{run['run_id']} finished after {steps} steps; the model is in {run['run_dir']}/model"
+        best = RunWatch(run).best
+        chosen = f" of {best}," if best and run["config"].get("load_best_model_at_end") else ""
+        early = f": {best_reason}" if best and (best_reason := str(run.get("reason") or "")) else ""
+        return f"{run['run_id']} finished after {steps} steps{early}; the model{chosen} is in {run['run_dir']}/model"
     reason = f": {run['reason']}" if run.get("reason") else ""
     return (
         f"{run['run_id']} {run['status']} after {steps} steps{reason}; checkpoints are in {run['run_dir']}/checkpoints"

@@ -174,6 +174,8 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
     table.add_row("generators", versions)
     if watch.paused_s >= 1:
         table.add_row("paused", f"{clock(watch.paused_s)} so far")
+    if watch.best:
+        table.add_row("best", watch.best)
     if watch.waiting_for:
         table.add_row("waiting", Text(f"for {watch.waiting_for}", style="yellow"))
     for refusal in watch.refusals:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from services.rewarder.reward_call import RewardCall, TrainerState, own_text
+from services.rewarder.reward_call import RewardCall, own_text
+from services.rewarder.trainer_state import TrainerState
 from shared.messages import (
     CompletedGroup,
     Completion,

@@ -12,6 +12,7 @@ An answer that is not a finite number becomes an outcome that says what was wron
 import copy
 import inspect
 import itertools
+import json
 import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ import msgspec
 from services.rewarder.ended_environment import EndedEnvironment
 from services.rewarder.function_parameters import may_see, parameters_of, required, takes_any
 from services.rewarder.logged_values import LoggedValues
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.message_invariants import Finite
@@ -47,13 +49,6 @@ def text_of(completion: Completion) -> str:
         return completion
     said = [message for message in completion if message.get("role") == "assistant"] or completion
     return said[-1].get("content") or ""
-
-
-class TrainerState(msgspec.Struct, frozen=True):
-    """The progress of training, with the names of transformers' TrainerState."""
-
-    global_step: int = 0
-    max_steps: int = 0
 
 
 class RewardCall(msgspec.Struct, frozen=True):
@@ -82,6 +77,26 @@ class RewardCall(msgspec.Struct, frozen=True):
     def completion_id_lists(self) -> list[list[int]] | None:
         """Return the token ids of each completion, in new lists."""
         return None if self.completion_ids is None else [unpack_ids(ids).tolist() for ids in self.completion_ids]
+
+
+def _with_objects(completion: Completion) -> Completion:
+    """Return a completion as TRL has it: the arguments of tool calls are objects. What is not one stays text."""
+    if isinstance(completion, str) or not any(message.get("tool_calls") for message in completion):
+        return completion
+    return [
+        message
+        if not message.get("tool_calls")
+        else message | {"tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        for message in completion
+    ]
+
+
+def _with_object(call: Any) -> Any:
+    try:
+        arguments: Any = json.loads(call["function"]["arguments"])
+    except (TypeError, KeyError, ValueError, RecursionError):
+        return call
+    return call | {"function": call["function"] | {"arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def require_sendable(call: RewardCall) -> None:
@@ -169,7 +184,7 @@ def arguments_for(
     logged = logged or LoggedValues()
     arguments |= {
         "prompts": call.prompts,
-        "completions": call.completions,
+        "completions": [_with_objects(completion) for completion in call.completions],
         "trainer_state": call.trainer_state,
         "log_extra": logged.log_extra,
         "log_metric": logged.log_metric,

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Callable
 
 from services.rewarder.group_call import call_for, with_rewards
-from services.rewarder.reward_call import TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.trainer_state import TrainerState
 from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, decode_completed_group, encode, require_place
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import lease

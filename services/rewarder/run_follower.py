@@ -11,10 +11,11 @@ import asyncio
 import logging
 
 from services.rewarder.group_call import call_without_rows
-from services.rewarder.reward_call import TrainerState, require_sendable
+from services.rewarder.reward_call import require_sendable
 from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
+from services.rewarder.trainer_state import TrainerState
 from shared.errors import StateLostError, UserError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -64,11 +65,11 @@ class RunFollower:
         self._metrics = metrics
         self._stopping = asyncio.Event()
         self._states: dict[str, TrainerState] = {}
-        self._reward_names: dict[str, list[str]] = {}
+        self._configs: dict[str, RunConfig] = {}
 
     def names_in_use(self) -> set[str]:
         """Return the reward names of the runs that are served now."""
-        return {name for names in self._reward_names.values() for name in names}
+        return {name for config in self._configs.values() for name in config.reward_funcs}
 
     def stop(self) -> None:
         """Stop reading groups. ``run`` returns once the groups in flight are done or the drain time is over."""
@@ -95,13 +96,16 @@ class RunFollower:
 
     def _note(self, served: list[RunRecord]) -> None:
         for record in served:
-            self._states[record.run_id] = TrainerState(record.progress.step, record.progress.max_steps)
+            config = self._configs.get(record.run_id)
+            if config is not None:  # otherwise its rewards are not called yet
+                state = TrainerState.of(config, record.progress, run_dir=record.run_dir)
+                self._states[record.run_id] = state
 
     def _forget_all_but(self, served: list[RunRecord]) -> None:
         # Also for runs whose task ended by itself because Redis lost them.
-        for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in served}:
+        for run_id in (self._states.keys() | self._configs.keys()) - {record.run_id for record in served}:
             self._states.pop(run_id, None)
-            self._reward_names.pop(run_id, None)
+            self._configs.pop(run_id, None)
 
     async def _score_run(self, record: RunRecord) -> None:
         try:
@@ -113,7 +117,8 @@ class RunFollower:
             await self._stopping.wait()
             return
         await take_back(self._redis, "rewarder", self._replica_id, run_id=record.run_id)
-        self._reward_names[record.run_id] = config.reward_funcs
+        self._configs[record.run_id] = config
+        self._note([record])
         log.info("scoring run %s with %s", record.run_id, ", ".join(config.reward_funcs))
         try:
             await self._loop(record.run_id, config).run()

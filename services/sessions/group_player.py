@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from services.sessions.agent_rollout import AgentPlayer
-from services.sessions.environment_rollout import Environments, play_in_environment
+from services.sessions.environment_choice import EnvironmentChoice
 from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session, TurnSource
 from services.sessions.session_metrics import SessionMetrics
@@ -36,7 +36,7 @@ class GroupPlayer:
         generators: TurnSource,
         tools: Tools,
         agent: AgentPlayer | None = None,
-        environments: Environments | None = None,
+        environments: EnvironmentChoice | None = None,
         limits: Limits,
         metrics: SessionMetrics,
         by: str,
@@ -116,6 +116,4 @@ class GroupPlayer:
         if self._environments is None:
             return await play(session, as_conversation(prompt.prompt), tools=self._tools, limits=self._limits)
         with self._metrics.environments.track_inprogress():
-            return await play_in_environment(
-                session, prompt, environments=self._environments, tools=self._tools, limits=self._limits
-            )
+            return await self._environments.play(session, prompt, tools=self._tools, limits=self._limits)

@@ -13,6 +13,7 @@ from typing import Any
 
 from services.sessions.agents.agent_loader import AgentLoader
 from services.sessions.agents.agent_programs import AgentProgram
+from services.sessions.environment_choice import EnvironmentChoice
 from services.sessions.environment_rollout import Environments
 from services.sessions.origins import require_allowed
 from services.sessions.settings import SessionsSettings
@@ -30,7 +31,7 @@ class RunCode:
     """The user's part of one run."""
 
     tools: JoinedTools
-    environments: Environments | None
+    environments: EnvironmentChoice | None
     agent: AgentProgram | None
 
     @property
@@ -104,8 +105,8 @@ class RunCodeLoader:
                 await self._environments(options, timeout_s=timeout_s),
                 await self._agents.load(options.agent, lane=lane, timeout_s=timeout_s),
             )
-            if code.environments is not None:
-                require_distinct({"tools": code.tools.schemas, code.environments.name: code.environments.schemas})
+            for environments in code.environments.all if code.environments is not None else ():
+                require_distinct({"tools": code.tools.schemas, environments.name: environments.schemas})
             yield code
 
     async def _tools(self, options: AgentOptions, *, lane: str, timeout_s: float) -> UserTools:
@@ -113,10 +114,18 @@ class RunCodeLoader:
             options.tools, self._pool, lane=lane, tool_timeout_s=options.tool_timeout_s, check_timeout_s=timeout_s
         )
 
-    async def _environments(self, options: AgentOptions, *, timeout_s: float) -> Environments | None:
-        factory, settings = options.environment_factory, self._settings
-        if factory is None:
-            return None
+    async def _environments(self, options: AgentOptions, *, timeout_s: float) -> EnvironmentChoice | None:
+        at_once = asyncio.Semaphore(self._settings.max_environments)
+        by_name = {
+            name: await self._environments_of(factory, options, at_once=at_once, timeout_s=timeout_s)
+            for name, factory in options.environment_factories().items()
+        }
+        return EnvironmentChoice(by_name) if by_name else None
+
+    async def _environments_of(
+        self, factory: str, options: AgentOptions, *, at_once: asyncio.Semaphore, timeout_s: float
+    ) -> Environments:
+        settings = self._settings
         if "://" in factory:
             require_allowed(
                 factory,
@@ -129,7 +138,7 @@ class RunCodeLoader:
                 factory,
                 timeout_s=options.tool_timeout_s,
                 check_timeout_s=timeout_s,
-                max_at_once=settings.max_environments,
+                at_once=at_once,
                 wait_s=settings.queue_timeout_s,
             )
         return await PythonEnvironments.load(
@@ -138,5 +147,5 @@ class RunCodeLoader:
             settings.limits(),
             timeout_s=options.tool_timeout_s,
             import_timeout_s=timeout_s,
-            max_at_once=settings.max_environments,
+            at_once=at_once,
         )

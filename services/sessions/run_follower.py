@@ -120,7 +120,8 @@ class RunFollower:
             await self._play_with(code, record.run_id, config)
 
     async def _play_with(self, code: RunCode, run_id: str, config: RunConfig) -> None:
-        played_with = [*config.tools, *config.mcp_servers, *filter(None, [config.environment_factory, config.agent])]
+        played_with = [*config.tools, *config.mcp_servers, *config.environment_factories().values()]
+        played_with += [config.agent] if config.agent is not None else []
         log.info("playing run %s with %s", run_id, ", ".join(played_with))
         generators = TurnClient(self._redis, keys=RunKeys(run_id), http=self._http)
         try:
@@ -163,10 +164,11 @@ class RunFollower:
 
 def _require_reward(config: RunConfig, code: RunCode) -> None:
     """Raise UserError if nothing rewards the run's rollouts."""
-    if code.environments is not None and not config.reward_funcs and not code.environments.has_reward:
-        raise UserError(
-            f"{code.environments.name} has no method get_reward, and the run has no reward_funcs: add one or the other"
-        )
+    for environments in code.environments.all if code.environments is not None else ():
+        if not config.reward_funcs and not environments.has_reward:
+            raise UserError(
+                f"{environments.name} has no method get_reward, and the run has no reward_funcs: add one or the other"
+            )
 
 
 async def _for_ever() -> None:

@@ -6,14 +6,20 @@ turn(messages) --+-- recorded already ----------------------------> the recorded
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
+
+import msgspec
 
 from services.sessions.recording.recordable import check_recordable
 from services.sessions.recording.recorded import Entry, RolloutEnd, ToolResults, digest
 from services.sessions.recording.recording import Recording
+from shared.arrays import ID_DTYPE
 from shared.errors import MessageError
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
+
+_BYTES_PER_TOKEN = 4
 
 
 class TurnSource(Protocol):
@@ -84,10 +90,7 @@ class Session:
             SessionFullError: The turn cannot be recorded.
             GroupTakenError: Another replica plays the session.
         """
-        try:
-            check_recordable(messages)
-        except MessageError as error:
-            raise TurnRefusedError(str(error), kind="malformed") from error
+        _require_recordable(messages)
         request = _digest(messages, tools, max_tokens, max_row_tokens, max_completion_tokens, seed)
         if (recorded := self.recording.repeated(request)) is not None:
             return recorded
@@ -118,6 +121,21 @@ class Session:
     ) -> bool:
         """Whether ``turn`` with these arguments returns a recorded turn."""
         return self.recording.repeated(_digest(messages, tools, max_tokens, max_row_tokens, 0, None)) is not None
+
+    def estimated_tokens(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> int:
+        """Return about how many tokens the next turn would be conditioned on, without asking a generator.
+
+        Recorded tokens are counted. Of the messages that no recorded token stands for, four bytes count as one.
+
+        Raises:
+            TurnRefusedError: The messages are malformed.
+        """
+        _require_recordable(messages)
+        continuation = self.recording.continuation(messages, tools)
+        follow = messages[continuation.num_recorded_messages :]
+        shown: Sequence[dict[str, Any]] = () if continuation.num_recorded_messages else tools
+        num_bytes = sum(len(msgspec.json.encode(part)) for part in (*shown, *follow))
+        return len(continuation.recorded_ids) // ID_DTYPE.itemsize + math.ceil(num_bytes / _BYTES_PER_TOKEN)
 
     async def record(self, entry: ToolResults | RolloutEnd) -> None:
         """Record the results of a turn's tool calls, or the rollout's end. Raises as ``turn`` does."""
@@ -167,6 +185,13 @@ class Session:
     async def _add(self, entry: Entry) -> None:
         await self._record(self.recording.num_entries, entry)
         self.recording.add(entry)
+
+
+def _require_recordable(messages: Sequence[ChatMessage]) -> None:
+    try:
+        check_recordable(messages)
+    except MessageError as error:
+        raise TurnRefusedError(str(error), kind="malformed") from error
 
 
 def _digest(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *more: int | None) -> bytes:

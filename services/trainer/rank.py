@@ -198,11 +198,13 @@ async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending
             await run.store.write_progress(run_id, progress)
 
     run.room.tell = tell  # the training loop, which reported progress, has ended
+    best = training.best if run.config.load_best_model_at_end else None
     warning = await leave_model(
         run.files,
         run.config,
         run_id=run_id,
         step=training.outflow.saver.saved_step,
+        best_step=None if best is None else best.step,
         run_log=run_log,
         room=run.room,
         terminate=terminate,
@@ -211,8 +213,10 @@ async def _conclude(run: "RunContext", training: "TrainingLoop", ending: "Ending
         log.info("asked to end; the model is uploaded after a restart")
         return CRASHED
     await check_not_fenced(run.redis, run.keys, run.incarnation)
-    await run_log.event("status", {"status": ending})
-    await run.store.set_status(run_id, ending, reason=warning)
+    early = training.best.why_it_stops() if training.best and training.stops_early and ending == "finished" else ""
+    reason = "; ".join(filter(None, (early, warning)))
+    await run_log.event("status", {"status": ending, "reason": reason})
+    await run.store.set_status(run_id, ending, reason=reason)
     return ENDED
 
 

@@ -1,6 +1,7 @@
 """Paths of a run's output below its own directory.
 
     run_dir/checkpoints/step_00000010/   weights, optimizer, ledger
+    run_dir/beginning/                   the checkpoint of another run that this one begins from, until it has its own
     run_dir/model/                       the final transformers directory
 
 The log files are run_log.py's business.
@@ -20,6 +21,11 @@ class RunFiles:
     def checkpoints(self) -> Path:
         """Directory of the checkpoints."""
         return self.run_dir / "checkpoints"
+
+    @property
+    def beginning(self) -> Path:
+        """Directory of the links to the checkpoint that the run begins from."""
+        return self.run_dir / "beginning"
 
     @property
     def model(self) -> Path:

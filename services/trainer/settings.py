@@ -65,6 +65,18 @@ class TrainerSettings(ServiceSettings):
         default=75.0, gt=0, description="Timeout of a generator's check of vLLM's options at submit"
     )
 
+    uploads_dir: Path | None = Field(
+        default=None,
+        description="Directory for files that clients upload, which generators and rewarders see too; off if empty",
+    )
+    max_upload_bytes: int = Field(default=200 * 1024**3, ge=1, description="Most bytes of the files of one upload")
+    upload_expiry_s: float = Field(
+        default=7 * 86400.0, gt=0, description="Time without a use after which an upload is deleted"
+    )
+    uploads_keep_free_bytes: int = Field(
+        default=2 * 1024**3, ge=0, description="Free space that uploads leave on their disk"
+    )
+
     max_queued_runs: int = Field(default=1000, ge=1, description="Maximum number of queued runs")
     heartbeat_s: float = Field(default=15.0, gt=0, description="Longest time without data on an event stream")
     max_event_streams: int = Field(default=64, ge=1, description="Maximum number of open event streams")
@@ -76,6 +88,24 @@ class TrainerSettings(ServiceSettings):
     def _paths_do_not_depend_on_the_working_directory(self) -> Self:
         if not self.runs_dir.is_absolute():
             raise ValueError(f"runs_dir={self.runs_dir} is relative; give an absolute path in HEADRACE_RUNS_DIR")
+        return self
+
+    @field_validator("uploads_dir", mode="before")
+    @classmethod
+    def _an_empty_directory_means_no_uploads(cls, given: object) -> object:
+        return None if given == "" else given
+
+    @model_validator(mode="after")
+    def _uploads_are_not_among_the_runs(self) -> Self:
+        if self.uploads_dir is None:
+            return self
+        if not self.uploads_dir.is_absolute() or ".." in self.uploads_dir.parts:
+            raise ValueError(f"uploads_dir={self.uploads_dir}: give an absolute path in HEADRACE_UPLOADS_DIR")
+        if self.uploads_dir.is_relative_to(self.runs_dir) or self.runs_dir.is_relative_to(self.uploads_dir):
+            raise ValueError(
+                f"HEADRACE_UPLOADS_DIR={self.uploads_dir} and HEADRACE_RUNS_DIR={self.runs_dir} are inside each other; "
+                "give two directories"
+            )
         return self
 
     @model_validator(mode="after")
@@ -109,13 +139,19 @@ class TrainerSettings(ServiceSettings):
         return PeerTls(self.tls_ca_file, self.tls_generator_name)
 
     def places_of_data(self) -> FileRoots:
-        """Return the places where models and data sets may be, including the output of earlier runs."""
+        """Return the places where models and data sets may be, including uploads and the output of earlier runs."""
         given = super().places_of_data()
-        return replace(given, roots=(*given.roots, str(self.runs_dir)))
+        return replace(given, roots=(*given.roots, *self._own_directories()))
 
     def places_of_weights(self) -> FileRoots:
-        """Return the places where weights may be written. The runs directory is excluded: each run owns part of it."""
-        return replace(super().places_of_weights(), except_for=(str(self.runs_dir),))
+        """Return the places where weights may be written. The runs directory is excluded: each run owns part of it.
+
+        So is the directory of uploads, which do not change.
+        """
+        return replace(super().places_of_weights(), except_for=self._own_directories())
+
+    def _own_directories(self) -> tuple[str, ...]:
+        return (str(self.runs_dir), *([] if self.uploads_dir is None else [str(self.uploads_dir)]))
 
     def rank_environment(self) -> dict[str, str]:
         """Return the environment of a training rank: this process's, then these settings, then ``rank_env``."""
@@ -123,6 +159,7 @@ class TrainerSettings(ServiceSettings):
             **os.environ,
             **self.secrets_of_a_child(),
             "HEADRACE_RUNS_DIR": str(self.runs_dir),
+            "HEADRACE_UPLOADS_DIR": "" if self.uploads_dir is None else str(self.uploads_dir),
             "HEADRACE_REPLICA_ID": self.replica_id,
             "HEADRACE_PUSH_ADDRESS": self.push_address,
             "HEADRACE_TLS_CA_FILE": str(self.tls_ca_file.absolute()) if self.tls_ca_file is not None else "",

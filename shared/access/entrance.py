@@ -16,7 +16,12 @@ from shared.serving.http_limits import HttpLimits
 
 def guarded(app: App, *, routes: RouteTable, keyring: Keyring, limits: HttpLimits) -> App:
     """Return the application with everything that guards it."""
-    door = Door(HttpGuard(app, limits), routes=routes, keyring=keyring)
+
+    def max_body_bytes(scope: Scope) -> int | None:
+        route = routes.find(str(scope["method"]), str(scope["path"])).route
+        return None if route is None else route.max_body_bytes
+
+    door = Door(HttpGuard(app, limits, max_body_bytes=max_body_bytes), routes=routes, keyring=keyring)
     return RequestLog(HeadRequests(door), routes=routes)
 
 

@@ -7,6 +7,7 @@
     infer     sample from the policy in training
     score     score completions, try and check reward functions, check tools
     submit    submit runs, and check them
+    upload    upload data sets and models for runs
     operate   edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
     session   requests of a session, with its own key, which the application checks
@@ -19,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-Scope = Literal["read", "infer", "score", "submit", "operate"]
+Scope = Literal["read", "infer", "score", "submit", "upload", "operate"]
 """A scope that a key of a keys file may have."""
 INTERNAL: Final = "internal"
 SESSION: Final = "session"
@@ -32,6 +33,7 @@ MEANINGS: Final[dict[Scope, str]] = {
     "infer": "sample from the policy in training",
     "score": "score completions, try and check reward functions, check tools",
     "submit": "submit runs, and check them",
+    "upload": "upload data sets and models for runs",
     "operate": "edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",
 }
 
@@ -49,6 +51,7 @@ class Route:
         query: Names of the query parameters; None if the application checks them itself, as vLLM does, or ignores them:
             Anthropic's client adds ``beta``.
         errors: Form of the errors.
+        max_body_bytes: Largest body, if it is not the service's.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Route:
     action: str = ""
     query: tuple[str, ...] | None = ()
     errors: ErrorForm = "problem"
+    max_body_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ _ABOUT = Route("get_about", "GET", "/v1/about", "read")
 _INTERNAL_ABOUT = Route("get_internal_about", "GET", "/internal/v1/about", INTERNAL)
 _RUN = "/v1/runs/{run_id}"
 _PAGE = ("cursor", "limit")
+MAX_UPLOADED_PIECE: Final = 16 * 1024 * 1024
+"""Most bytes of a file that one request uploads."""
 
 TRAINER: Final = RouteTable(
     *_OPEN,
@@ -123,7 +129,7 @@ TRAINER: Final = RouteTable(
     _ABOUT,
     _INTERNAL_ABOUT,
     Route("submit_run", "POST", "/v1/runs", "submit", "run.submit", query=("dry_run",)),
-    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "status", "tag")),
+    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "sort", "status", "tag")),
     Route("get_run", "GET", _RUN, "read"),
     Route("edit_run", "PATCH", _RUN, "operate", "run.edit"),
     Route("pause_run", "POST", f"{_RUN}/pause", "operate", "run.pause"),
@@ -136,6 +142,18 @@ TRAINER: Final = RouteTable(
     Route("list_rollouts", "GET", f"{_RUN}/rollouts", "read", query=(*_PAGE, "step")),
     Route("list_dead_letters", "GET", f"{_RUN}/dead_letters", "read", query=_PAGE),
     Route("replay_dead_letter", "POST", f"{_RUN}/dead_letters/{{entry}}/replay", "operate", "run.replay"),
+    Route("list_model_files", "GET", f"{_RUN}/model", "read"),
+    Route("get_model_file", "GET", f"{_RUN}/model/file", "read", query=("path",)),
+    Route("begin_upload", "POST", "/v1/uploads", "upload", "upload.begin"),
+    # Without a line in the audit log: a model has thousands of pieces, and `upload.begin` names all of its files.
+    Route(
+        "upload_piece",
+        "PUT",
+        "/v1/uploads/{upload_id}/files/{sha256}",
+        "upload",
+        query=("offset",),
+        max_body_bytes=MAX_UPLOADED_PIECE,
+    ),
 )
 REWARDER: Final = RouteTable(
     *_OPEN,
@@ -165,6 +183,15 @@ SESSIONS: Final = RouteTable(
     Route("create_session_response", "POST", f"{_SESSION}/responses", SESSION, errors="openai"),
     Route("create_session_message", "POST", f"{_SESSION}/messages", SESSION, query=None, errors="anthropic"),
     Route("create_session_v1_message", "POST", f"{_SESSION}/v1/messages", SESSION, query=None, errors="anthropic"),
+    Route("count_message_tokens", "POST", f"{_SESSION}/messages/count_tokens", SESSION, query=None, errors="anthropic"),
+    Route(
+        "count_v1_message_tokens",
+        "POST",
+        f"{_SESSION}/v1/messages/count_tokens",
+        SESSION,
+        query=None,
+        errors="anthropic",
+    ),
     Route("report_session_reward", "POST", f"{_SESSION}/reward", SESSION, errors="openai"),
     Route("end_session", "POST", f"{_SESSION}/end", SESSION, errors="openai"),
     Route("check_tools", "POST", "/v1/tools/check", "score"),

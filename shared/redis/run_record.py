@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.beginning import Beginning
 from shared.errors import UserError
 from shared.pause import Desired, Pause
 from shared.run_options.labels import MetadataValue
@@ -33,6 +34,17 @@ class Waiting(msgspec.Struct, frozen=True):
     """For programs."""
     says: str
     """A sentence for people, to follow "waiting for"; empty if the run waits for nothing. Its wording may change."""
+
+
+class BestEvaluation(msgspec.Struct, frozen=True):
+    """The evaluation that was best so far. Its step is the one of the best checkpoint."""
+
+    step: int
+    metric: str
+    """Name of the metric that decides."""
+    value: float
+    num_without_improvement: int = 0
+    """Evaluations since the last improvement; early stopping counts them."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -67,6 +79,12 @@ class Progress(msgspec.Struct, frozen=True):
     """Seconds for which the run was paused so far, over all of its trainers."""
     disk_full: str = ""
     """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
+    best: BestEvaluation | None = None
+    """The best evaluation so far; None if the run does not look for its best checkpoint, or has made none."""
+    epoch: float = 0.0
+    """Passes over the data set, by the steps made."""
+    num_tokens: int = 0
+    """Tokens trained on so far: every completion with its prompt."""
     updated_at_s: float = 0.0
 
 
@@ -85,6 +103,8 @@ class RunRecord(msgspec.Struct, frozen=True):
     progress: Progress
     pause: Pause | None = None
     """Why it is paused; None unless its status is ``paused``."""
+    beginning: Beginning | None = None
+    """The checkpoint that it began from; None if it began with the weights of its model."""
 
     @property
     def name(self) -> str | None:
@@ -141,4 +161,5 @@ def decode_record(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord | Non
         run_dir=text["run_dir"].decode(),
         progress=msgspec.json.decode(text["progress"], type=Progress),
         pause=msgspec.json.decode(text["pause"], type=Pause) if status == "paused" else None,
+        beginning=msgspec.json.decode(text["beginning"], type=Beginning) if "beginning" in text else None,
     )

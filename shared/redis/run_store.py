@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import ResponseError
 
+from shared.beginning import Beginning
 from shared.errors import NoRoomError, StateLostError, UnavailableError
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.pause import Desired, Pause, Wishes
@@ -42,7 +43,9 @@ class RunStore:
         """
         self._incarnation = incarnation
 
-    async def create(self, run_id: str, config: RunConfig, *, run_dir: str) -> RunRecord:
+    async def create(
+        self, run_id: str, config: RunConfig, *, run_dir: str, beginning: Beginning | None = None
+    ) -> RunRecord:
         """Make the run's streams and consumer groups, then its record. No other function ever makes them.
 
         Raises:
@@ -50,7 +53,7 @@ class RunStore:
             UnavailableError: The run could not be made, and its parts could not be removed. Create it again.
         """
         try:
-            await self._write_new(run_id, config, run_dir=run_dir)
+            await self._write_new(run_id, config, run_dir=run_dir, beginning=beginning)
         except NoRoomError as error:
             # A first try, whose answer was lost, may have written the record all the same.
             if await self.get(run_id) is None:
@@ -61,7 +64,7 @@ class RunStore:
             raise StateLostError(f"run {run_id} vanished while it was created")
         return record
 
-    async def _write_new(self, run_id: str, config: RunConfig, *, run_dir: str) -> None:
+    async def _write_new(self, run_id: str, config: RunConfig, *, run_dir: str, beginning: Beginning | None) -> None:
         keys = RunKeys(run_id)
         for stream, consumer_group in keys.consumer_groups():
             await self._make_consumer_group(stream, consumer_group)
@@ -75,6 +78,8 @@ class RunStore:
             "run_dir": run_dir,
             "progress": msgspec.json.encode(Progress()),
         }
+        if beginning is not None:
+            fields["beginning"] = msgspec.json.encode(beginning)
         # Listed first: readers skip a run whose creation stopped here, and creating it again completes it.
         await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
         await self.lists.enter(run_id, "queued", waits_for_room=False)

@@ -1,5 +1,6 @@
 """Options of agents: tools, an environment or a program of the user, and how the model's calls are read."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -7,15 +8,30 @@ from pydantic import Field, field_validator, model_validator
 from shared.run_options.section import Positive, Section
 
 MAX_TOOLS = 128
+ENVIRONMENT_COLUMN: Final = "environment"
+"""The column that names a row's environment, if the run has several. TRL's name."""
 AGENTIC: Final = ("tools", "mcp_servers", "environment_factory", "agent")
 """Options that make the sessions service play the rollouts."""
 _DEFAULT_PARSER = "hermes"
+_Name = Annotated[str, Field(min_length=1, max_length=1024)]
+_Table = Annotated[dict[_Name, _Name], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+def unknown_environment(row: Mapping[str, object], names: Sequence[str]) -> str:
+    """Return why a row's environment is none of those that the run has; empty if it is one of them."""
+    name = row.get(ENVIRONMENT_COLUMN)
+    if name in names:
+        return ""
+    known = ", ".join(names)
+    if name is None:
+        return f"names no environment in the column {ENVIRONMENT_COLUMN!r}; environment_factory has {known}"
+    return f"has {ENVIRONMENT_COLUMN} {str(name)[:100]!r}, which is not among the environments of the run: {known}"
 
 
 class AgentOptions(Section):
     """Options of a run whose rollouts have several turns."""
 
-    tools: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
+    tools: list[_Name] = Field(
         default=[],
         max_length=MAX_TOOLS,
         description="Functions that the model may call, 'package.module:function' with type hints and a Google "
@@ -27,12 +43,11 @@ class AgentOptions(Section):
         description="MCP servers whose tools the model may call, by their names in the sessions service's "
         "HEADRACE_MCP_CONFIG",
     )
-    environment_factory: str | None = Field(
+    environment_factory: _Name | _Table | None = Field(
         default=None,
-        min_length=1,
-        max_length=1024,
         description="Class or function that makes an environment for each rollout, 'package.module:name', whose public "
-        "methods are tools; or the URL of an OpenEnv server",
+        "methods are tools; or the URL of an OpenEnv server; or a table of several by name, of which each row names "
+        f"one in its column `{ENVIRONMENT_COLUMN}`",
     )
     max_tool_calling_iterations: int | None = Field(
         default=None, ge=1, description="Most turns of a rollout that call tools; no limit if left out"
@@ -82,6 +97,17 @@ class AgentOptions(Section):
     def agentic_option(self) -> str | None:
         """The first option that makes it so."""
         return next((name for name in AGENTIC if getattr(self, name)), None)
+
+    def environment_factories(self) -> dict[str | None, str]:
+        """Return what makes the environments by name. The name is None if all rollouts have the same one."""
+        given = self.environment_factory
+        if given is None:
+            return {}
+        return {None: given} if isinstance(given, str) else dict[str | None, str](given.items())
+
+    def environment_names(self) -> tuple[str, ...]:
+        """Return the names of which each row has one in the column ``environment``; empty without several."""
+        return tuple(name for name in self.environment_factories() if name is not None)
 
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""

@@ -15,6 +15,8 @@ from shared.run_options.section import Positive, Section, whole_or_share
 Name = Annotated[str, Field(min_length=1)]
 MAX_COLUMNS = 1000
 LOCAL_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+STREAMED_SUFFIXES = (".jsonl", ".parquet")
+"""Files that can be read in order, a part at a time."""
 _WHERE = "Path of a .jsonl, .json, .csv or .parquet file, or of a directory; or a Hugging Face dataset id"
 _SET_BY_US = {
     *("conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
@@ -66,6 +68,12 @@ class DataOptions(Section):
     dataset_config: str | None = Field(default=None, description="Configuration of a hub data set")
     dataset_train_split: Name = Field(default="train", description="Split of a hub data set")
     shuffle_dataset: bool = Field(default=True, description="Shuffle the rows anew in each epoch")
+    dataset_streaming: bool = Field(
+        default=False, description="Read the data set in order while training, instead of whole; needs max_steps"
+    )
+    shuffle_buffer_size: int = Field(
+        default=1000, ge=1, le=1_000_000, description="Rows of a streamed data set that are shuffled among themselves"
+    )
     seed: int = Field(default=42, ge=0, description="Seed of the shuffling and of the trainer")
 
     # Rows and prompts
@@ -173,6 +181,24 @@ class DataOptions(Section):
                     "dataset_test_split is a split of dataset_name, and there are several data sets; name the one to "
                     "evaluate on as eval_dataset_name"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _one_data_set_is_streamed(self) -> Self:
+        name = self.dataset_name or ""
+        if not self.dataset_streaming:
+            if self.shuffle_buffer_size != type(self).model_fields["shuffle_buffer_size"].default:
+                raise ValueError("shuffle_buffer_size has no effect; set dataset_streaming: true, or leave it out")
+        elif self.datasets is not None:
+            raise ValueError(
+                "dataset_streaming reads one data set in order, and `datasets` mixes several by their numbers of rows; "
+                "give dataset_name, or leave dataset_streaming out"
+            )
+        elif name.endswith(LOCAL_SUFFIXES) and not name.endswith(STREAMED_SUFFIXES):
+            raise ValueError(
+                f"dataset_streaming cannot read {name} in parts; convert it to .jsonl or .parquet, or leave "
+                "dataset_streaming out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -44,7 +44,6 @@ ELSEWHERE: Mapping[str, str] = {
     "log_on_each_node": _LOG_LEVEL,
     "debug": _LOG_LEVEL,
     "disable_tqdm": "follow the run with `headrace watch`",
-    "optim_args": "set adam_beta1, adam_beta2, adam_epsilon and weight_decay",
     "gradient_checkpointing_kwargs": "set gradient_checkpointing",
     "liger_kernel_config": "set use_liger_kernel",
     "use_cpu": "the trainer uses the GPUs it sees; hide them with CUDA_VISIBLE_DEVICES",
@@ -74,8 +73,6 @@ _PLACE = "every run has its own directory, and resumes from its newest checkpoin
 _LOADER = "prompts are encoded as they are admitted"
 _DDP = "ranks share the model through FSDP2, and DDP is not used"
 _EVALUATION = "an evaluation samples completions and scores them, as training does, and has no losses or labels"
-_COMPILE = "the model is not compiled"
-_NO_BEST = "the final model comes from the last step"
 _CONTINUOUS = "transformers' own generation is not used: the generator is always vLLM"
 _SERVER = "generators join a run by themselves, through Redis"
 _LABELS = "it is for training on given answers; a run trains on the model's own completions"
@@ -97,20 +94,15 @@ ABSENT: Mapping[str, str] = {
     "log_multimodal": "prompts are text",
     "output_dir": _PLACE,
     "overwrite_output_dir": _PLACE,
-    "resume_from_checkpoint": _PLACE,
-    "ignore_data_skip": _PLACE,
     "restore_callback_states_from_checkpoint": _PLACE,
     "save_on_each_node": _PLACE,
     "enable_jit_checkpoint": "a run that is asked to stop writes a checkpoint first",
     "disable_dropout": "every dropout is off, so that trainer and generator agree; lora_dropout is the exception",
     "neftune_noise_alpha": "noise in the trainer's embeddings would make it disagree with the generator",
-    "optim_target_modules": "the optimizer is torch's and trains all parameters, or all adapters",
+    "optim_target_modules": "it is for the optimizers GaLore and APOLLO, which a run does not have",
     "average_tokens_across_devices": "the loss is always computed over the whole batch, on any number of ranks",
     "full_determinism": "which policy version samples a prompt depends on timing; seed fixes the order of the prompts",
     "trust_remote_code": "code of a model's repository is never run",
-    "torch_compile": _COMPILE,
-    "torch_compile_backend": _COMPILE,
-    "torch_compile_mode": _COMPILE,
     "use_cache": "the trainer's passes need no cache of keys and values",
     "dataloader_num_workers": _LOADER,
     "dataloader_drop_last": _LOADER,
@@ -135,9 +127,6 @@ ABSENT: Mapping[str, str] = {
     "prediction_loss_only": _EVALUATION,
     "label_names": _LABELS,
     "label_smoothing_factor": _LABELS,
-    "load_best_model_at_end": _NO_BEST,
-    "metric_for_best_model": _NO_BEST,
-    "greater_is_better": _NO_BEST,
     "hub_revision": "the model is uploaded to the repository's main branch",
     "include_num_input_tokens_seen": "num_tokens is always logged",
     "skip_memory_metrics": "memory is always logged",
@@ -147,9 +136,14 @@ ABSENT: Mapping[str, str] = {
 
 _DATASET = "set dataset_name: a file, or a Hugging Face dataset id; for objects in memory, write them to a file first"
 _TOKENIZER = "the tokenizer is loaded from the model's directory or repository; put another one there"
-_CALLBACKS = "follow the run with `headrace watch`, GET /v1/runs/RUN/events, or a tracker in report_to"
+_CALLBACKS = (
+    "follow the run with `headrace watch`, GET /v1/runs/RUN/events, or a tracker in report_to; instead of "
+    "EarlyStoppingCallback, set early_stopping_patience"
+)
 _LAUNCH = "it is an option of TRL's launcher; set nproc_per_node and nnodes"
-_ADAPTER = "adapters are two small matrices beside a linear layer, as the generator serves them"
+_EXPERTS = "the generator serves adapters of linear layers only; name them in lora_target_modules"
+_DORA = "vLLM does not serve DoRA; set use_rslora: true, or leave use_peft out to train all weights"
+_SAVED = "vLLM serves no trained layers beside an adapter; leave use_peft out to train all weights"
 _PUSHES = "weights are pushed to the generators after each batch; push_timeout_s is the deadline of a push"
 _REQUESTS = "prompts reach the generators through Redis, and a generator that is gone is replaced by others"
 
@@ -161,7 +155,7 @@ OF_THE_CONSTRUCTOR: Mapping[str, str] = {
     "tokenizer": _TOKENIZER,
     "reward_processing_classes": "a reward model is loaded with its own tokenizer",
     "callbacks": _CALLBACKS,
-    "optimizers": "set optim, learning_rate, lr_scheduler_type, weight_decay and adam_beta1",
+    "optimizers": "set optim, optim_args, learning_rate, lr_scheduler_type and weight_decay",
     "quantization_config": "set load_in_4bit: true with use_peft: true",
     "peft_config": "set use_peft: true and lora_r, lora_alpha, lora_target_modules",
     "rollout_func": "write it as an agent program, which plays one rollout: agent: my_agent:run",
@@ -171,14 +165,13 @@ OF_THE_CONSTRUCTOR: Mapping[str, str] = {
 OF_OTHER_CONFIGS: Mapping[str, str] = {
     # GRPOScriptArguments and DatasetMixtureConfig
     "reward_model_name_or_path": "put the reward model's name or directory into reward_funcs",
-    "dataset_streaming": "a data set is read whole, and its rows in any order",
-    "streaming": "a data set is read whole, and its rows in any order",
+    "streaming": "the data sets of a mixture are read whole; dataset_streaming is for a single one",
     "test_split_size": "write the rows to evaluate on to another file, and set eval_dataset_name",
     "ignore_bias_buffers": _DDP,
     # ModelConfig
-    "lora_target_parameters": _ADAPTER,
-    "lora_modules_to_save": _ADAPTER,
-    "use_dora": _ADAPTER,
+    "lora_target_parameters": _EXPERTS,
+    "lora_modules_to_save": _SAVED,
+    "use_dora": _DORA,
     "lora_task_type": "the model is always a causal language model",
     "load_in_8bit": "set load_in_4bit: true, or leave it out",
     "bnb_4bit_quant_type": "load_in_4bit always uses nf4",

@@ -4,8 +4,11 @@ It only holds them: trl/run_config_of_trl.py turns them into the settings of a r
 docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final, Literal
+
+NULL_MEANS: Final = frozenset({"vllm_importance_sampling_clip_max"})
+"""Options of which None is a value; of all others it means that the option is not set, and the default counts."""
 
 
 @dataclass
@@ -13,6 +16,9 @@ class GRPOConfig:
     """TRL's options, and those of headrace that TRL does not have.
 
     Args:
+        early_stopping_patience: The training ends after this many evaluations in a row without an improvement, as with
+            ``transformers.EarlyStoppingCallback``.
+        early_stopping_threshold: Only a larger difference from the best value is an improvement.
         max_staleness: Most optimizer steps by which a completion may be stale; 0 takes turns, as TRL does.
         run_options: Further settings of the run, under their names in a run file; they win over all others.
     """
@@ -233,5 +239,13 @@ class GRPOConfig:
     log_completions_hub_repo: str | None = None
 
     # Of headrace
+    early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
     max_staleness: int = 2
     run_options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            if getattr(self, option.name) is None and option.name not in NULL_MEANS:
+                made = None if option.default_factory is MISSING else option.default_factory()
+                setattr(self, option.name, made if option.default is MISSING else option.default)

@@ -11,6 +11,11 @@ Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 _MAX_REPO_ID = 96
+EVALUATION = "eval_"
+"""Prefix of the metrics of an evaluation."""
+DEFAULT_BEST_METRIC = "eval_reward"
+ABOUT_BEST = ("metric_for_best_model", "load_best_model_at_end", "early_stopping_patience")
+"""Settings each of which makes a run look for its best checkpoint."""
 
 
 class KeepingOptions(Section):
@@ -23,13 +28,36 @@ class KeepingOptions(Section):
         "of the run's steps",
     )
     save_total_limit: int = Field(
-        default=2, ge=1, description="Checkpoints kept; an older checkpoint is used if the newest is damaged"
+        default=2,
+        ge=1,
+        description="Checkpoints kept, besides the best; an older checkpoint is used if the newest is damaged",
     )
     push_to_hub: bool = Field(default=False, description="Upload the final model to the Hugging Face Hub")
     hub_model_id: str | None = Field(
         default=None, description="owner/name on the hub; the run's name or id if left out"
     )
     hub_private_repo: bool = Field(default=False, description="Whether a new repository on the hub is private")
+
+    # The best checkpoint and early stopping
+    metric_for_best_model: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Metric of evaluations by which checkpoints are compared, with or without eval_; if left out, "
+        "eval_reward with load_best_model_at_end or early_stopping_patience, otherwise none",
+    )
+    greater_is_better: bool | None = Field(
+        default=None, description="Whether larger values of the metric are better; if left out, unless it ends in loss"
+    )
+    load_best_model_at_end: bool = Field(
+        default=False, description="The final model has the weights of the best checkpoint, and not of the last step"
+    )
+    early_stopping_patience: int | None = Field(
+        default=None, ge=1, description="The run ends after this many evaluations in a row without an improvement"
+    )
+    early_stopping_threshold: float = Field(
+        default=0.0, ge=0, description="Only a larger difference from the best value counts as an improvement"
+    )
 
     # Logs
     log_rollouts_every_steps: int = Field(default=1, ge=1, description="Steps between entries of the rollout log")
@@ -87,6 +115,45 @@ class KeepingOptions(Section):
         for name in ("num_completions_to_print", "log_unique_prompts"):
             if getattr(self, name) and not self.log_completions:
                 raise ValueError(f"{name} has no effect without the table; set log_completions: true to print it")
+        return self
+
+    @field_validator("metric_for_best_model")
+    @classmethod
+    def _evaluations_have_no_loss(cls, name: str | None) -> str | None:
+        if name in ("loss", f"{EVALUATION}loss"):
+            raise ValueError(
+                f"evaluations sample and score completions, and compute no loss; leave it out for {DEFAULT_BEST_METRIC}"
+            )
+        return name
+
+    @property
+    def finds_best(self) -> bool:
+        """Whether evaluations decide which checkpoint is the best."""
+        return any(getattr(self, name) for name in ABOUT_BEST)
+
+    @property
+    def best_metric_name(self) -> str:
+        """The metric of an evaluation that decides, with its prefix."""
+        name = self.metric_for_best_model or DEFAULT_BEST_METRIC
+        return name if name.startswith(EVALUATION) else f"{EVALUATION}{name}"
+
+    @property
+    def is_greater_better(self) -> bool:
+        """Whether the larger value of that metric is the better one."""
+        if self.greater_is_better is not None:
+            return self.greater_is_better
+        return not self.best_metric_name.endswith("loss")
+
+    @model_validator(mode="after")
+    def _the_best_is_found_by_evaluations(self) -> Self:
+        if not self.finds_best:
+            if self.greater_is_better is not None:
+                raise ValueError("greater_is_better has no effect without a metric; set metric_for_best_model")
+        elif getattr(self, "eval_steps", None) is None:
+            first = next(name for name in ABOUT_BEST if getattr(self, name))
+            raise ValueError(f"{first} compares evaluations, and the run makes none while it trains; set eval_steps")
+        if self.early_stopping_threshold and self.early_stopping_patience is None:
+            raise ValueError("early_stopping_threshold has no effect alone; set early_stopping_patience as well")
         return self
 
     @model_validator(mode="after")

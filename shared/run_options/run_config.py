@@ -7,7 +7,7 @@ Unknown keys are refused, and so are combinations that make no sense, with the r
 from collections import Counter
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin
+from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from shared.errors import UserError
 from shared.near_name import nearest
 from shared.run_options.agents import AgentOptions
+from shared.run_options.beginning import BeginningOptions
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import INSTEAD, INSTEAD_IN_DATASETS
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs, GenerationOptions
@@ -27,16 +28,9 @@ from shared.run_options.pushing import PushingOptions
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 from shared.run_options.section import Positive, steps_of
 from shared.run_options.training import TrainingOptions
-from shared.run_options.wording import EMPTY, what_is_wrong
+from shared.run_options.wording import what_is_wrong
 
 _MAX_PROBLEMS = 100
-NULL_IS_THE_DEFAULT: Final = frozenset(
-    {
-        *("attn_implementation", "hub_private_repo", "min_p", "report_to", "reward_funcs", "save_total_limit"),
-        "steps_per_generation",
-    }
-)
-"""Settings whose default is null in TRL and another value here."""
 
 
 class RunConfig(
@@ -47,6 +41,7 @@ class RunConfig(
     TrainingOptions,
     LoraOptions,
     DataOptions,
+    BeginningOptions,
     KeepingOptions,
     PushingOptions,
 ):
@@ -98,14 +93,6 @@ class RunConfig(
     drop_zero_std_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal (counted) instead of training on them"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_the_default_where_it_is_trls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return cast("object", given)
-        settings = cast("dict[str, object]", given)
-        return {name: value for name, value in settings.items() if value is not None or name not in NULL_IS_THE_DEFAULT}
 
     @field_validator("reward_funcs", mode="before")
     @classmethod
@@ -163,6 +150,15 @@ class RunConfig(
                 f"{steps} optimizer steps on one batch: even the freshest group is {steps - 1} steps stale in the last "
                 f"of them, but max_staleness={self.max_staleness}; raise it to at least {steps - 1}, and to "
                 f"{2 * steps - 1} if generation should go on while a batch is trained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_streamed_run_has_a_length(self) -> Self:
+        if self.dataset_streaming and self.max_steps < 0:
+            raise ValueError(
+                "dataset_streaming needs max_steps: the rows of the data set are not counted, so num_train_epochs has "
+                "no length in steps"
             )
         return self
 
@@ -268,8 +264,4 @@ def _sentence(items: list[ErrorDetails]) -> str:
         return f"there is no such setting; {hint}" if hint else "there is no such setting"
     if kind == "missing" and name in known:
         return f"is required: {known[name].description or ''}".rstrip(": ")
-    sentence = what_is_wrong(items)
-    field = RunConfig.model_fields.get(_where(loc))
-    if sentence.endswith(EMPTY) and field is not None and not field.is_required():
-        sentence += "; leave the line out to have the default"
-    return sentence
+    return what_is_wrong(items)

@@ -1,9 +1,10 @@
 """The base class of all sections of a run's options."""
 
 import math
-from typing import Annotated
+from types import NoneType
+from typing import Annotated, Any, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -25,9 +26,28 @@ def whole_or_share(steps: float | None) -> float | None:
 
 
 class Section(BaseModel):
-    """Options that belong together. Unknown keys are refused, types are not coerced, and NaN is refused."""
+    """Options that belong together. Unknown keys are refused, types are not coerced, and NaN is refused.
+
+    Null means that an option is not set, as in TRL, except where it is a value beside another default.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_set(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return cast("object", given)
+        settings = cast("dict[str, object]", given)
+        return {name: value for name, value in settings.items() if value is not None or cls._takes_null(name)}
+
+    @classmethod
+    def _takes_null(cls, name: str) -> bool:
+        """Return whether null is a value of its own, or an error that is to be reported."""
+        field = cls.model_fields.get(name)
+        if field is None or field.is_required():
+            return True
+        return field.default is not None and NoneType in get_args(field.annotation)
 
     @field_validator("*")
     @classmethod

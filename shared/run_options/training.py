@@ -1,26 +1,19 @@
 """Options about the trainer's computation: optimizer, memory, devices."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
 from shared.run_options.lr_schedule import REFUSED_TYPES, KwargValue, LrSchedule, LrSchedulerType
+from shared.run_options.optimizers import ADAM_OPTIONS, FACTS, OptimArgument, Optimizer, moment_bytes, parse_optim_args
 from shared.run_options.section import LARGEST, Positive, Section
 
-Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
+CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+INDUCTOR = "inductor"
 
-Optimizer = Literal["adamw_torch_fused", "adamw_torch", "sgd", "rmsprop", "adagrad"]
-NUM_MOMENTS: Final[Mapping[Optimizer, int]] = {
-    "adamw_torch_fused": 2,
-    "adamw_torch": 2,
-    "sgd": 0,
-    "rmsprop": 1,
-    "adagrad": 1,
-}
-"""Tensors of a parameter's shape that an optimizer keeps for it."""
-_OF_ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
+Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
 
 
 class TrainingOptions(Section):
@@ -39,7 +32,11 @@ class TrainingOptions(Section):
         default=0, ge=0, description="Optimizer steps; below 1, a share of the run's steps"
     )
     optim: Optimizer = Field(
-        default="adamw_torch_fused", description="As in transformers: torch's optimizer of that name"
+        default="adamw_torch_fused",
+        description="As in transformers, and torch's Muon; from adamw_8bit on with the extra `trainer-8bit`",
+    )
+    optim_args: str | None = Field(
+        default=None, max_length=1000, description="Arguments of the optimizer, such as `momentum=0.9,nesterov=true`"
     )
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -59,6 +56,11 @@ class TrainingOptions(Section):
         default=False, description="Compute the last projection in float32 for any dtype"
     )
     use_liger_kernel: bool = Field(default=False, description="Liger-Kernel's layers; needs a GPU")
+    torch_compile: bool = Field(default=False, description="Compile the model's layers with torch.compile")
+    torch_compile_backend: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Backend of torch.compile, such as `aot_eager`; `inductor` if left out"
+    )
+    torch_compile_mode: CompileMode | None = Field(default=None, description="Mode of the backend `inductor`")
 
     # Ranks
     nproc_per_node: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
@@ -70,11 +72,49 @@ class TrainingOptions(Section):
     )
 
     @model_validator(mode="after")
-    def _options_of_adam_are_for_adam(self) -> Self:
-        if not self.optim.startswith("adamw"):
-            fields = TrainingOptions.model_fields
-            for name in (name for name in _OF_ADAM if getattr(self, name) != fields[name].default):
-                raise ValueError(f"{name} would change nothing: optim {self.optim} does not use it")
+    def _options_of_adam_are_for_optimizers_that_use_them(self) -> Self:
+        fields = TrainingOptions.model_fields
+        unused = [name for name in ADAM_OPTIONS if name not in FACTS[self.optim].adam_options]
+        for name in (name for name in unused if getattr(self, name) != fields[name].default):
+            raise ValueError(f"{name} would change nothing: optim {self.optim} does not use it")
+        return self
+
+    @model_validator(mode="after")
+    def _the_optimizer_takes_its_arguments(self) -> Self:
+        try:
+            arguments = self.optimizer_arguments()
+        except ValueError as error:
+            raise ValueError(f"optim_args: {error}") from error
+        if arguments.get("nesterov") and self.optim == "sgd" and not arguments.get("momentum"):
+            raise ValueError("optim_args: nesterov needs momentum; give momentum=0.9 too")
+        return self
+
+    @model_validator(mode="after")
+    def _the_optimizers_state_is_shared_or_on_one_rank(self) -> Self:
+        why = FACTS[self.optim].why_one_rank
+        if why and (self.nnodes > 1 or self.nproc_per_node not in ("auto", 1)):
+            raise ValueError(
+                f"optim: {self.optim} trains on one rank: {why}. Set nproc_per_node: 1 and nnodes: 1, or another optim"
+            )
+        return self
+
+    @field_validator("torch_compile_mode", mode="before")
+    @classmethod
+    def _a_graph_of_the_gpu_has_fixed_sizes(cls, value: Any) -> Any:
+        if value in CUDA_GRAPH_MODES:
+            raise ValueError(
+                f"{value} records CUDA graphs, which have fixed sizes, and each pass has another number of tokens; use "
+                "max-autotune-no-cudagraphs, or leave it out"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _options_of_the_compiler_have_an_effect(self) -> Self:
+        for name in ("torch_compile_backend", "torch_compile_mode"):
+            if not self.torch_compile and getattr(self, name) is not None:
+                raise ValueError(f"{name} is set, but torch_compile is not; set torch_compile: true to compile")
+        if self.torch_compile_mode is not None and self.compile_backend != INDUCTOR:
+            raise ValueError("torch_compile_mode is a mode of the backend inductor; leave it out")
         return self
 
     @field_validator("lr_scheduler_type", mode="before")
@@ -107,3 +147,16 @@ class TrainingOptions(Section):
     def lr_schedule(self) -> LrSchedule:
         """Return the learning-rate schedule."""
         return LrSchedule(self.lr_scheduler_type, self.lr_scheduler_kwargs or {}, self.learning_rate, self.warmup_steps)
+
+    @property
+    def compile_backend(self) -> str:
+        """The backend of torch.compile."""
+        return self.torch_compile_backend or INDUCTOR
+
+    def optimizer_arguments(self) -> dict[str, OptimArgument]:
+        """Return the arguments in ``optim_args``."""
+        return parse_optim_args(self.optim, self.optim_args) if self.optim_args else {}
+
+    def moment_bytes(self) -> int:
+        """Return the bytes of the optimizer's state for each trained parameter."""
+        return moment_bytes(self.optim, self.optimizer_arguments())

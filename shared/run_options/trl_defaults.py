@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from shared.run_options.grpo_config import GRPOConfig
 
-OWN_OPTIONS: Final = frozenset({"max_staleness", "run_options"})
+OWN_OPTIONS: Final = frozenset({"early_stopping_patience", "early_stopping_threshold", "max_staleness", "run_options"})
 """Fields of our ``GRPOConfig`` that TRL's does not have."""
 _BESIDE_GRPO_CONFIG: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("dataset_name", "dataset_config", "reward_model_name_or_path", "reward_funcs")),

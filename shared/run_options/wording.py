@@ -37,8 +37,6 @@ _BOUND: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "too_long": lambda limits: f"a list of at most {_items(limits['max_length'])}",
     "literal_error": lambda limits: _one_of(str(limits["expected"]).replace("'", "")),
 }
-EMPTY = ", and is empty"
-"""The end of the sentence if nothing was given."""
 
 
 def what_is_wrong(items: Sequence[ErrorDetails]) -> str:
@@ -68,7 +66,7 @@ def _wanted(item: ErrorDetails) -> str:
 def _but_is(value: object, wanted: Iterable[str]) -> str:
     """Return what was given instead, and how to write what was probably meant."""
     if value is None:
-        return EMPTY
+        return ", and is empty"
     if isinstance(value, str):
         return ", and is text" + ("; write it without quotes" if _reads_as(value, wanted) else "")
     if isinstance(value, list | tuple):

@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import replace
 from typing import Any, Final
 
 from shared.service.current_request import current_request_id
@@ -61,11 +62,19 @@ class HttpGuard:
     Args:
         app: The application behind it.
         limits: The most requests at a time, and the largest size and duration of a body.
+        max_body_bytes: Returns the largest size of a request's body, if it is not that of the limits.
     """
 
-    def __init__(self, app: App, limits: HttpLimits = _DEFAULTS) -> None:
+    def __init__(
+        self,
+        app: App,
+        limits: HttpLimits = _DEFAULTS,
+        *,
+        max_body_bytes: Callable[[Scope], int | None] = lambda _: None,
+    ) -> None:
         self._app = app
         self._limits = limits
+        self._max_body_bytes = max_body_bytes
         self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,8 +91,10 @@ class HttpGuard:
             await reply(send, problem(503, "Too many requests", detail), extra=[(b"retry-after", b"1")])
         else:
             self._num_requests += 1
+            own = self._max_body_bytes(scope)
+            limits = self._limits if own is None else replace(self._limits, max_body_bytes=own)
             try:
-                await _Exchange(scope, receive, send, self._limits).run(self._app)
+                await _Exchange(scope, receive, send, limits).run(self._app)
             finally:
                 self._num_requests -= 1
 

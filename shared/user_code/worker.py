@@ -17,6 +17,7 @@ import msgspec
 from shared.errors import UserError
 from shared.service.child_secrets import give_up_tracing
 from shared.service.forked import let_go_of_fork_server
+from shared.user_code.call_output import limit_output
 from shared.user_code.error_text import printable
 from shared.user_code.limits import Limits, limit_cpu
 from shared.user_code.module_sources import Sources
@@ -41,11 +42,14 @@ def main(channel: socket.socket, limits: Limits, kind: _Kind) -> None:
     """Serve requests from ``channel`` until the service is gone; never returns."""
     _set_up(limits)
     kind.set_up()
+    outputs = limit_output()
     loaded: dict[tuple[str, str], Function] = {}
     versions: dict[str, Sources] = {}
     _send(channel, Ready())
     while (frame := receive_frame(channel)) is not None:
         request = decode_request(frame)
+        for output in outputs:
+            output.begin_call()
         if isinstance(request, Inspect):
             _send(channel, _inspect(request, limits, kind))
         else:

@@ -204,7 +204,7 @@ def test_an_image_has_labels_a_health_check_and_an_unprivileged_user(name: str, 
 def test_an_image_holds_its_service_and_what_that_imports(service: str, flavour: str) -> None:
     copied = re.findall(r"^COPY (?!--from)(.*) (\S+)$", whole(service, flavour), re.M)
     into_app = {source for sources, target in copied if target.startswith("/app") for source in sources.split()}
-    assert into_app == {"services/__init__.py", f"services/{service}", "shared", "LICENSE", "NOTICE"}
+    assert into_app == {"services/__init__.py", f"services/{service}", "shared", "pyproject.toml", "LICENSE", "NOTICE"}
     for path in sorted((ROOT / "services" / service).rglob("*.py")) + sorted((ROOT / "shared").rglob("*.py")):
         for module in imported(path):
             root, _, rest = module.partition(".")

@@ -11,7 +11,8 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.data import DatasetSource
 from shared.run_options.from_trl import INSTEAD, INSTEAD_IN_DATASETS, OF_THE_CONSTRUCTOR
-from shared.run_options.run_config import NULL_IS_THE_DEFAULT, RunConfig, parse_run_config
+from shared.run_options.grpo_config import NULL_MEANS
+from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.run_options.trl.run_config_of_trl import CHANGE_WHAT_IS_LEARNED, MEAN_THE_SAME_HERE, run_config_of
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 from tests.conformance.oracle import trl
@@ -26,6 +27,8 @@ OTHER_VALUES: dict[str, Any] = {
     "num_generations": 4,
     "lr_scheduler_type": "cosine",
     "optim": "sgd",
+    "optim_args": "momentum=0.9",
+    "torch_compile_mode": "max-autotune-no-cudagraphs",
     "loss_type": "bnpo",
     "importance_sampling_level": "sequence",
     "scale_rewards": "batch",
@@ -55,12 +58,15 @@ OTHER_VALUES: dict[str, Any] = {
 }
 """Values of options for which another number, text or switch would not do."""
 _TOGETHER: list[tuple[str, dict[str, Any]]] = [
-    ("hub_model_id hub_private_repo", {"push_to_hub": True}),
+    ("ignore_data_skip", {"resume_from_checkpoint": "run-x"}),
+    ("hub_model_id hub_private_repo hub_revision", {"push_to_hub": True}),
     ("num_completions_to_print log_unique_prompts", {"log_completions": True}),
     ("eval_steps eval_on_start num_generations_eval dataset_test_split", {"eval_strategy": "steps"}),
     ("lora_r lora_alpha lora_dropout lora_target_modules use_rslora load_in_4bit", {"use_peft": True}),
     ("lora_modules_to_save lora_target_parameters lora_task_type use_dora", {"use_peft": True}),
     ("project", {"report_to": "wandb"}),
+    ("optim_args", {"optim": "sgd"}),
+    ("dataset_streaming", {"max_steps": 10}),
     ("vllm_enable_sleep_mode", {"max_staleness": 0, "push_staging": "none"}),
     ("sapo_temperature_neg sapo_temperature_pos", {"loss_type": "sapo"}),
     (
@@ -73,6 +79,8 @@ _TOGETHER: list[tuple[str, dict[str, Any]]] = [
         "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
         {"use_adaptive_entropy": True, "entropy_coef": 0.5},
     ),
+    ("load_best_model_at_end metric_for_best_model", {"eval_strategy": "steps"}),
+    ("greater_is_better", {"eval_strategy": "steps", "metric_for_best_model": "reward"}),
     ("lr_scheduler_kwargs", {"lr_scheduler_type": "cosine"}),
 ]
 TOGETHER = {name: options for names, options in _TOGETHER for name in names.split()}
@@ -162,7 +170,9 @@ def test_an_entry_of_a_mixture_has_trls_options_or_a_sentence() -> None:
     assert names - DatasetSource.model_fields.keys() == INSTEAD_IN_DATASETS.keys()
 
 
-def test_null_is_the_default_wherever_it_is_trls() -> None:
-    nullable = {name for name, default in TRL_DEFAULTS.items() if default is None and name in RunConfig.model_fields}
-    other_here = {name for name in nullable if RunConfig.model_fields[name].default is not None}
-    assert other_here | {"report_to"} == NULL_IS_THE_DEFAULT
+def test_null_is_not_set_in_every_option_of_trl_but_one() -> None:
+    nulls: dict[str, Any] = dict.fromkeys(TRL_DEFAULTS.keys() - MINIMAL.keys() - NULL_MEANS)
+    assert run_config_of({**MINIMAL, **nulls}) == run_config_of(MINIMAL)
+    assert set(NULL_MEANS) == {"vllm_importance_sampling_clip_max"}
+    no_bound = run_config_of({**MINIMAL, **dict.fromkeys(NULL_MEANS)})[0]
+    assert parse_run_config(no_bound).vllm_importance_sampling_clip_max is None

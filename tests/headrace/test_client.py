@@ -1,7 +1,9 @@
 """The HTTP client against a real HTTP server that misbehaves."""
 
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,3 +251,17 @@ def test_events_that_are_not_json_are_skipped() -> None:
         HeadraceClient(api.url, "k") as client,
     ):
         assert [(event.id, event.data) for event in client.events("run-a")] == [("9-0", {"final": True})]
+
+
+@pytest.mark.parametrize(
+    ("path", "sha256", "says"),
+    [("../../.bashrc", "0" * 64, r"'\.\.'"), ("/etc/cron.d/x", "0" * 64, "relative"), ("x", "../x", "is not a hash")],
+)
+def test_a_server_cannot_name_files_outside_the_directory_of_a_download(
+    path: str, sha256: str, says: str, tmp_path: Path
+) -> None:
+    listed = {"run_id": "run-a", "files": [{"path": path, "size": 1, "sha256": sha256}]}
+    with serving(lambda _: listed) as api, HeadraceClient(api.url, "k") as client:
+        assert re.search(says, str(refusal_of(lambda: client.download_model("run-a", tmp_path / "model"))))
+    assert len(api.asked) == 1
+    assert not any(tmp_path.iterdir())

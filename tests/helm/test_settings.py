@@ -84,6 +84,19 @@ def test_runs_may_name_what_is_mounted_for_them_and_nothing_else() -> None:
     assert environment(trainer, pod="p")["HEADRACE_WEIGHT_ROOTS"] == "/weights", "no bucket without credentials"
 
 
+def test_uploads_are_off_unless_they_have_a_claim_which_only_the_trainer_writes() -> None:
+    without = workloads(render({}))
+    assert all("HEADRACE_UPLOADS_DIR" not in environment(without[name], pod="p") for name in SERVICES)
+    values = {"storage": {"uploads": {"enabled": True}}}
+    objects = render(values)
+    found = workloads(objects)
+    assert "uploads" in of_kind(objects, "PersistentVolumeClaim")
+    assert environment(found["trainer"], pod="p")["HEADRACE_UPLOADS_DIR"] == "/uploads"
+    for name in ("trainer", "generator"):
+        assert environment(found[name], pod="p")["HEADRACE_DATA_ROOTS"] == "/models:/uploads"
+        assert mounts(found[name])["/uploads"].get("readOnly", False) is (name != "trainer")
+
+
 def test_the_trainer_gets_the_addresses_of_all_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = render(values_of("values-multi-node-70b.yaml"))
     settings = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)

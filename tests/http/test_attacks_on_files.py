@@ -36,7 +36,10 @@ _PLACES = (
     "imagefolder", "webdataset", "harbor", "iceberg", "generator", "outside", "outside/secret.jsonl", "./outside",
     "org/../outside", "org/name/../../outside", "runs", "trainer.log", "api-keys",
 )  # fmt: skip
-_FIELDS = ("model", "dataset_name", "eval_dataset_name", "datasets", "weight_dir", "vllm", "reward_funcs")
+_FIELDS = (
+    *("model", "dataset_name", "eval_dataset_name", "datasets", "resume_from_checkpoint", "weight_dir", "vllm"),
+    "reward_funcs",
+)
 _RUN = {"model": "{root}/model", "dataset_name": "{root}/rows.jsonl", "reward_funcs": ["nothing_of_that_name"]}
 
 

@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SEED, NUM_FAULTS = 3055, 8
 
 
-def test_random_faults_over_the_whole_stack_break_no_promise(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.chaos", "--seed", str(SEED), "--faults", str(NUM_FAULTS)]
+def strike(results: Path, *arguments: str) -> record.TrialRecord:
+    """Run a trial, and return its record."""
     done = subprocess.run(
-        [*command, "--minutes", "12", "--results", str(tmp_path)],
+        [sys.executable, "-m", "benchmarks.chaos", *arguments, "--minutes", "12", "--results", str(results)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -25,8 +25,21 @@ def test_random_faults_over_the_whole_stack_break_no_promise(tmp_path: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (trial,) = record.read_all(tmp_path.glob("*.json"))
+    (trial,) = record.read_all(results.glob("*.json"))
+    return trial
+
+
+def test_random_faults_over_the_whole_stack_break_no_promise(tmp_path: Path) -> None:
+    trial = strike(tmp_path, "--seed", str(SEED), "--faults", str(NUM_FAULTS))
     assert len(trial.faults) >= NUM_FAULTS
     assert all(fault.recovery_s is not None for fault in trial.faults)
     assert [run.status for run in trial.runs][-1] == "stopped"
     assert sum(run.trained for run in trial.runs) > 0
+
+
+@pytest.mark.long
+def test_kills_while_tools_are_called_lose_nothing_and_sample_no_recorded_turn_again(tmp_path: Path) -> None:
+    trial = strike(tmp_path, "--tools", "--only", "kill -9", "--seed", "1", "--faults", "8")
+    assert sum(run.tool_calls for run in trial.runs) > 0
+    assert sum(run.turns_recorded for run in trial.runs) > 0
+    assert sum(run.turns_sampled_twice for run in trial.runs) == 0

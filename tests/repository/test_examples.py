@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +109,6 @@ def test_every_example_evaluates_on_rows_it_does_not_train_on() -> None:
             continue
         assert found[1].split == "test"
         assert config.dataset_train_split == "train"
-
-
-SNIPPETS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8"), re.DOTALL)
-
-
-def test_the_page_about_data_sets_shows_examples() -> None:
-    assert len(SNIPPETS) >= 3
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_what_the_page_about_data_sets_shows_is_accepted(snippet: str) -> None:
-    parse_run_config({"model": "m", "reward_funcs": ["accuracy_reward"]} | yaml.safe_load(snippet))
 
 
 @pytest.mark.skipif(not GSM8K.is_file(), reason="set GSM8K_JSONL to a .jsonl file of GSM8K to read its real rows")

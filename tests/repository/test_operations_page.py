@@ -1,12 +1,10 @@
-"""Everything that docs/operations.md names exists: tests, alerts, settings, command options."""
+"""Everything that docs/operations.md names exists: tests and alerts."""
 
 import re
 from pathlib import Path
 
 import pytest
 import yaml
-
-from headrace.cli.command_line import make_parser
 
 pytestmark = pytest.mark.unit
 
@@ -31,13 +29,3 @@ def test_every_alert_has_a_heading_that_says_what_to_do() -> None:
     alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     headings = set(re.findall(r"^### (Headrace\w+)$", PAGE, re.MULTILINE))
     assert alerts == headings
-
-
-@pytest.mark.parametrize("command", ["doctor", "plan", "pause", "resume"])
-def test_every_option_of_a_command_in_it_is_one(command: str) -> None:
-    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
-    lines = [line.partition("#")[0].split() for line in blocks.splitlines() if line.startswith(f"headrace {command}")]
-    assert lines
-    numbers = {"RATE": "1"}
-    for words in lines:
-        make_parser().parse_args([numbers.get(word, word) for word in words[1:]])

@@ -147,7 +147,7 @@ def test_the_locks_cover_every_dependency_of_the_project() -> None:
             *(extras[e] for e in ("generator-cpu", "rewarder", "sessions", "trainer", "demo")),
         ],
         "dev": [*project()["dependencies"], *(extras[e] for e in ("rewarder", "dev"))],
-        "test": [*(extras[e] for e in ("report", "oracle", "clients", "deploy", "tracing"))],
+        "test": [*(extras[e] for e in ("report", "oracle", "clients", "deploy", "tracing", "notebook"))],
     }
     for name, requirements in wanted.items():
         flat = [line for item in requirements for line in ([item] if isinstance(item, str) else item)]

@@ -19,9 +19,10 @@ import pytest
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
-from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
 from shared.user_code.limits import Limits
 from shared.user_code.places import Places

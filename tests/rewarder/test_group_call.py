@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from services.rewarder.group_call import call_for, with_rewards
-from services.rewarder.reward_call import RewardCall, TrainerState, own_copy, text_of
+from services.rewarder.reward_call import RewardCall, own_copy, text_of
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
 from shared.messages import CompletedGroup, PlayedEnvironment, RewardOutcome, Rollout, decode_scored_group, encode
 from shared.run_options.run_config import RunConfig

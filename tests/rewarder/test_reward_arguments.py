@@ -12,8 +12,9 @@ import pytest
 
 from services.rewarder.group_call import call_for
 from services.rewarder.reward_answer import Inspected
-from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.trainer_state import TrainerState
 from shared.user_code.worker_frames import Refused
 from tests.conftest import RedisServer
 from tests.groups import completed_group

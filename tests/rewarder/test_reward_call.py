@@ -12,12 +12,12 @@ from services.rewarder.built_ins.built_in_rewards import unknown_name
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
-    TrainerState,
     Verdict,
     arguments_for,
     judge,
     required_columns,
 )
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
 from shared.user_code.error_text import printable
 from shared.user_code.function_loading import is_async

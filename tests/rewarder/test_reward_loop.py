@@ -10,10 +10,10 @@ import pytest
 from redis.exceptions import AuthenticationError
 
 from services.rewarder.group_call import call_for
-from services.rewarder.reward_call import TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.run_follower import RunFollower
 from services.rewarder.scoring import Scorer
+from services.rewarder.trainer_state import TrainerState
 from shared.messages import encode
 from shared.redis.keys import REWARDERS, RunKeys
 from shared.redis.lease import alive
@@ -264,7 +264,7 @@ def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: Rewa
         metrics=metrics,
     )
     loop._states["run-lost"] = TrainerState(1, 2)  # pyright: ignore[reportPrivateUsage]
-    loop._reward_names["run-lost"] = [user("one")]  # pyright: ignore[reportPrivateUsage]
+    loop._configs["run-lost"] = RunConfig(model="m", dataset_name="d", reward_funcs=[user("one")])  # pyright: ignore[reportPrivateUsage]
     loop._forget_all_but([])  # pyright: ignore[reportPrivateUsage]
     assert loop.names_in_use() == set()
     assert loop._states == {}  # pyright: ignore[reportPrivateUsage]

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from services.rewarder.python_functions.reward_tasks import RewardPool, RewardTasks
-from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
 from shared.user_code.places import Places
 from tests.rewarder.conftest import (

@@ -37,6 +37,7 @@ class Play:
         self.environments = environments
         self.generators = ScriptedGenerators(policy)
         self.tools = InProcessTools(twice=_twice)
+        self.limits = Limits(max_iterations=None, max_completion_length=100)
         self.entries = list(entries)
         self.session = Session(
             "00000000-0", run_id="run-test", generators=self.generators, record=self.record, entries=entries
@@ -52,7 +53,7 @@ class Play:
             prompt or group(),
             environments=self.environments,
             tools=self.tools,
-            limits=Limits(max_iterations=None, max_completion_length=100),
+            limits=self.limits,
         )
 
 

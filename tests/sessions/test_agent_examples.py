@@ -1,5 +1,6 @@
 """The shipped examples of agents: their run files, their rows, and rollouts with their tools in real processes."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ async def game(config: RunConfig, policy: Any, columns: dict[str, Any]) -> ToolR
         LIMITS,
         timeout_s=120.0,
         import_timeout_s=240.0,
-        max_at_once=1,
+        at_once=asyncio.Semaphore(1),
     )
     group = msgspec.structs.replace(prompt_group(), prompt=[user("Find it.")], prompt_ids=b"", columns=columns)
     return await play_in_environment(

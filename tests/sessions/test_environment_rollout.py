@@ -1,10 +1,12 @@
 """One rollout in an environment of its own: real processes, scripted turns, and recordings that go on elsewhere."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.sessions.environment_choice import EnvironmentChoice
 from services.sessions.recording.recorded import RolloutEnd
 from services.sessions.tools.python_environments import PythonEnvironments
 from shared.messages import PlayedEnvironment
@@ -147,6 +149,10 @@ class BeginsAnyhow(Game):
         self.total = 0
         return f"{os.getpid()}"
 
+class Strict:
+    def reset(self, prompt, start):
+        pass
+
 class FailsAtTheEnd(Game):
     def get_reward(self):
         raise RuntimeError("no board")
@@ -164,7 +170,7 @@ async def environments_in(directory: Path, name: str) -> PythonEnvironments:
         LIMITS,
         timeout_s=120.0,
         import_timeout_s=240.0,
-        max_at_once=2,
+        at_once=asyncio.Semaphore(2),
     )
 
 
@@ -289,3 +295,52 @@ async def test_the_environments_of_trl_s_documentation_work_as_they_are(
     else:
         assert played.reward == reward
     assert played.attributes | attributes == played.attributes
+
+
+async def test_each_rollout_has_the_environment_and_the_tools_that_its_row_names(directory: Path) -> None:
+    several = EnvironmentChoice(
+        {
+            "game": await environments_in(directory, "ours:Game"),
+            "counter": await environments_in(directory, "of_trl:IncrementTo"),
+        }
+    )
+    assert [schema["function"]["name"] for schema in several.schemas] == ["add", "increment"]
+    for name, tool, arguments, reward in (
+        ("game", "add", '{"number": 2}', 0.3),
+        ("counter", "increment", '{"step": 4}', 1.0),
+    ):
+        playing = Play(several.all[0], turns_of(assistant("", call(tool, arguments)), assistant("done")))
+        rollout = await several.play(
+            playing.session, group(target=4, environment=name), tools=playing.tools, limits=playing.limits
+        )
+        assert (rollout.lost, rollout.num_failed) == ("", 0)
+        assert rollout.environment is not None
+        assert rollout.environment.reward == pytest.approx(reward)
+        assert [schema["function"]["name"] for schema in playing.generators.requests[0].tools] == ["twice", tool]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"environment": "chess"}, "has environment 'chess', which is not among the environments of the run: game"),
+        ({}, "names no environment in the column 'environment'; environment_factory has game"),
+    ],
+)
+async def test_a_row_that_names_no_known_environment_loses_its_rollout(
+    directory: Path, columns: dict[str, Any], says: str
+) -> None:
+    several = EnvironmentChoice({"game": await environments_in(directory, "ours:Game")})
+    playing = Play(several.all[0], POLICY)
+    rollout = await several.play(playing.session, group(**columns), tools=playing.tools, limits=playing.limits)
+    assert rollout.lost == says
+    assert rollout.environment == PlayedEnvironment("environment", True)
+    assert not playing.generators.requests
+    assert not (directory / "log").exists()
+
+
+async def test_reset_gets_no_column_environment_where_it_made_the_choice(directory: Path) -> None:
+    several = EnvironmentChoice({"strict": await environments_in(directory, "ours:Strict")})
+    playing = Play(several.all[0], turns_of(assistant("done")))
+    prompt = group(environment="strict")
+    rollout = await several.play(playing.session, prompt, tools=playing.tools, limits=playing.limits)
+    assert rollout.lost == ""

@@ -149,6 +149,29 @@ async def test_after_kill_9_another_replica_rebuilds_the_environments_and_sample
     await eventually(lambda: not any(map(is_running, made)))
 
 
+SEVERAL = {"game": "my_envs:Game", "silent": "my_envs:WithoutReward"}
+
+
+@pytest.mark.parametrize(("named", "environment"), [("game", "my_envs:Game"), ("silent", "my_envs:WithoutReward")])
+async def test_a_row_names_its_environment_and_gets_only_its_tools(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, named: str, environment: str
+) -> None:
+    columns: dict[str, object] = {"environment": named, "answer": "42"}
+    keys = await begin_run(redis, run_config, asks="Begin.", columns=columns, environment_factory=SEVERAL)
+
+    def policy(request: TurnRequest) -> Reply:
+        return answer(request, assistant("done"))
+
+    async with generator(redis, keys, policy) as fake:
+        with service(redis_url, directory) as process:
+            group = await completed(redis, keys, process=process)
+            assert process.end() == 0, process.log()
+    for rollout in group.rollouts:
+        assert (rollout.lost, rollout.environment and rollout.environment.name) == ("", environment)
+    tools = {tool["function"]["name"] for request in fake.requests for tool in request.tools}
+    assert tools == ({"guess", "wait", "die", "hang"} if named == "game" else set())
+
+
 @pytest.mark.slow
 async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_their_rollouts_and_nothing_else(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
@@ -187,6 +210,11 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
         ),
         (
             "Game",
+            {"environment_factory": SEVERAL, "reward_funcs": []},
+            "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs: add one or the other",
+        ),
+        (
+            "Game",
             {"tools": ["my_envs:guess"]},
             "tools and my_envs:Game have a tool guess, and the model could not tell them apart",
         ),
@@ -195,7 +223,8 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
 async def test_a_run_whose_environments_cannot_be_used_is_refused_and_says_why(
     redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, name: str, options: dict[str, Any], says: str
 ) -> None:
-    keys = await begin_run(redis, run_config, asks="Begin.", environment_factory=f"my_envs:{name}", **options)
+    settings: dict[str, Any] = {"environment_factory": f"my_envs:{name}"} | options
+    keys = await begin_run(redis, run_config, asks="Begin.", **settings)
     with service(redis_url, directory) as process:
 
         async def is_refused() -> Any:

@@ -103,6 +103,21 @@ async def test_malformed_messages_are_refused_and_reach_no_generator(
     assert generators.requests == []
 
 
+async def test_recorded_tokens_are_counted_and_others_are_estimated(
+    session: Session, generators: SlowGenerators, entries: list[Entry]
+) -> None:
+    generators.may_answer.set()
+    # {"role":"user","content":"2+2?"} has 32 bytes, {"name":"f"} 12, and the message of "Sure?" 33.
+    assert session.estimated_tokens(QUESTION, []) == 8
+    assert session.estimated_tokens(QUESTION, [{"name": "f"}]) == 11
+    turn = await session.turn(QUESTION, [])
+    num_recorded = (len(turn.appended_ids) + len(turn.token_ids)) // 4
+    assert session.estimated_tokens([*QUESTION, assistant("4"), user("Sure?")], []) == num_recorded + 9
+    with pytest.raises(TurnRefusedError, match="tool_calls"):
+        session.estimated_tokens([*QUESTION, {"role": "assistant", "tool_calls": 3}], [])
+    assert (len(generators.requests), len(entries)) == (1, 1)
+
+
 async def test_close_ends_the_turns_under_way(session: Session, entries: list[Entry]) -> None:
     asking = asyncio.create_task(session.turn(QUESTION, []))
     await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.install_commands import install_extras
 from shared.run_options.lora import served_rank
 from shared.run_options.run_config import RunConfig
 
@@ -113,7 +114,7 @@ def check_can_serve(config: RunConfig, *, has_cuda: bool) -> None:
         raise UserError("load_in_4bit needs a GPU, but this generator runs on CPU; leave it out", field="load_in_4bit")
     if config.load_in_4bit and importlib.util.find_spec("vllm_bnb_plugin") is None:
         raise UserError(
-            "load_in_4bit needs the package vllm-bnb-plugin in the generator's environment: vLLM holds the base in 4 "
-            "bits through it",
+            "load_in_4bit needs the package vllm-bnb-plugin where the generator runs: vLLM holds the base in 4 bits "
+            f"through it. Install with {install_extras('generator-4bit')}",
             field="load_in_4bit",
         )

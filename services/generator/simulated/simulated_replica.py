@@ -18,6 +18,7 @@ from services.generator.simulated.receiving import SimulatedReceivingEngine
 from services.generator.simulated.simulated_chat_format import SimulatedChatFormat
 from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
+from services.generator.simulated.turn_journal import TurnJournal
 from services.generator.turns.turn_route import make_turn_router
 from services.generator.turns.turn_sampler import TurnDesk, TurnSampler
 from shared import refusals
@@ -126,7 +127,7 @@ class SimulatedReplica:
                 config=config,
                 gate=self.receiver,
                 required_version=lambda: self.state.required_version,
-                chat_format=SimulatedChatFormat(facts),
+                chat_format=self._chat_format(facts),
                 metrics=self._metrics,
             )
             try:
@@ -139,6 +140,16 @@ class SimulatedReplica:
                 finally:
                     self.receiver.detach()
                     engine.close()
+
+    def _chat_format(self, facts: ModelFacts) -> SimulatedChatFormat:
+        simulation = self._simulation
+        journal = simulation.turn_journal
+        return SimulatedChatFormat(
+            facts,
+            tool_call_share=simulation.tool_call_share,
+            seed=(simulation.seed, self._index),
+            journal=None if journal is None else TurnJournal(journal, by=self.name),
+        )
 
     async def close(self) -> None:
         """Close the replica's connections."""

@@ -4,6 +4,7 @@ The defaults are round numbers for a model with a few billion weights on one dat
 replace them with measurements on the hardware that you plan for.
 """
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -36,6 +37,13 @@ class SimulationSettings(BaseSettings):
         default=0.7, ge=0, description="Sigma of the logarithm of completion_tokens; 0 makes all equal"
     )
     surprise_nats: float = Field(default=0.5, gt=0, description="Mean of a token's negative logprob, nats")
+
+    tool_call_share: float = Field(
+        default=0.0, ge=0, le=1, description="Share of the turns with tools that call the first tool, from 0 to 1"
+    )
+    turn_journal: Path | None = Field(
+        default=None, description="File to which each sampled turn of a conversation is appended as a JSON line"
+    )
 
     transport: Literal["simulated", "gloo"] = Field(
         default="simulated", description="simulated: pushes move no bytes; gloo: bytes are received and discarded"

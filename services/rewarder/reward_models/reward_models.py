@@ -19,6 +19,7 @@ from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.served_model import ServedModel
 from shared.errors import UserError
+from shared.install_commands import install_extras
 from shared.user_code.worker_frames import Refused
 
 _NEEDED = ("torch", "transformers", "safetensors")
@@ -134,8 +135,8 @@ class RewardModels:
             missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
             if missing:
                 raise UserError(
-                    f"'{name}' is a reward model, and this rewarder does not have {', '.join(missing)}; install "
-                    "headrace with the extra rewarder-models where it runs: pip install 'headrace[rewarder-models]'"
+                    f"'{name}' is a reward model, and this rewarder does not have {', '.join(missing)}; where it runs, "
+                    f"install with {install_extras('rewarder-models')}"
                 )
             await self._make_room(name)
             if known is None:

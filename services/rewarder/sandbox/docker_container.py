@@ -16,6 +16,7 @@ import time
 from typing import Any, Literal
 
 from services.rewarder.sandbox.sandbox import SCRATCH, Finished, Limits, SandboxUnavailableError, with_limits
+from shared.install_commands import install_extras
 
 _USER = 65534
 _ENGINE_TIMEOUT_S = 30
@@ -77,7 +78,8 @@ class DockerSandbox:
                 docker: Any = importlib.import_module("docker")
             except ImportError as error:
                 raise SandboxUnavailableError(
-                    "HEADRACE_SANDBOX=docker needs the package docker: pip install 'headrace[rewarder-docker]'"
+                    "HEADRACE_SANDBOX=docker needs the package docker; install it with "
+                    + install_extras("rewarder-docker")
                 ) from error
             try:
                 self._client = docker.from_env(timeout=_ENGINE_TIMEOUT_S)

@@ -5,6 +5,7 @@
     POST /v1/sessions/ID/chat/completions   the next turn
     POST /v1/sessions/ID/responses          the next turn, in OpenAI's newer protocol
     POST /v1/sessions/ID/messages           the next turn, in Anthropic's; also ID/v1/messages, as its client has it
+    POST /v1/sessions/ID/messages/count_tokens   about how many tokens a turn is conditioned on; also below ID/v1
     GET  /v1/sessions/ID/models             the one model
     POST /v1/sessions/ID/reward             reports the session's reward
     POST /v1/sessions/ID/end                ends it
@@ -47,6 +48,7 @@ _TURN_ROUTES: dict[str, TurnProtocol[Any]] = {
     "messages": MESSAGES,
     "v1/messages": MESSAGES,
 }
+_COUNT_ROUTES = ("messages/count_tokens", "v1/messages/count_tokens")
 _SCHEMA_REF = "#/components/schemas/{name}"
 _MAX_DEADLINE_S = 24 * 3600.0
 _SESSION = f"{SESSIONS_PATH}/{{session_id}}"
@@ -96,6 +98,12 @@ class NewSession(BaseModel):
     base_url: str
     api_key: str
     expires_at: int = Field(description="Unix seconds")
+
+
+class TokenCount(BaseModel):
+    """An estimate of the tokens that a turn would be conditioned on."""
+
+    input_tokens: int
 
 
 class SessionView(BaseModel):
@@ -169,6 +177,8 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
 
     for path, protocol in _TURN_ROUTES.items():
         _add_turn_route(router, path, protocol, session_of)
+    for path in _COUNT_ROUTES:
+        _add_count_route(router, path, session_of)
     app.include_router(router)
     for kind in (
         UnknownSessionError,
@@ -208,6 +218,25 @@ def _add_turn_route(
         if asked.is_streamed:
             return Response("".join(protocol.events(body, answered)), media_type="text/event-stream")
         return JSONResponse(protocol.answer(body, answered))
+
+
+def _add_count_route(
+    router: APIRouter, path: str, session_of: Callable[[str, Request], Awaitable[OpenSession]]
+) -> None:
+    """Add a route that counts the tokens of a request of Anthropic's protocol."""
+
+    @router.post(
+        f"{_SESSION}/{path}",
+        responses=_OVER | _NOT_JSON,
+        openapi_extra=_body(_reference(MESSAGES.request)),
+    )
+    async def count_tokens(opened: Annotated[OpenSession, Depends(session_of)], request: Request) -> TokenCount:
+        """Return about how many tokens the next turn would be conditioned on. Nothing is sampled or recorded."""
+        require_json(request.headers.get("content-type", ""))
+        body = decode(await request.body(), MESSAGES.request)
+        asked = MESSAGES.asked(body, partial(_conversation_of, opened))
+        opened.require_open()
+        return TokenCount(input_tokens=opened.session.estimated_tokens(asked.messages, asked.tools))
 
 
 def _answer_id(opened: OpenSession, turn: int) -> str:

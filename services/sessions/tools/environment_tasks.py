@@ -137,7 +137,12 @@ def _observation(value: object) -> str:
 
 
 def _reward(value: Any) -> str:
-    return "" if value is None else repr(float(value))
+    if value is None:
+        return ""
+    try:
+        return repr(float(value))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"it returned a {type(value).__name__}; return a number, or None") from error
 
 
 _SHOWN: dict[str, Callable[[Any], str]] = {RESET: _observation, REWARD: _reward, STATE: state_of}

@@ -139,7 +139,9 @@ class OpenEnvServer:
 
     has_reward = True
 
-    def __init__(self, url: str, listing: OpenEnvListing, *, timeout_s: float, max_at_once: int, wait_s: float) -> None:
+    def __init__(
+        self, url: str, listing: OpenEnvListing, *, timeout_s: float, at_once: asyncio.Semaphore, wait_s: float
+    ) -> None:
         self.url = url
         self.name = listing.name
         self.schemas = listing.schemas
@@ -147,19 +149,21 @@ class OpenEnvServer:
         self.has_mcp_tools = listing.has_mcp_tools
         self._timeout_s = timeout_s
         self._wait_s = wait_s
-        self._at_once = asyncio.Semaphore(max_at_once)
+        self._at_once = at_once
         self._line = asyncio.Lock()
         self._no_place_since_s = time.monotonic()
 
     @classmethod
-    async def load(cls, url: str, *, timeout_s: float, check_timeout_s: float, max_at_once: int, wait_s: float) -> Self:
+    async def load(
+        cls, url: str, *, timeout_s: float, check_timeout_s: float, at_once: asyncio.Semaphore, wait_s: float
+    ) -> Self:
         """Ask a server for its environment's name and tools.
 
         Args:
             url: The server's URL, as OpenEnv's clients take it. Its origin is allowed.
             timeout_s: Deadline of each call, in seconds.
             check_timeout_s: Deadline of the questions, in seconds.
-            max_at_once: Most sessions at a time.
+            at_once: Has a place for each session that may be open at a time.
             wait_s: How long rollouts wait for a server that has no place for any, in seconds.
 
         Raises:
@@ -168,7 +172,7 @@ class OpenEnvServer:
         # Made of its parts as they were checked: another parser might find another host in the URL.
         base = origin_of(url) + httpx.URL(url).path.rstrip("/")
         listing = await list_tools(base, timeout_s=check_timeout_s)
-        return cls(base, listing, timeout_s=timeout_s, max_at_once=max_at_once, wait_s=wait_s)
+        return cls(base, listing, timeout_s=timeout_s, at_once=at_once, wait_s=wait_s)
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncGenerator[OpenEnvEnvironment]:

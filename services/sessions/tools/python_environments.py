@@ -131,13 +131,13 @@ class PythonEnvironments:
         *,
         timeout_s: float,
         import_timeout_s: float,
-        max_at_once: int,
+        at_once: asyncio.Semaphore,
     ) -> None:
         self._factory = factory
         self._what = what
         self._places = places
         self._limits = limits
-        self._at_once = asyncio.Semaphore(max_at_once)
+        self._at_once = at_once
         self._timeout_s = timeout_s
         self._import_timeout_s = import_timeout_s
 
@@ -150,7 +150,7 @@ class PythonEnvironments:
         *,
         timeout_s: float,
         import_timeout_s: float,
-        max_at_once: int,
+        at_once: asyncio.Semaphore,
     ) -> Self:
         """Import a factory from its current files, and look at what it makes.
 
@@ -160,7 +160,7 @@ class PythonEnvironments:
             limits: The limits of each environment's process.
             timeout_s: Deadline of each call, in seconds.
             import_timeout_s: Deadline of importing the module, in seconds.
-            max_at_once: Most environments at a time.
+            at_once: Has a place for each environment that may exist at a time. Environments of several types share it.
 
         Raises:
             UserError: It cannot be used. The message says what to do.
@@ -178,7 +178,7 @@ class PythonEnvironments:
             limits,
             timeout_s=timeout_s,
             import_timeout_s=import_timeout_s,
-            max_at_once=max_at_once,
+            at_once=at_once,
         )
 
     @property

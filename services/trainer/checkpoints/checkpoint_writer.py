@@ -67,6 +67,8 @@ class CheckpointWriter:
         self._keep = keep
         self._incarnation = incarnation
         self._known_whole: set[Path] = set()
+        self.best_step: int | None = None
+        """Step of a checkpoint that is not pruned; None without one."""
 
     def begin(
         self, core: SavableCore, extra: dict[str, Any], *, step: int, tokenizer: Any | None = None
@@ -163,14 +165,17 @@ class CheckpointWriter:
 
         A damaged checkpoint does not count as kept, or it would push out an intact one. Checkpoints of later steps are
         not deleted: they are damaged, and replaced when the run reaches their step, or they belong to another trainer.
-        Checkpoints of newer incarnations are not deleted either, whatever their step.
+        Checkpoints of newer incarnations are not deleted either, whatever their step, and neither is the best one.
         """
         num_whole = 1
+        best = None if self.best_step is None else checkpoint_path(self._root, self.best_step)
         paths = checkpoint_paths(self._root)
         for path in paths[paths.index(newest) + 1 :]:
             if incarnation_that_wrote(path) > self._incarnation:
                 continue
             if num_whole >= self._keep:
+                if path == best:
+                    continue
                 shutil.rmtree(path, ignore_errors=True)
                 self._known_whole.discard(path)
             elif self._is_whole(path):

@@ -12,7 +12,7 @@ training's. No file is a pickle.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,15 @@ from torch import Tensor
 
 from services.trainer.checkpoints.manifest import part_file, write_part
 from services.trainer.checkpoints.saving_group import SavingGroup
-from services.trainer.checkpoints.shards import Part, ShardError, local_part, read_shards, saved_shapes, write_shards
+from services.trainer.checkpoints.shards import (
+    Part,
+    ShardError,
+    local_part,
+    read_shards,
+    saved_dtypes,
+    saved_shapes,
+    write_shards,
+)
 from services.trainer.checkpoints.tensor_file import write_tensors
 from shared.errors import HeadraceError
 
@@ -131,21 +139,48 @@ class CoreState:
         _restore_random_states(directory / _rng_file(self._rank))
         return state
 
+    def load_weights(self, directory: Path, *, aliases: Collection[str] = ()) -> dict[str, Any]:
+        """Restore only the first collection of weights, from a directory of safetensors files.
+
+        Returns the core's numbers if the directory is in a checkpoint, and nothing otherwise.
+
+        Args:
+            directory: Files of a checkpoint, of ``save_pretrained``, or of PEFT.
+            aliases: Names of tied tensors, which the files may have beside the tensors that they are tied to.
+
+        Raises:
+            HeadraceError: The files belong to another model.
+        """
+        from safetensors import SafetensorError
+
+        weights = next(iter(self._weights.values()))
+        try:
+            read_shards(directory, weights, unread=frozenset(aliases) - weights.keys())
+        except ShardError as error:
+            raise HeadraceError(f"the weights in {directory} belong to another model: {error}") from error
+        except SafetensorError as error:
+            raise HeadraceError(f"the weights in {directory} cannot be read: {error}") from error
+        state_file = directory.parent / STATE_FILE
+        numbers: dict[str, Any] = json.loads(state_file.read_text()) if state_file.is_file() else {}
+        return numbers
+
     def _collections(self) -> dict[str, Mapping[str, Tensor]]:
         moments = {
             f"{moment}/{name}": tensor
             for name, parameter in self._parameters.items()
             for moment, tensor in self._optimizer.state.get(parameter, {}).items()
-            if tensor.dim()
+            if isinstance(tensor, Tensor) and tensor.dim()
         }
         return {**self._weights, OPTIMIZER: moments}
 
-    def _step_counts(self) -> dict[str, float]:
-        return {
-            name: float(self._optimizer.state[parameter]["step"])
-            for name, parameter in self._parameters.items()
-            if parameter in self._optimizer.state
-        }
+    def _step_counts(self) -> dict[str, float | int | None]:
+        """Return the steps of each parameter with state: whole numbers if the optimizer counts in Python; or None."""
+        counts: dict[str, float | int | None] = {}
+        for name, parameter in self._parameters.items():
+            if parameter in self._optimizer.state:
+                count = self._optimizer.state[parameter].get("step")
+                counts[name] = float(count) if isinstance(count, Tensor) else count
+        return counts
 
     def _copied(self, collection: str, tensors: Mapping[str, Tensor]) -> dict[str, Part]:
         """Return copies of this rank's parts. The buffers are reused, because fresh memory is slow to touch."""
@@ -206,19 +241,46 @@ class CoreState:
         if (error := self._writing.exception(timeout=0)) is not None:
             log.warning("the previous checkpoint could not be written: %s", error)
 
-    def _load_moments(self, directory: Path, steps: Mapping[str, float]) -> None:
-        state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state
+    def _load_moments(self, directory: Path, steps: Mapping[str, float | int | None]) -> None:
+        state: dict[Tensor, dict[str, Any]] = self._optimizer.state
         state.clear()
         if not steps:
             return
         for name in sorted(steps.keys() ^ self._parameters.keys()):
             raise ShardError(f"{name} is not in {'the model' if name in steps else 'the checkpoint'}")
-        moments = sorted({name.split("/", 1)[0] for name in saved_shapes(directory)})
+        saved, dtypes = saved_shapes(directory), saved_dtypes(directory)
+        into: dict[str, Tensor] = {}
+        for key, shape in saved.items():
+            moment, _, name = key.partition("/")
+            if name not in self._parameters:
+                raise ShardError(f"{key} is not in the model")
+            into[key] = self._moment(self._parameters[name], moment, shape, dtypes[key])
         for name, parameter in self._parameters.items():
-            state[parameter] = {"step": self._step_tensor(parameter, steps[name])}
-            state[parameter] |= {moment: torch.zeros_like(parameter) for moment in moments}
-        into = {f"{moment}/{name}": state[p][moment] for name, p in self._parameters.items() for moment in moments}
+            count = steps[name]
+            if count is not None:
+                state[parameter]["step"] = count if isinstance(count, int) else self._step_tensor(parameter, count)
         read_shards(directory, into)
+
+    def _moment(self, parameter: Tensor, moment: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return the tensor in the optimizer's state to read a moment into, and create it if necessary."""
+        state: dict[str, Any] = self._optimizer.state[parameter]
+        if not state and hasattr(self._optimizer, "init_state"):
+            self._init_state(parameter)
+        if moment not in state:
+            is_alike = shape == parameter.shape
+            state[moment] = (
+                torch.zeros_like(parameter, dtype=dtype)
+                if is_alike
+                else torch.zeros(shape, dtype=dtype, device=parameter.device)
+            )
+        return cast(Tensor, state[moment])
+
+    def _init_state(self, parameter: Tensor) -> None:
+        """Let an optimizer of bitsandbytes create its state, part of which may be in paged memory."""
+        for number, group in enumerate(self._optimizer.param_groups):
+            for place, other in enumerate(group["params"]):
+                if other is parameter:
+                    self._optimizer.init_state(group, parameter, number, place)
 
     def _step_tensor(self, parameter: Tensor, count: float) -> Tensor:
         """Return a step count on the device where this optimizer keeps it: the CPU, unless a fused kernel reads it."""

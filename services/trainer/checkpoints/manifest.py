@@ -82,6 +82,8 @@ def find_damage(directory: Path) -> str | None:
     if not manifest.files:
         return f"{manifest_file} lists no files"
     for name, record in manifest.files.items():
+        if not _is_inside(name):
+            return f"{manifest_file} lists {name[:200]!r}, which is not in the directory"
         path = directory / name
         try:
             size_bytes = path.stat().st_size
@@ -101,7 +103,10 @@ def has_all_files(directory: Path) -> bool:
     """Whether all files exist with their sizes. Much faster than `find_damage`, but does not detect flipped bits."""
     try:
         manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=Manifest)
-        return all((directory / name).stat().st_size == record.size_bytes for name, record in manifest.files.items())
+        return all(
+            _is_inside(name) and (directory / name).stat().st_size == record.size_bytes
+            for name, record in manifest.files.items()
+        )
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
@@ -109,6 +114,11 @@ def has_all_files(directory: Path) -> bool:
 def sync_tree(directory: Path) -> None:
     """Sync a directory, its folders and all of their files to the disk."""
     sync(*directory.rglob("*"), directory)
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name in a manifest is one of its directory. A forged one could ask about any file of the machine."""
+    return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
 
 
 def _records(directory: Path, files: Sequence[Path]) -> dict[str, FileRecord]:

@@ -105,15 +105,20 @@ def saved_dtypes(directory: Path) -> dict[str, torch.dtype]:
     return {name: tensor.properties.dtype for name, tensor in metadata.items()}
 
 
-def read_shards(directory: Path, into: Mapping[str, Tensor]) -> None:
+def read_shards(directory: Path, into: Mapping[str, Tensor], *, unread: frozenset[str] = frozenset()) -> None:
     """Fill tensors in place, each with this rank's part of it.
+
+    Args:
+        directory: The shards.
+        into: The tensors.
+        unread: Names that the shards may have besides.
 
     Raises:
         ShardError: The shards have other tensor names or shapes.
     """
     reader, metadata = _read_metadata(directory)
     saved: Mapping[str, Any] = metadata.state_dict_metadata
-    for name in sorted(saved.keys() ^ into.keys()):
+    for name in sorted((saved.keys() - unread) ^ into.keys()):
         where = "the model" if name in saved else "the checkpoint"
         raise ShardError(f"{name} is not in {where}")
     for name, tensor in into.items():

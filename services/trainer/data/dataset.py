@@ -11,6 +11,7 @@ data set lacks one, so that reward functions get aligned lists. A bad row does n
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,15 @@ from services.trainer.data.dataset_mixture import mixture
 from services.trainer.data.dataset_rows import open_rows
 from services.trainer.data.row_format import RowFormat
 from services.trainer.data.row_source import BadRowError, RowSource
+from services.trainer.data.row_stream import first_rows, open_stream
+from services.trainer.data.streamed_dataset import StreamedDataset
 from shared.file_roots import FileRoots
 from shared.messages import Prompt
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
 
+MAX_FIRST_ROWS = 1000
+"""Rows of a streamed data set that are checked at submit."""
 SOURCE_COLUMN = "source"
 """The column of a mixture that contains the path of the row's data set."""
 
@@ -143,7 +148,7 @@ def open_eval_dataset(config: RunConfig, roots: FileRoots | None = None) -> Prom
 def open_sources(
     config: RunConfig, sources: Mapping[str, DatasetSource], roots: FileRoots | None = None
 ) -> list[SourceRows]:
-    """Return the rows of each data set.
+    """Return the rows of each data set; with ``dataset_streaming``, the first rows.
 
     Args:
         config: The run's config.
@@ -154,8 +159,28 @@ def open_sources(
         UserError: The file or dataset does not exist, cannot be read, or has no rows.
     """
     return [
-        SourceRows(
-            open_rows(source, field=name, roots=roots), source, config, number=number if len(sources) > 1 else None
-        )
+        SourceRows(_rows_of(config, name, source, roots), source, config, number=number if len(sources) > 1 else None)
         for number, (name, source) in enumerate(sources.items())
     ]
+
+
+def _rows_of(config: RunConfig, name: str, source: DatasetSource, roots: FileRoots | None) -> RowSource:
+    if not config.dataset_streaming or (name == "eval_dataset_name" and source.is_file):
+        return open_rows(source, field=name, roots=roots)
+    stream = open_stream(source, field=name, roots=roots)
+    return first_rows(stream, source, count=max(MAX_FIRST_ROWS, config.max_eval_prompts), field=name)
+
+
+def open_prompts(
+    config: RunConfig, roots: FileRoots | None = None, *, positions: Path | None = None
+) -> PromptDataset | StreamedDataset:
+    """Return the run's training data set, read whole or as a stream. ``positions`` is a file for the stream's progress.
+
+    Raises:
+        UserError: The file or dataset does not exist, cannot be read, or has no rows.
+    """
+    if not config.dataset_streaming:
+        return open_dataset(config, roots)
+    ((field, source),) = config.train_sources().items()
+    stream = open_stream(source, field=field, roots=roots)
+    return StreamedDataset(stream, source, config, positions=positions)

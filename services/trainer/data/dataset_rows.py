@@ -53,29 +53,50 @@ def _open(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSour
     return _Hub(source, field)
 
 
+def load_builder(source: DatasetSource, field: str) -> Any:
+    """Return the builder of a data set of the hub, or of a directory, whose files are its own.
+
+    Raises:
+        UserError: It does not exist, cannot be read, or has files outside it.
+    """
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    try:
+        builder: Any = cast(Any, datasets).load_dataset_builder(source.path, source.name)
+    except (OSError, ValueError, DatasetsError) as error:
+        raise _not_loaded(source, error, field) from error
+    _require_own_files(source, builder, field)
+    return builder
+
+
+def _not_loaded(source: DatasetSource, error: Exception, field: str) -> UserError:
+    """Return the sentence for an error of ``datasets``. It names the known splits."""
+    from datasets.exceptions import DatasetNotFoundError
+
+    if isinstance(error, DatasetNotFoundError):
+        return UserError(
+            f"{source.path!r} is neither a file nor a dataset on the Hugging Face Hub that this machine can read; a "
+            f"file must end in {', '.join(LOCAL_SUFFIXES)}",
+            field=field,
+        )
+    return UserError(f"the dataset {source.path!r} could not be loaded: {error}", field=field)
+
+
 class _Hub:
     """A split of a dataset on the Hugging Face Hub, or of a directory that ``datasets`` can read."""
 
     def __init__(self, source: DatasetSource, field: str) -> None:
-        import datasets
-        from datasets.exceptions import DatasetNotFoundError, DatasetsError
+        from datasets.exceptions import DatasetsError
 
         self._name = source.path
         self._split = source.split
+        builder = load_builder(source, field)
         try:
-            builder: Any = cast(Any, datasets).load_dataset_builder(self._name, source.name)
-            _require_own_files(source, builder, field)
             builder.download_and_prepare()
             rows: Any = builder.as_dataset(split=self._split)
-        except DatasetNotFoundError as error:
-            raise UserError(
-                f"{self._name!r} is neither a file nor a dataset on the Hugging Face Hub that this machine can read; a "
-                f"file must end in {', '.join(LOCAL_SUFFIXES)}",
-                field=field,
-            ) from error
         except (OSError, ValueError, DatasetsError) as error:
-            # An unknown config or split is a ValueError that lists the existing ones. A missing network is an OSError.
-            raise UserError(f"the dataset {self._name!r} could not be loaded: {error}", field=field) from error
+            raise _not_loaded(source, error, field) from error
         self._rows = rows
 
     def __len__(self) -> int:

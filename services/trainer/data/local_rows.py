@@ -58,16 +58,21 @@ class _JsonRows:
         return list(names)
 
     def read(self, position: int) -> dict[str, Any]:
-        try:
-            row: Any = msgspec.json.decode(self._rows[position][1].removeprefix(_BOM))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRowError(f"is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise BadRowError("is not a JSON object; write one {...} a line")
-        return cast(dict[str, Any], row)
+        return decoded(self._rows[position][1])
 
     def where(self, position: int) -> str:
         return f"{self._path} {self._unit} {self._rows[position][0]}"
+
+
+def decoded(text: bytes) -> dict[str, Any]:
+    """Return the row in a JSON text; raises BadRowError."""
+    try:
+        row: Any = msgspec.json.decode(text.removeprefix(_BOM))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRowError(f"is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise BadRowError("is not a JSON object; write one {...} a line")
+    return cast(dict[str, Any], row)
 
 
 class _TableRows:

@@ -18,6 +18,7 @@ import numpy as np
 
 from services.trainer.data.row_source import BadRowError
 from shared.messages import Prompt
+from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
 
@@ -34,6 +35,10 @@ class RowFormat:
     """Columns that reward functions get, under their new names; None means all."""
     system_prompt: str | None
     prompt_as_message: bool
+    environments: tuple[str, ...] = ()
+    """Of which each row names one; empty if rows do not choose."""
+    may_lack_prompt: bool = False
+    """Whether a row without a prompt has an empty message, to which its environment appends the task."""
 
     @classmethod
     def of(cls, config: RunConfig, source: DatasetSource) -> "RowFormat":
@@ -46,6 +51,9 @@ class RowFormat:
             kept=None if kept is None else frozenset(kept),
             system_prompt=config.system_prompt,
             prompt_as_message=config.prompt_as_message,
+            environments=config.environment_names(),
+            may_lack_prompt=config.environment_factory is not None
+            and config.prompt_column == RunConfig.model_fields["prompt_column"].default,
         )
 
     def columns_of(self, names: Iterable[str]) -> list[str]:
@@ -56,10 +64,16 @@ class RowFormat:
     def read(self, values: Mapping[str, Any]) -> tuple[Prompt, dict[str, Any]]:
         """Return the prompt and the other columns of a row; raises BadRowError."""
         row = self._rename(values)
+        if self.environments and (why := unknown_environment(row, self.environments)):
+            raise BadRowError(why)
+        if self.may_lack_prompt and self.prompt_column not in row:
+            row[self.prompt_column] = [{"role": "user", "content": ""}]
         prompt = self._dress(_prompt(row, self.prompt_column))
         return prompt, {name: _plain(value, name) for name, value in row.items() if self._goes_along(name)}
 
     def _goes_along(self, name: str) -> bool:
+        if self.environments and name == ENVIRONMENT_COLUMN:
+            return True
         return name != self.prompt_column and (self.kept is None or name in self.kept)
 
     def _rename(self, values: Mapping[str, Any]) -> dict[str, Any]:

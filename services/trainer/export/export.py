@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.checkpoints.checkpoint import STATE_FILE
 from services.trainer.checkpoints.manifest import find_damage, sync_tree
 from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
@@ -28,6 +29,7 @@ from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
 from services.trainer.policy.lora import CONFIG_FILE
 from services.trainer.policy.policy_model import save_tensors
 from services.trainer.run_outputs import read_metrics
+from shared.beginning import BEGINNING_FILE, Beginning
 from shared.disk_sync import sync
 from shared.errors import HeadraceError, UserError
 
@@ -110,7 +112,30 @@ def run_facts(checkpoint: Path) -> RunFacts:
     is_logged = bool(lines) and int(lines[-1]["step"]) == step
     metrics = {name: value for line in lines for name, value in line.items()} if is_logged else {}
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-    return RunFacts(config=config, metrics=numbers, run_id=run_dir.name, step=step)
+    return RunFacts(
+        config=config,
+        metrics=numbers,
+        run_id=run_dir.name,
+        step=step,
+        began_from=_began_from(run_dir / BEGINNING_FILE),
+        best=_best(run_dir, config, step),
+    )
+
+
+def _began_from(file: Path) -> str | None:
+    """Return the checkpoint that the run began from, in words. Of a directory only the name is shown."""
+    try:
+        beginning = msgspec.json.decode(file.read_bytes(), type=Beginning)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    said = beginning.said if beginning.run_id is not None else f"`{Path(beginning.said).name}` (a local path)"
+    return msgspec.structs.replace(beginning, said=said).in_words()
+
+
+def _best(run_dir: Path, config: dict[str, Any], step: int) -> str:
+    """Return the metric by which the checkpoint of ``step`` is its run's best, with its value; empty if it is not."""
+    best = best_in_files(run_dir, config)
+    return f"`{best.rule.metric}`: {best.value:.6g}" if best is not None and best.step == step else ""
 
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:

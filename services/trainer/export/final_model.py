@@ -1,4 +1,4 @@
-"""Exports the last checkpoint of a run as a transformers directory, and uploads it if the run asks for that.
+"""Exports the last or the best checkpoint of a run as a transformers directory, and uploads it if the run says so.
 
     checkpoints/step_00000200/ --export.py--> run_dir/model/ --hub.py--> owner/name
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.trainer.checkpoints.checkpoint import checkpoint_path
+from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.deadline_thread import in_thread
 from services.trainer.export import hub
 from services.trainer.export.export import export_checkpoint
@@ -34,29 +35,32 @@ async def leave_model(
     *,
     run_id: str,
     step: int,
+    best_step: int | None = None,
     run_log: RunLog,
     room: Room,
     terminate: asyncio.Event,
 ) -> str | None:
-    """Export the checkpoint of the last step, written a moment ago, and upload it if ``config.push_to_hub`` is set.
+    """Export the best checkpoint or the last one, and upload it if ``config.push_to_hub`` is set.
 
     Args:
         files: Paths of the run.
         config: The run's config.
         run_id: The run's id.
-        step: Step of the checkpoint.
+        step: Step of the last checkpoint, written a moment ago.
+        best_step: Step of the best checkpoint if the model is to have its weights. If it is damaged, the last one is
+            exported, with a warning.
         run_log: Records where the model is and why an upload failed.
         room: Waits while the disk is full.
         terminate: Set when this process is asked to end. The upload is then abandoned, and begun again after a restart.
 
     Returns:
-        Why the model was not uploaded, or an empty string. None if the process was asked to end before the upload was
-        complete.
+        What went wrong, such as a failed upload, or an empty string. None if the process was asked to end before the
+        upload was complete.
 
     Raises:
         OSError: The model could not be written.
     """
-    checkpoint = checkpoint_path(files.checkpoints, step)
+    checkpoint, warning = await _chosen(files.checkpoints, step, config, best_step=best_step, run_log=run_log)
     wanted = config.hub_model_id or config.name or run_id
 
     async def export(title: str) -> None:
@@ -68,16 +72,41 @@ async def leave_model(
 
     if not config.push_to_hub:
         await export(wanted)
-        return ""
+        return warning
     try:
         repo_id = await _bounded(
             lambda: hub.open_repository(wanted, is_private=config.hub_private_repo), timeout_s=_HUB_ANSWERS_S
         )
     except HubError as error:
         await export(wanted)
-        return await _warn(run_log, files.model, wanted, config, str(error))
+        return _joined(warning, await _warn(run_log, files.model, wanted, config, str(error)))
     await export(repo_id)
-    return await _upload(files.model, repo_id, config, run_id=run_id, run_log=run_log, terminate=terminate)
+    failed = await _upload(files.model, repo_id, config, run_id=run_id, run_log=run_log, terminate=terminate)
+    return None if failed is None else _joined(warning, failed)
+
+
+async def _chosen(
+    root: Path, step: int, config: RunConfig, *, best_step: int | None, run_log: RunLog
+) -> tuple[Path, str]:
+    """Return the checkpoint to export, and a warning if it is not the best although that is wanted."""
+    last = checkpoint_path(root, step)
+    if not config.load_best_model_at_end or best_step == step:
+        return last, ""
+    why = f"no evaluation measured {config.best_metric_name}"
+    if best_step is not None:
+        best = checkpoint_path(root, best_step)
+        damage = await asyncio.to_thread(find_damage, best)
+        if damage is None:
+            return best, ""
+        why = f"the best checkpoint, of step {best_step}, is damaged: {damage}"
+    warning = f"the model has the weights of the last step, {step}, because {why}"
+    log.warning("%s", warning)
+    await run_log.event("log", {"message": warning})
+    return last, warning
+
+
+def _joined(*warnings: str) -> str:
+    return "; ".join(filter(None, warnings))
 
 
 async def _upload(

@@ -25,7 +25,16 @@ _MAIN_SETTINGS = (
 )
 _TOLD_ELSEWHERE = {
     *("name", "model", "model_revision", "dataset_name", "dataset_config", "dataset_train_split", "datasets"),
-    *("reward_funcs", "reward_weights", "push_to_hub", "hub_model_id", "hub_private_repo", "report_to", "project"),
+    *(
+        "resume_from_checkpoint",
+        "reward_funcs",
+        "reward_weights",
+        "push_to_hub",
+        "hub_model_id",
+        "hub_private_repo",
+        "report_to",
+        "project",
+    ),
 }
 _MAIN_METRICS = (
     *("reward", "reward_std", "completions/mean_length", "completions/clipped_ratio", "entropy", "kl"),
@@ -44,6 +53,10 @@ class RunFacts:
     """Metrics of the last step in the weights; empty if unknown."""
     run_id: str | None = None
     step: int | None = None
+    began_from: str | None = None
+    """The checkpoint that the run began from, in words."""
+    best: str = ""
+    """The metric by which these weights are the best of the run, with its value; empty if they are not."""
     is_config_damaged: bool = False
     """Whether the config is unknown because its file cannot be read."""
 
@@ -76,6 +89,10 @@ def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
     made = f"optimizer step {facts.step} of" if facts.step is not None else "made by"
     run = f"run `{facts.run_id}`" if facts.run_id else "a run"
     yield f"Post-trained with GRPO ({_GRPO}) by headrace: {made} {run}.\n"
+    if facts.began_from:
+        yield f"The run began from {facts.began_from}.\n"
+    if facts.best:
+        yield f"Of the run's evaluated checkpoints, this is the best by {facts.best}.\n"
     if config:
         revision = f" at revision `{config['model_revision']}`" if config.get("model_revision") else ""
         yield f"* Base model: {_named(str(config.get('model')))}{revision}"
@@ -127,7 +144,10 @@ def _rewards(config: Mapping[str, Any]) -> Iterator[str]:
     for name, weight in zip(names, weights, strict=False):
         yield f"`{name}`" if weight == 1 else f"`{name}` (weight {weight:g})"
     if not names:
-        yield f"that of the environment `{config.get('environment_factory')}`"
+        given: str | Mapping[str, str] | None = config.get("environment_factory")
+        yield from (
+            f"that of the environment `{it}`" for it in (given.values() if isinstance(given, Mapping) else [given])
+        )
 
 
 def _data_sets(config: Mapping[str, Any]) -> list[str]:

@@ -52,19 +52,23 @@ class RunLength:
     """The number of optimizer steps of a run. A user may change it while the run trains."""
 
     total_steps: int
+    steps_before: int = 0
+    """Optimizer steps that ``max_steps`` counts, but that another run has made. ``total_steps`` is without them."""
 
     def num_left(self, policy_version: int) -> int:
         """Return how many steps are left at a policy version."""
         return max(0, self.total_steps - policy_version)
 
 
-def total_steps(config: RunConfig, *, num_rows: int) -> int:
+def total_steps(config: RunConfig, *, num_rows: int, steps_before: int = 0) -> int:
     """Return ``max_steps`` if set, else the steps of ``num_train_epochs`` passes over the dataset.
+
+    Of a run that continues another, as in transformers, ``steps_before`` of them are made already and are not counted.
 
     A batch trains ``groups_per_step * steps_per_generation`` rows. To be full, the last batch may begin another pass.
 
     Raises:
-        UserError: The dataset is empty, or the learning-rate schedule does not fit the run.
+        UserError: The dataset is empty, the learning-rate schedule does not fit the run, or all steps are made.
     """
     if num_rows < 1:
         raise UserError("the dataset has no rows", field="dataset_name")
@@ -80,4 +84,11 @@ def total_steps(config: RunConfig, *, num_rows: int) -> int:
     if misfit := config.lr_schedule().misfit(steps, run=run):
         field, sentence = misfit
         raise UserError(sentence, field=field)
-    return steps
+    if 0 < steps <= steps_before:
+        field = "max_steps" if config.max_steps > 0 else "num_train_epochs"
+        raise UserError(
+            f"the checkpoint that the run continues has made {steps_before} optimizer steps, and {field} ends the run "
+            f"at {steps}: nothing is left to train. Raise {field}, or set resume_only_model: true to begin at step 0",
+            field=field,
+        )
+    return max(0, steps - steps_before)

@@ -148,7 +148,7 @@ class Admission:
         """Return the payloads of up to ``count`` groups by number, and drop the unusable ones in between."""
         groups: dict[int, bytes] = {}
         for number in list(self._again) if is_again else self._new_numbers():
-            payload = self._payload(number)
+            payload = self._payload(number, await self._row(number))
             if payload is not None:
                 groups[number] = payload
             elif is_again:
@@ -172,10 +172,15 @@ class Admission:
             self._ledger.admitted = number + 1  # first: its dead letter may be read before Redis's answer
             yield number
 
-    def _payload(self, number: int) -> bytes | None:
+    async def _row(self, number: int) -> PromptRow:
+        if self._config.dataset_streaming:  # may read from the disk or the network
+            return await asyncio.to_thread(self._rows.row_at, number)
+        return self._rows.row_at(number)
+
+    def _payload(self, number: int, row: PromptRow) -> bytes | None:
         try:
             payload = prompt_payload(
-                self._rows.row_at(number),
+                row,
                 encoder=self._encoder,
                 run_id=self._keys.run_id,
                 label=group_id(number),

@@ -3,6 +3,7 @@
 A checkpoint's ledger is compared with the streams before training starts, so that every group is accounted for:
 
     record --> data sets, tokenizer, model --> newest valid checkpoint --> groups accounted for --> training loop
+                                               without one: the checkpoint that the run begins from, if it has one
 """
 
 import asyncio
@@ -12,14 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from services.trainer.beginning.start import ContinuedRows, load_beginning
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
-from services.trainer.data.dataset import PromptDataset, open_dataset, open_eval_dataset
+from services.trainer.data.dataset import PromptDataset, open_eval_dataset, open_prompts
 from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
+from services.trainer.data.streamed_dataset import POSITIONS_FILE, StreamedDataset
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.ledger import Ledger
-from services.trainer.groups.schedule import RunLength, total_steps
-from services.trainer.intake.admission import Admission
+from services.trainer.groups.schedule import BatchShape, RunLength, total_steps
+from services.trainer.intake.admission import Admission, PromptRows
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
 from services.trainer.intake.evaluation import Evaluations, refuse_without_usable_prompts
@@ -43,10 +47,12 @@ from services.trainer.run_context import RunContext
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
+from shared.beginning import RowCursor
 from shared.file_roots import FileRoots
 from shared.messages import ScoredGroup
 from shared.redis.keys import TRAINERS
 from shared.redis.streams import StreamConsumer
+from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +61,22 @@ log = logging.getLogger(__name__)
 class _Inputs:
     """The prompts of a run, and its model as the config names it."""
 
-    rows: PromptDataset
+    rows: PromptDataset | StreamedDataset
     eval_rows: PromptDataset | None
     tokenizer: Any
     encoder: PromptEncoder
     core: TrainingCore
     length: RunLength
+
+    def num_rows(self, config: RunConfig) -> int:
+        """Return the rows of one pass over the data. A streamed data set counts as one pass, as in transformers."""
+        if isinstance(self.rows, PromptDataset):
+            return len(self.rows)
+        return max(1, BatchShape.of(config).groups(num_steps=self.length.total_steps))
+
+    def rows_left(self, cursor: RowCursor) -> PromptRows:
+        """Return the rows of the run's groups: all rows, or those that another run left."""
+        return self.rows if cursor == RowCursor() else ContinuedRows(self.rows, cursor)
 
 
 @dataclass(frozen=True)
@@ -71,6 +87,8 @@ class _LoopState:
     num_tokens: int = 0
     considered_to: str = BEGINNING
     """Stream id up to which the scored stream had been considered."""
+    step: int | None = None
+    """Step of the checkpoint; None at the beginning of the run."""
 
 
 async def assemble(
@@ -87,7 +105,7 @@ async def assemble(
     inputs = await _load_inputs(run, lead=lead, data_roots=data_roots)
     # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
     await check_not_fenced(run.redis, run.keys, run.incarnation)
-    state = await _resume(run, inputs.core)
+    state = await _resume(run, inputs.core, data_roots=data_roots)
     run_log = await _open_log(run, inputs.core)
     run.room.tell = None
     if inputs.eval_rows is not None:
@@ -95,6 +113,8 @@ async def assemble(
     traces = GroupTraces.from_environment(os.environ, run_id=run.keys.run_id, replica_id=run.replica_id)
     torch_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
     in_hand = GroupsInHand(files.run_dir)
+    rule = BestRule.of(config)
+    best = None if rule is None else BestCheckpoint(rule, run_log.evaluations())
     intake = await _make_intake(run, inputs, state, in_hand=in_hand, run_log=run_log, traces=traces)
     outflow = _make_outflow(
         run,
@@ -105,7 +125,9 @@ async def assemble(
         terminate=terminate,
         run_log=run_log,
         traces=traces,
+        resumed_step=state.step,
     )
+    outflow.saver.keep_best(None if best is None else best.step)
     return TrainingLoop(
         inputs.core,
         config,
@@ -133,36 +155,54 @@ async def assemble(
             traces=traces,
             seen_tokens=state.num_tokens,
             length=inputs.length,
+            num_rows=inputs.num_rows(config),
+            best=best,
         ),
         terminate=terminate,
         length=inputs.length,
+        rows=_cursor(run),
+        best=best,
     )
+
+
+def _cursor(run: RunContext) -> RowCursor:
+    return RowCursor() if run.record.beginning is None else run.record.beginning.rows
 
 
 async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRoots | None) -> _Inputs:
     config = run.config
     await run.starting("reading the data set")
-    rows = await asyncio.to_thread(open_dataset, config, data_roots)
+    positions = run.files.run_dir / POSITIONS_FILE
+    rows = await asyncio.to_thread(lambda: open_prompts(config, data_roots, positions=positions))
     eval_rows = await asyncio.to_thread(open_eval_dataset, config, data_roots)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
-    steps = total_steps(config, num_rows=len(rows))
+    steps_before = 0 if run.record.beginning is None else run.record.beginning.steps_before
+    # A streamed data set does not know its length; the run then has max_steps.
+    num_rows = len(rows) if isinstance(rows, PromptDataset) else 1
+    steps = total_steps(config, num_rows=num_rows, steps_before=steps_before)
     await run.starting("loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
-    return _Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps))
+    return _Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps, steps_before))
 
 
-async def _resume(run: RunContext, core: TrainingCore) -> _LoopState:
-    """Load the newest valid checkpoint into the core, if there is one, and return the loop's state in it."""
+async def _resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots | None) -> _LoopState:
+    """Load the newest valid checkpoint into the core, if there is one, and return the loop's state in it.
+
+    Without one, the core gets the state that the run begins with.
+    """
     await asyncio.to_thread(lambda: remove_leftovers(run.files.checkpoints, incarnation=run.incarnation))
     checkpoint = await asyncio.to_thread(newest_valid, run.files.checkpoints)
     if checkpoint is None:
+        await load_beginning(run, core, roots=data_roots)
         return _LoopState(Ledger())
     await run.starting(f"loading the checkpoint of step {checkpoint.step}")
     await asyncio.to_thread(load_into, core, checkpoint)
     log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
     kept = checkpoint.extra
-    return _LoopState(Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"]))
+    return _LoopState(
+        Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"]), checkpoint.step
+    )
 
 
 async def _open_log(run: RunContext, core: TrainingCore) -> RunLog:
@@ -190,7 +230,7 @@ async def _make_intake(
         redis,
         keys=keys,
         config=config,
-        rows=inputs.rows,
+        rows=inputs.rows_left(_cursor(run)),
         encoder=inputs.encoder,
         ledger=ledger,
         incarnation=run.incarnation,
@@ -242,8 +282,9 @@ def _make_outflow(
     terminate: asyncio.Event,
     run_log: RunLog,
     traces: GroupTraces,
+    resumed_step: int | None,
 ) -> Outflow:
-    config, progress = run.config, run.record.progress
+    config, progress, files = run.config, run.record.progress, run.files
     pushes = PushSchedule(
         sender,
         run_log=run_log,
@@ -253,7 +294,7 @@ def _make_outflow(
         num_probes_failed=progress.probes_failed,
     )
     saver = CheckpointSaver(
-        CheckpointWriter(run.files.checkpoints, keep=config.save_total_limit, incarnation=run.incarnation),
+        CheckpointWriter(files.checkpoints, keep=config.save_total_limit, incarnation=run.incarnation),
         redis=run.redis,
         keys=run.keys,
         incarnation=run.incarnation,
@@ -264,6 +305,8 @@ def _make_outflow(
         replica_id=run.replica_id,
         room=run.room,
         traces=traces,
+        superseded=files.beginning,
+        resumed_step=resumed_step,
     )
     return Outflow(
         inputs.core,

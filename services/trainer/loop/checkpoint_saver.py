@@ -14,9 +14,11 @@ checkpoint is being written is not in it, and keeps its entry until the next. On
 import asyncio
 import functools
 import logging
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, PendingCheckpoint
@@ -53,6 +55,8 @@ class CheckpointSaver:
         replica_id: This trainer's id, for the run log.
         room: Waits while the disk is full.
         traces: Also record which groups are settled.
+        superseded: A directory that the run no longer needs once it has a checkpoint. It need not exist.
+        resumed_step: Step of the checkpoint that was resumed from; None without one.
     """
 
     def __init__(
@@ -69,7 +73,10 @@ class CheckpointSaver:
         replica_id: str,
         room: Room | None = None,
         traces: GroupTraces | None = None,
+        superseded: Path | None = None,
+        resumed_step: int | None = None,
     ) -> None:
+        self._superseded = superseded
         self._room = room or Room()
         self._traces = traces or GroupTraces()
         self._writer = writer
@@ -86,12 +93,21 @@ class CheckpointSaver:
         """Returns False if the disk was full."""
         self._start: Callable[[], Awaitable[None]] | None = None
         self._saved_step = core.policy_version
+        self._sound_step = resumed_step
         self._metrics: dict[str, float] = {}
 
     @property
     def saved_step(self) -> int:
         """The step of the checkpoint that was begun last or resumed from."""
         return self._saved_step
+
+    def has_checkpoint_of(self, step: int) -> bool:
+        """Whether the newest checkpoint is of ``step``: on disk, or being written."""
+        return self._sound_step == step
+
+    def keep_best(self, step: int | None) -> None:
+        """Do not prune the checkpoint of ``step``."""
+        self._writer.best_step = step
 
     @property
     def is_writing(self) -> bool:
@@ -152,6 +168,7 @@ class CheckpointSaver:
             self._pending = tasks.create_task(_no_room(), name=f"no checkpoint of step {step}")
             return
         before, self._saved_step = self._saved_step, step
+        self._sound_step = step
         self._pending = tasks.create_task(
             self._complete(pending, settled, saved_before=before), name=f"checkpoint of step {step}"
         )
@@ -180,13 +197,16 @@ class CheckpointSaver:
             await self._check_not_fenced()
             if not is_disk_full(error):
                 raise
-            self._saved_step = saved_before
+            self._saved_step, self._sound_step = saved_before, None
             await self._room.note(what=_WHAT, where=self._writer.root)
             return False
         except HeadraceError:
             await self._in_thread(lambda: self._writer.discard(pending))
             raise
         self._room.found(_WHAT)
+        if self._superseded is not None:
+            await self._in_thread(functools.partial(shutil.rmtree, self._superseded, ignore_errors=True))
+            self._superseded = None
         took_s = time.monotonic() - pending.began_at
         self._metrics = {"checkpoint/standstill_s": pending.standstill_s, "checkpoint/total_s": took_s}
         log.info("wrote %s in %.1f s; training stood still for %.2f s", path, took_s, pending.standstill_s)

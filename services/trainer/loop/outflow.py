@@ -148,6 +148,11 @@ class Outflow:
         if is_due and await self.until_weights_may_change():
             await self.save(tasks, state)
 
+    async def save_for_evaluation(self, tasks: asyncio.TaskGroup, state: State) -> None:
+        """Save the weights that are being evaluated, unless the newest checkpoint has them."""
+        if not self.saver.has_checkpoint_of(self._core.policy_version):
+            await self.save(tasks, state)
+
     async def save_before_end(self, tasks: asyncio.TaskGroup, state: State) -> None:
         """Save for the next process, unless the newest checkpoint has these weights, without waiting for the push.
 

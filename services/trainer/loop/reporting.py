@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint
 from services.trainer.fence import check_not_fenced
-from services.trainer.groups.schedule import RunLength
+from services.trainer.groups.schedule import BatchShape, RunLength
 from services.trainer.groups.staleness import staleness
 from services.trainer.intake.evaluation import EvaluationResult, evaluation_line
 from services.trainer.intake.intake import Intake
@@ -62,6 +63,8 @@ class Reporting:
         traces: Traces of groups, which are closed with the trackers.
         seen_tokens: TRL's num_tokens up to the checkpoint that was resumed from.
         length: Optimizer steps of the run.
+        num_rows: Prompts in one pass over the data.
+        best: The best checkpoint so far; None if the run does not look for it.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class Reporting:
         traces: GroupTraces,
         seen_tokens: int,
         length: RunLength,
+        num_rows: int,
+        best: BestCheckpoint | None = None,
     ) -> None:
         self.seen_tokens = seen_tokens
         self.log = log
@@ -86,6 +91,8 @@ class Reporting:
         self._outflow = outflow
         self._trackers = trackers
         self._length = length
+        self._num_rows = num_rows
+        self._best = best
         self._waiting = Waiting("work", "the first push")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._arrivals = RecentRate()
@@ -125,6 +132,9 @@ class Reporting:
             left_out=pushes.left_out(),
             paused_s=self._intake.pause.total_s(),
             disk_full=self._run.room.missing,
+            best=None if self._best is None else self._best.seen(),
+            epoch=BatchShape.of(self._run.config).groups(num_steps=step) / self._num_rows,
+            num_tokens=int(self.seen_tokens),
             updated_at_s=time.time(),
         )
         await self._run.store.write_progress(self._run.keys.run_id, progress)

@@ -11,7 +11,9 @@
 Blocking: a batch waits for its groups and for stragglers (staleness.py). Its gradients are computed while the weights
 of the last batch are pushed, and its optimizer step waits for that push, which has at most two attempts of
 push_timeout_s each. Groups are admitted, and evaluations begun, after the push, so that no older weights sample them.
-Nothing waits for watchers. While the loop waits, admitted groups go on being sampled; in a pause none is admitted.
+If evaluations decide which checkpoint is the best, a batch also waits for the evaluation and for the checkpoint of the
+weights that it measures. Nothing waits for watchers. While the loop waits, admitted groups go on being sampled; in a
+pause none is admitted.
 
 Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning, and a request
 to end or pause the run waits for the end of the batch. Only SIGTERM does not wait for a push: a batch whose first step
@@ -25,6 +27,9 @@ import asyncio
 import time
 from typing import Any, Literal
 
+import msgspec
+
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.batch_builder import Batch, with_advantages
@@ -34,6 +39,7 @@ from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.reporting import Reporting
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.training_core import TrainingCore
+from shared.beginning import RowCursor
 from shared.run_options.run_config import RunConfig
 
 Ending = Literal["finished", "stopped", "terminated"]
@@ -49,7 +55,9 @@ class TrainingLoop:
         intake, outflow: The groups and the weights of the run, as drawn above.
         reporting: Tells users about progress, steps and evaluations.
         terminate: Set when this process is asked to end. The run itself goes on in the next trainer process.
+        rows: The rows that the run began with, for its checkpoints.
         length: Optimizer steps of the run. A user's change is read between batches, and holds from the next one on.
+        best: The best checkpoint so far; None if the run does not look for it.
     """
 
     def __init__(
@@ -63,7 +71,10 @@ class TrainingLoop:
         reporting: Reporting,
         terminate: asyncio.Event,
         length: RunLength,
+        rows: RowCursor | None = None,
+        best: BestCheckpoint | None = None,
     ) -> None:
+        self.best = best
         self.core = core
         self.intake = intake
         self.outflow = outflow
@@ -72,12 +83,18 @@ class TrainingLoop:
         self._trainer = trainer
         self._terminate = terminate
         self._length = length
+        self._rows = rows or RowCursor()
         self._new_max_steps: int | None = None
 
     @property
     def ledger(self) -> Ledger:
         """The outcome of every group so far."""
         return self.intake.ledger
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the run ends before its last step, because its evaluations no longer improve."""
+        return self.best is not None and self.best.stops_early and self._num_steps_left() > 0
 
     async def run(self) -> Ending:
         """Train until the last step, or until the run or this process is asked to end."""
@@ -121,7 +138,7 @@ class TrainingLoop:
             began_at = time.monotonic()
             await self._read_changes(tasks)
             num_steps_left = self._num_steps_left()
-            if self._terminate.is_set() or self.intake.should_stop:
+            if self._terminate.is_set() or self.intake.should_stop or self.stops_early:
                 return None
             is_evaluation_due = self.intake.is_evaluation_due(self.core.policy_version)
             if is_evaluation_due and not await self.outflow.until_weights_may_change():
@@ -129,8 +146,10 @@ class TrainingLoop:
             if not self.outflow.is_pushing:
                 await self.intake.make_up_losses()
                 await self._admit()
-            await self._evaluate()
-            batch = await self.intake.next_batch(policy_version=self.core.policy_version, num_steps_left=num_steps_left)
+            await self._evaluate(tasks)
+            if self.stops_early:
+                continue
+            batch = await self._next_batch(num_steps_left)
             if batch.groups:
                 return batch
             self.reporting.waits_for(self.outflow.waiting() or self.intake.waiting_for(batch))
@@ -138,6 +157,12 @@ class TrainingLoop:
             if not self.outflow.saver.is_writing and self.intake.needs_checkpoint():
                 await self.outflow.save(tasks, self._state)
             self.reporting.waited(time.monotonic() - began_at)
+
+    async def _next_batch(self, num_steps_left: int) -> Batch:
+        """Choose the next batch. It is empty while the weights must stay as an evaluation measures them."""
+        if self.best is not None and self.intake.evaluations.is_running:
+            return Batch((), waiting_for=self.intake.evaluations.waiting_for())
+        return await self.intake.next_batch(policy_version=self.core.policy_version, num_steps_left=num_steps_left)
 
     async def _train_on(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
         """Make the steps of one batch. After the last step, settle its groups and begin the push of the weights.
@@ -158,13 +183,16 @@ class TrainingLoop:
             await self.reporting.step(groups, trained)
 
     async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
-        # Asked to stop, the run waits for the push, unless this process is asked to end meanwhile.
+        # Asked to stop, or stopping early, the run waits for the push, unless this process is asked to end meanwhile.
         if self._terminate.is_set() or not await self.outflow.until_weights_may_change():
             await self.outflow.save_before_end(tasks, self._state)
             return "terminated"
-        self.intake.drop_the_rest(RUN_STOPPED)
+        is_stopped = self.intake.should_stop
+        if self.best is not None and not is_stopped:
+            await self.reporting.note(self.best.why_it_stops())
+        self.intake.drop_the_rest(RUN_STOPPED if is_stopped else RUN_ENDED)
         await self.outflow.save(tasks, self._state)
-        return "stopped"
+        return "stopped" if is_stopped else "finished"
 
     async def _finish_evaluation(self, tasks: asyncio.TaskGroup) -> Ending:
         """Wait for the evaluation under way, and for the last step's evaluation if it is due."""
@@ -173,7 +201,7 @@ class TrainingLoop:
             if self._terminate.is_set():
                 return "terminated"
             await self.intake.make_up_losses()
-            await self._evaluate()
+            await self._evaluate(tasks)
             has_left = self.intake.has_evaluations_left(self.core.policy_version)
             if self.intake.should_stop and has_left and not self._length.total_steps:
                 return "stopped"  # the run had nothing else to do
@@ -182,13 +210,26 @@ class TrainingLoop:
             self.reporting.waits_for(self.intake.evaluations.waiting_for())
             await self.intake.receive()
 
-    async def _evaluate(self) -> None:
-        """Begin an evaluation that is due, and advance the one under way."""
+    async def _evaluate(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin an evaluation that is due, and advance the one under way.
+
+        Raises:
+            UserError: The evaluation does not have the metric that decides which checkpoint is the best.
+        """
         if note := self.intake.begin_evaluation(self.core.policy_version):
             await self.reporting.note(note)
+        if self.best is not None and self.intake.evaluations.is_running:
+            await self.outflow.save_for_evaluation(tasks, self._state)
         result = await self.intake.advance_evaluation()
-        if result is not None:
+        if result is None:
+            return
+        if self.best is None:
             await self.reporting.evaluation(result)
+            return
+        await self.outflow.saver.finish()  # a line in the log says that its checkpoint is on disk
+        await self.reporting.evaluation(result)
+        self.best.judge(result.metrics, step=result.step)
+        self.outflow.saver.keep_best(self.best.step)
 
     async def _read_changes(self, tasks: asyncio.TaskGroup, *, may_go_on: bool = False) -> None:
         """Read what has changed outside: requests to stop, pause or train longer, new generators, buried groups.
@@ -205,7 +246,7 @@ class TrainingLoop:
 
     async def _admit(self) -> None:
         """Send the prompts that there is room for, after a push: before it, older weights would sample them."""
-        if not (self._terminate.is_set() or self.intake.should_stop):
+        if not (self._terminate.is_set() or self.intake.should_stop or self.stops_early):
             await self.intake.admit(num_steps_left=self._num_steps_left())
 
     def _num_steps_left(self) -> int:
@@ -215,7 +256,7 @@ class TrainingLoop:
         """Change the length of the run if a user did. A step that is waited for is made all the same."""
         if max_steps != self._new_max_steps and max_steps is not None:
             num_more = min(1, self._num_steps_left())
-            self._length.total_steps = max(max_steps, self.core.policy_version + num_more)
+            self._length.total_steps = max(max_steps - self._length.steps_before, self.core.policy_version + num_more)
         self._new_max_steps = max_steps
 
     def _state(self) -> dict[str, Any]:
@@ -224,4 +265,5 @@ class TrainingLoop:
             "ledger": self.ledger.to_json(),
             "num_tokens": self.reporting.seen_tokens,
             "considered_to": self.intake.scored.considered_to,
+            "rows": msgspec.to_builtins(self._rows),
         }

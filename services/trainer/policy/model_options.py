@@ -8,6 +8,7 @@ from torch import nn
 
 from services.trainer.policy.varlen_attention import PACKED, register
 from shared.errors import UserError
+from shared.install_commands import install_packages
 from shared.run_options.run_config import RunConfig
 
 _OURS = ("auto", "sdpa")
@@ -152,5 +153,6 @@ def use_liger_kernel(lm: Any, *, device: torch.device) -> None:
         cast(Any, liger).apply_liger_kernel(lm, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     except ImportError as error:
         raise UserError(
-            "use_liger_kernel needs the package liger-kernel in the trainer's environment", field="use_liger_kernel"
+            f"use_liger_kernel needs liger-kernel; install it with {install_packages('liger-kernel')}",
+            field="use_liger_kernel",
         ) from error

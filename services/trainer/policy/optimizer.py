@@ -1,16 +1,23 @@
 """The optimizer and its learning-rate schedule, with the parameter groups and defaults of the Hugging Face trainer."""
 
+import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from services.trainer.policy.muon import MuonWithAdamW
+from shared.errors import UserError
+from shared.install_commands import install_extras
 from shared.run_options.run_config import RunConfig
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 """Names of parameters without weight decay: transformers' Trainer.get_decay_parameter_names."""
+_MATRIX = 2
+_BETA3, _ALPHA = 0.9999, 5.0
+"""transformers' defaults for AdEMAMix (arXiv 2409.03137)."""
 
 
 def decays(name: str) -> bool:
@@ -18,31 +25,111 @@ def decays(name: str) -> bool:
     return _NO_DECAY.search(name.lower()) is None
 
 
-def make_optimizer(parameters: dict[str, Tensor], config: RunConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    parameters: Mapping[str, Tensor], config: RunConfig, *, ends: Sequence[Tensor] = ()
+) -> torch.optim.Optimizer:
     """Return the run's optimizer over the parameters: one group with weight decay, one without.
 
     AdamW (arXiv 1711.05101) by default, with the fused kernel, which needs no temporaries. The unfused one holds two as
-    large as the embedding at its peak.
+    large as the embedding at its peak. Arguments are those that transformers' Trainer gives to each optimizer.
+
+    Args:
+        parameters: The trained parameters by name.
+        config: The run's config.
+        ends: The embeddings, then the last projection. Muon leaves them to AdamW, and embeddings get no 8-bit moments.
+
+    Raises:
+        UserError: The optimizer's package is not installed, or does not work here.
     """
+    if config.optim == "muon":
+        return _muon(parameters, config, ends)
+    groups = _groups(parameters, config)
+    arguments: Any = config.optimizer_arguments()
+    match config.optim:
+        case "adafactor":
+            from transformers import optimization
+
+            library: Any = optimization
+            made: torch.optim.Optimizer = library.Adafactor(
+                groups, lr=config.learning_rate, scale_parameter=False, relative_step=False
+            )
+            return made
+        case "sgd":
+            return torch.optim.SGD(groups, lr=config.learning_rate, **arguments)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, lr=config.learning_rate, **arguments)
+        case "adagrad":
+            return torch.optim.Adagrad(groups, lr=config.learning_rate, **arguments)
+        case "adamw_torch" | "adamw_torch_fused":
+            return _adamw(groups, config, is_fused=config.optim == "adamw_torch_fused")
+        case _:
+            return _of_bitsandbytes(groups, config, arguments, ends)
+
+
+def _groups(parameters: Mapping[str, Tensor], config: RunConfig) -> Any:
+    """Return the parameter groups, without empty ones."""
     decayed = [parameter for name, parameter in parameters.items() if decays(name)]
     spared = [parameter for name, parameter in parameters.items() if not decays(name)]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    filled: Any = [group for group in groups if group["params"]]
-    match config.optim:
-        case "sgd":
-            return torch.optim.SGD(filled, lr=config.learning_rate)
-        case "rmsprop":
-            return torch.optim.RMSprop(filled, lr=config.learning_rate)
-        case "adagrad":
-            return torch.optim.Adagrad(filled, lr=config.learning_rate)
-        case "adamw_torch" | "adamw_torch_fused":
-            return torch.optim.AdamW(
-                filled,
-                lr=config.learning_rate,
-                betas=(config.adam_beta1, config.adam_beta2),
-                eps=config.adam_epsilon,
-                fused=config.optim == "adamw_torch_fused",
-            )
+    return [group for group in groups if group["params"]]
+
+
+def _adamw(groups: Any, config: RunConfig, *, is_fused: bool) -> torch.optim.Optimizer:
+    betas = (config.adam_beta1, config.adam_beta2)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=is_fused)
+
+
+def _muon(parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Tensor]) -> torch.optim.Optimizer:
+    of_ends = {id(end) for end in ends}
+    matrices = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.dim() == _MATRIX and id(parameter) not in of_ends
+    }
+    others = {name: parameter for name, parameter in parameters.items() if name not in matrices}
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        arguments: Any = {"adjust_lr_fn": "match_rms_adamw", **config.optimizer_arguments()}
+        optimizers.append(torch.optim.Muon(_groups(matrices, config), lr=config.learning_rate, **arguments))
+    if others:
+        optimizers.append(_adamw(_groups(others, config), config, is_fused=True))
+    return MuonWithAdamW(optimizers)
+
+
+def _of_bitsandbytes(
+    groups: Any, config: RunConfig, arguments: Mapping[str, Any], ends: Sequence[Tensor]
+) -> torch.optim.Optimizer:
+    """Return an optimizer of bitsandbytes, with moments of 8 or 32 bits, and in paged memory if its name says so."""
+    name = config.optim
+    try:
+        optim: Any = importlib.import_module("bitsandbytes.optim")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UserError(
+            f"{name} needs bitsandbytes, which cannot be used here ({error}); install with "
+            f"{install_extras('trainer-8bit')}",
+            field="optim",
+        ) from error
+    common: dict[str, Any] = {"lr": config.learning_rate, "optim_bits": 8 if "8bit" in name else 32}
+    betas = (config.adam_beta1, config.adam_beta2)
+    is_paged = "paged" in name
+    if "adamw" in name:
+        made: Any = optim.AdamW(groups, betas=betas, eps=config.adam_epsilon, is_paged=is_paged, **common)
+    elif "lion" in name:
+        made = optim.Lion(groups, betas=betas, is_paged=is_paged, **common)
+    elif "rmsprop" in name:
+        made = optim.RMSprop(groups, **arguments, **common)
+    else:
+        slow = {"betas": (*betas, arguments.get("beta3", _BETA3)), "alpha": arguments.get("alpha", _ALPHA)}
+        times = {key: value for key, value in arguments.items() if key.startswith("t_")}
+        common |= {**slow, **times, "eps": config.adam_epsilon, "is_paged": is_paged}
+        made = optim.AdEMAMix(groups, **common)
+    # As in transformers, the moments of the embeddings have 32 bits. bitsandbytes keeps such exceptions for the whole
+    # process by the ids of tensors, which other tensors may get later.
+    made.mng = manager = object.__new__(optim.GlobalOptimManager)
+    manager.initialize()
+    for embeddings in ends[:1]:
+        manager.override_config(embeddings, key_value_dict={"optim_bits": 32} if "8bit" in name else {})
+    return cast("torch.optim.Optimizer", made)
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:

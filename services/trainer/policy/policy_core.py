@@ -67,6 +67,7 @@ class PolicyCore:
         self._ranks = ranks
         self._config = config
         self._total_steps = total_steps
+        self._steps_before = 0
         self._max_grad_norm = config.max_grad_norm or math.inf
         models = load_models(config, model_dir_or_id, device=device, ranks=ranks)
         self.dtype = models.dtype
@@ -77,7 +78,8 @@ class PolicyCore:
         self._parameters: dict[str, Tensor] = {
             name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad
         }
-        self._optimizer: Any = make_optimizer(self._parameters, config)
+        ends = [end.weight for end in (self.lm.get_input_embeddings(), self.lm.get_output_embeddings())]
+        self._optimizer: Any = make_optimizer(self._parameters, config, ends=ends)
         self._scheduler = make_scheduler(self._optimizer, config, total_steps=total_steps)
         self._entropy = EntropyControl(config)
         self._policy_version = 0
@@ -260,16 +262,47 @@ class PolicyCore:
         Raises:
             HeadraceError: The directory belongs to another model.
         """
+        numbers = self._load(directory)
+        self._policy_version = int(numbers["policy_version"])
+        self._steps_before = self._scheduler.last_epoch - self._policy_version
+        self._follow_schedule_of(self._total_steps)  # the run may have another length than the one that wrote it
+
+    def begin_from(self, directory: Path) -> None:
+        """Take over the state of the core that wrote the directory, as policy version 0 of this run.
+
+        The schedule goes on at the step where that core was, with this run's learning rate and length.
+
+        Raises:
+            HeadraceError: The directory belongs to another model.
+        """
+        self._load(directory)
+        self._policy_version = 0
+        self._steps_before = self._scheduler.last_epoch
+        self._scheduler.base_lrs = [self._config.learning_rate for _ in self._scheduler.base_lrs]
+        self._follow_schedule_of(self._total_steps)
+
+    def take_weights(self, directory: Path) -> None:
+        """Take over only the weights in the directory, of a checkpoint, a transformers model or a PEFT adapter.
+
+        Raises:
+            HeadraceError: The directory belongs to another model.
+        """
+        # A file of adapters has no tied tensors.
+        aliases = () if self._config.use_peft else self.lm.state_dict().keys()
+        numbers = self._state.load_weights(directory, aliases=aliases)
+        if numbers:
+            self._trained.check(numbers, directory)
+
+    def _load(self, directory: Path) -> dict[str, Any]:
         numbers = self._state.load(directory)
         self._trained.check(numbers, directory)
-        self._policy_version = int(numbers["policy_version"])
         self._entropy.load_json(numbers["entropy"])
-        self._set_learning_rate()  # the run may have another length than the one that wrote the directory
         self.discard()
+        return numbers
 
     def _follow_schedule_of(self, total_steps: int) -> None:
-        """Continue with the learning rates of a run of ``total_steps``."""
-        factor = lr_factor(self._config, total_steps=total_steps)
+        """Continue with the learning rates of a run of ``total_steps``, after those before it."""
+        factor = lr_factor(self._config, total_steps=self._steps_before + total_steps)
         self._scheduler.lr_lambdas = [factor] * len(self._scheduler.base_lrs)
         self._total_steps = total_steps
         self._set_learning_rate()

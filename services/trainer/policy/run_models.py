@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.trainer.policy.compiled_layers import compile_layers
 from services.trainer.policy.lora import BaseReference, add_adapters, fingerprint
 from services.trainer.policy.model_options import run_dtype, use_liger_kernel
 from services.trainer.policy.packing_check import settle_packing
@@ -25,6 +26,7 @@ from services.trainer.policy.reference_policy import FrozenReference, Reference
 from services.trainer.policy.sharding import load_policy_on, shard
 from services.trainer.policy.trained_weights import AdapterWeights, AllWeights, TrainedWeights
 from shared.errors import UserError
+from shared.install_commands import install_packages
 from shared.run_options.run_config import RunConfig
 
 
@@ -65,6 +67,8 @@ def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device
         is_rounded=dtype == torch.bfloat16 and (ranks.mesh is not None or config.use_peft),
         packing=config.packing,
     )
+    if config.torch_compile:
+        compile_layers(policy.lm, config, device=device)
     trained = _trained_weights(policy, config, base=base, ranks=ranks)
     saved: dict[str, Mapping[str, Tensor]] = {"model": trained.live()}
     reference: Reference | None = None
@@ -73,6 +77,8 @@ def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device
     elif config.beta != 0:
         frozen, _ = _load_module(config, model_dir_or_id, device=device, ranks=ranks, is_frozen=True)
         frozen.attend_like(policy)
+        if config.torch_compile:
+            compile_layers(frozen.lm, config, device=device)
         reference = FrozenReference(frozen, config)
         if config.sync_ref_model:
             saved["reference"] = unique_tensors(frozen.lm)
@@ -125,7 +131,8 @@ def _frozen_base(config: RunConfig, *, device: torch.device) -> dict[str, Any]:
         raise UserError("load_in_4bit needs a GPU, and the trainer has none; leave it out", field="load_in_4bit")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
-            "load_in_4bit needs the package bitsandbytes in the trainer's environment", field="load_in_4bit"
+            f"load_in_4bit needs bitsandbytes; install it with {install_packages('bitsandbytes')}",
+            field="load_in_4bit",
         )
     from transformers import BitsAndBytesConfig
 

@@ -71,3 +71,11 @@ class TrainingCore(Protocol):
     def load_state(self, directory: Path) -> None:
         """Restore, bit for bit, the state of the core that wrote the directory."""
         ...
+
+    def begin_from(self, directory: Path) -> None:
+        """Take over the state of the core that wrote the directory, as policy version 0 of this run."""
+        ...
+
+    def take_weights(self, directory: Path) -> None:
+        """Take over only the weights in the directory."""
+        ...

@@ -41,11 +41,19 @@ class NotPackableError(Exception):
     """This model cannot be computed on packed rows; the message says why."""
 
 
-def register() -> None:
-    """Register the implementation with transformers. May be called repeatedly."""
+def register(*, compiles: bool = False) -> None:
+    """Register the implementation with transformers. May be called repeatedly.
+
+    Args:
+        compiles: Whether torch.compile compiles the layers around it, from now on.
+    """
     from transformers import AttentionInterface
 
-    cast(Any, AttentionInterface).register(PACKED, packed_attention)
+    if compiles:
+        compiler: Any = torch.compiler
+        cast(Any, AttentionInterface).register(PACKED, compiler.disable(packed_attention))
+    elif PACKED not in cast(Any, AttentionInterface)():
+        cast(Any, AttentionInterface).register(PACKED, packed_attention)
 
 
 def packed_attention(

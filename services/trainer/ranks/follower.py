@@ -19,6 +19,7 @@ from services.trainer.ranks.distributed_ranks import DistributedRanks, is_rank_l
 from services.trainer.ranks.rank_commands import (
     Accumulate,
     Answer,
+    BeginFrom,
     BeginSave,
     Build,
     Command,
@@ -33,6 +34,7 @@ from services.trainer.ranks.rank_commands import (
     ScoreProbe,
     Step,
     StillHere,
+    TakeWeights,
     decode_command,
     encode,
     pack_arrays,
@@ -146,6 +148,10 @@ def _do(core: PolicyCore, command: Command) -> Answer:
             core.begin_save(Path(directory), None)  # rank 0's future has the result of all ranks
         case LoadState(directory=directory):
             core.load_state(Path(directory))
+        case BeginFrom(directory=directory):
+            core.begin_from(Path(directory))
+        case TakeWeights(directory=directory):
+            core.take_weights(Path(directory))
         case _:
             raise RankLostError(f"rank 0 sent {type(command).__name__}, which is not a command for a core")
     return Done()

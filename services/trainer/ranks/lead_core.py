@@ -27,6 +27,7 @@ from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_commands import (
     Accumulate,
+    BeginFrom,
     BeginSave,
     Build,
     Command,
@@ -38,6 +39,7 @@ from services.trainer.ranks.rank_commands import (
     Score,
     ScoreProbe,
     Step,
+    TakeWeights,
     pack_plan,
     unpack_arrays,
 )
@@ -179,6 +181,18 @@ class LeadCore:
         self.named_weights.void()
         commands: list[Command] = [LoadState(str(directory))] * self._lead.num_ranks
         self._lead.together(commands, lambda: self._core.load_state(directory))
+
+    def begin_from(self, directory: Path) -> None:
+        """See PolicyCore."""
+        self.named_weights.void()
+        commands: list[Command] = [BeginFrom(str(directory))] * self._lead.num_ranks
+        self._lead.together(commands, lambda: self._core.begin_from(directory))
+
+    def take_weights(self, directory: Path) -> None:
+        """See PolicyCore."""
+        self.named_weights.void()
+        commands: list[Command] = [TakeWeights(str(directory))] * self._lead.num_ranks
+        self._lead.together(commands, lambda: self._core.take_weights(directory))
 
     def _gather(self, bucket: int) -> dict[str, Tensor]:
         tensors, _ = self._lead.together(

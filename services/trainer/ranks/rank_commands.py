@@ -129,6 +129,18 @@ class LoadState(msgspec.Struct, frozen=True, tag=True):
     directory: str
 
 
+class BeginFrom(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.begin_from."""
+
+    directory: str
+
+
+class TakeWeights(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.take_weights."""
+
+    directory: str
+
+
 class StillHere(msgspec.Struct, frozen=True, tag=True):
     """Rank 0 is alive. Requires no action and no answer."""
 
@@ -148,6 +160,8 @@ Command = (
     | GatherBucket
     | BeginSave
     | LoadState
+    | BeginFrom
+    | TakeWeights
     | StillHere
     | End
 )

@@ -83,8 +83,8 @@ def _patch(raw: Any) -> dict[str, Any]:
 def _check_max_steps(record: RunRecord, max_steps: object) -> None:
     if record.status in ("finished", "stopped"):
         raise Problem(409, "Run ended", f"The run has ended: it is {record.status}.", run_id=record.run_id)
-    made = record.progress.step
-    if record.status in ("running", "paused") and 0 < record.progress.max_steps <= made:
+    made = record.progress.step + (0 if record.beginning is None else record.beginning.steps_before)
+    if record.status in ("running", "paused") and 0 < record.progress.max_steps <= record.progress.step:
         raise Problem(409, "Run is ending", "The run has made its last step, and ends soon.", run_id=record.run_id)
     if not isinstance(max_steps, int) or max_steps <= made:
         why = f"must be a whole number above {made}, the optimizer steps that the run has made"

@@ -38,7 +38,7 @@ class Wanted:
     """The runs to find.
 
     Args:
-        statuses: One of these; none means any status.
+        statuses: The wanted statuses; none means any status.
         name: This name; None means any.
         tags: All of these tags.
     """
@@ -48,7 +48,7 @@ class Wanted:
     tags: frozenset[str] = frozenset()
 
     def includes(self, record: RunRecord) -> bool:
-        """Return whether a run is one of them."""
+        """Return whether a run is wanted."""
         return (
             (not self.statuses or record.status in self.statuses)
             and (self.name is None or record.name == self.name)

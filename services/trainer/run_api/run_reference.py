@@ -17,14 +17,10 @@ from fastapi import Depends, Path
 from pydantic import BaseModel
 
 from services.trainer.problems import Problem, no_such_run
+from services.trainer.run_api.run_lookup import MAX_READ, MAX_SHOWN, fitting, is_reference
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from shared.redis.run_record import TERMINAL, RunRecord
-from shared.redis.run_store import RunStore
 from shared.service.current_request import name_subject
-
-MIN_BEGINNING = 8
-_MAX_READ = 100
-_MAX_SHOWN = 10
 
 _MEANING = (
     "The run's id, or its name, or the beginning of its id (at least 8 characters). A request that changes a run needs "
@@ -47,7 +43,7 @@ class Candidate(BaseModel):
 async def _run_to_read(reference: _Reference, api: Api) -> RunRecord:
     found = await fitting(api.store, reference)
     not_ended = [record for record in found if record.status not in TERMINAL]
-    is_name = len(found) <= _MAX_READ and all(record.name == reference for record in found)
+    is_name = len(found) <= MAX_READ and all(record.name == reference for record in found)
     return only(not_ended if is_name and len(not_ended) == 1 else found, reference)
 
 
@@ -59,20 +55,6 @@ async def _run_to_change(reference: _Reference, api: Api) -> RunRecord:
 
 RunToRead = Annotated[RunRecord, Depends(_run_to_read)]
 RunToChange = Annotated[RunRecord, Depends(_run_to_change)]
-
-
-async def fitting(store: RunStore, reference: str) -> list[RunRecord]:
-    """Return the runs that a reference fits, newest first; up to 101 of one name, or 11 whose ids begin with it."""
-    if not is_reference(reference):
-        return []
-    record = await store.get(reference)
-    if record is not None:
-        return [record]
-    ids = await store.index.named(reference, limit=_MAX_READ + 1)
-    found = [record for record in await store.get_all(ids) if record.name == reference]
-    if not found and len(reference) >= MIN_BEGINNING:
-        found = await store.get_all(await store.index.beginning_with(reference, limit=_MAX_SHOWN + 1))
-    return sorted(found, key=lambda record: (record.created_at_s, record.run_id), reverse=True)
 
 
 def only(found: list[RunRecord], reference: str) -> RunRecord:
@@ -89,15 +71,15 @@ def only(found: list[RunRecord], reference: str) -> RunRecord:
             created_at_s=record.created_at_s,
             started_at_s=record.started_at_s,
         )
-        for record in found[:_MAX_SHOWN]
+        for record in found[:MAX_SHOWN]
     ]
-    how_many = f"More than {_MAX_SHOWN} runs" if len(found) > _MAX_SHOWN else f"{len(found)} runs"
+    how_many = f"More than {MAX_SHOWN} runs" if len(found) > MAX_SHOWN else f"{len(found)} runs"
     what = "have this name" if found[0].name == reference else "have an id that begins like this"
     told = ", ".join(f"{one.run_id} ({one.name or 'no name'}, {one.status})" for one in shown)
     raise Problem(
         409,
         "Ambiguous run",
-        f"{how_many} {what}. Use the id of one: {told}{', ...' if len(found) > _MAX_SHOWN else ''}.",
+        f"{how_many} {what}. Use the id of one: {told}{', ...' if len(found) > MAX_SHOWN else ''}.",
         run_id=reference,
         candidates=[one.model_dump() for one in shown],
     )
@@ -106,11 +88,3 @@ def only(found: list[RunRecord], reference: str) -> RunRecord:
 def is_run_id(text: str) -> bool:
     """Whether ``text`` could be a run id."""
     return is_reference(text) and "." not in text
-
-
-def is_reference(text: str) -> bool:
-    """Whether ``text`` could be a run's id or name. Anything else never reaches Redis."""
-    return 0 < len(text) <= 64 and text.isascii() and text.translate(_PUNCTUATION).isalnum()
-
-
-_PUNCTUATION = str.maketrans("", "", "-_.")

@@ -12,6 +12,7 @@ from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.problems import Problem, documented, no_such_run
 from services.trainer.run_api.run_listing import Position, Wanted, find_runs
 from services.trainer.run_api.run_reference import RunToChange, RunToRead, is_run_id
+from services.trainer.run_api.run_sorting import Place, Sort, sorted_runs
 from services.trainer.run_api.run_view import (
     ListedRun,
     RunDetail,
@@ -36,7 +37,7 @@ Api = Annotated[TrainerApi, Depends(trainer_api)]
 
 
 class RunList(BaseModel):
-    """A page of runs, newest first."""
+    """A page of runs, newest first or in the order of ``sort``."""
 
     runs: list[ListedRun]
     next_cursor: str | None = Field(description=NEXT_MEANING)
@@ -48,17 +49,27 @@ async def list_runs(
     status: Annotated[list[Status] | None, Query(description="Only runs with one of these statuses")] = None,
     name: Annotated[str | None, Query(max_length=64, description="Only runs with this name")] = None,
     tag: Annotated[list[str] | None, Query(max_length=MAX_TAGS, description="Only runs with all of these tags")] = None,
+    sort: Annotated[
+        Sort, Query(description="Order: latest or most steps first; names and statuses A to Z")
+    ] = "created",
     limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
     cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
 ) -> RunList:
-    """List runs, newest first."""
-    before = None if cursor is None else _position(cursor)
+    """List runs, newest first or in the order of ``sort``."""
+    next_position: tuple[Any, ...] | None
     wanted = Wanted(statuses=frozenset(status or ()), name=name, tags=frozenset(tag or ()))
-    found = await find_runs(api.store, wanted, limit=limit, before=before)
+    if sort == "created":
+        before = None if cursor is None else _position(cursor)
+        newest = await find_runs(api.store, wanted, limit=limit, before=before)
+        records, next_position = newest.records, newest.next_before
+    else:
+        after = None if cursor is None else _place(cursor, sort)
+        found = await sorted_runs(api.store, wanted, sort=sort, limit=limit, after=after)
+        records, next_position = found.records, found.next_after and (sort, *found.next_after)
     current_run = await api.store.current_run()
     return RunList(
-        runs=[await _listed(api, record, current_run) for record in found.records],
-        next_cursor=None if found.next_before is None else encode_cursor(found.next_before),
+        runs=[await _listed(api, record, current_run) for record in records],
+        next_cursor=None if next_position is None else encode_cursor(next_position),
     )
 
 
@@ -164,6 +175,13 @@ def _waiting(api: TrainerApi, record: RunRecord, around: Surroundings) -> dict[s
     note, stale_after_s = api.supervisor.keeper.note(record.run_id), api.settings.progress_is_stale_after_s
     found = waiting_for(record, around, note=note, stale_after_s=stale_after_s, now_s=time.time())
     return {"waiting_for": found and found.says, "waiting_kind": found and found.kind}
+
+
+def _place(cursor: str, sort: Sort) -> Place:
+    of, lacks, value, created, run_id = decode_cursor(cursor, tuple[str, bool, float | str, float, str])
+    if of != sort or isinstance(value, str) != (sort in ("name", "status")):
+        raise bad_cursor()
+    return lacks, value, created, run_id
 
 
 def _position(cursor: str) -> Position:

@@ -14,6 +14,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from services.trainer.telemetry.run_warnings import RunWarning, WarningKind
+from shared.beginning import Beginning, Source
 from shared.pause import Pause, PausedBy
 from shared.redis.keys import FLEET, FLEET_LEASES, GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.redis.lease import alive
@@ -39,6 +40,19 @@ class PauseView(BaseModel):
     last_failure: str = Field(description="Message of the last failure")
 
 
+class BeginningView(BaseModel):
+    """The checkpoint that a run began from."""
+
+    source: Source = Field(description="checkpoint, or weights only: a transformers model, or a PEFT adapter")
+    said: str = Field(description="The value of resume_from_checkpoint")
+    run_id: str | None = Field(description="The run that wrote the checkpoint; null if it is unknown")
+    run_name: str | None
+    step: int | None = Field(description="Optimizer steps that run had made; null without a checkpoint")
+    steps_before: int = Field(description="Steps that max_steps counts, but that were made before this run")
+    weights_only: bool = Field(description="Whether optimizer, schedule and data began anew")
+    says: str = Field(description="For people, to follow 'began from'; its wording may change")
+
+
 class RunSummary(BaseModel):
     """One run in a list. Times are Unix seconds."""
 
@@ -53,6 +67,7 @@ class RunSummary(BaseModel):
     started_at_s: float | None
     ended_at_s: float | None
     pause: PauseView | None = Field(description="Null unless it is paused")
+    beginning: BeginningView | None = Field(description="Null if it began with the weights of its model")
     run_dir: str = Field(description="Directory of checkpoints, metrics, rollouts and rank.log")
     progress: dict[str, Any] = Field(description="Counts of the surviving lineage, about a second old")
 
@@ -175,6 +190,7 @@ def summary(record: RunRecord) -> RunSummary:
         started_at_s=record.started_at_s,
         ended_at_s=record.ended_at_s,
         pause=None if record.pause is None else _pause(record.pause),
+        beginning=None if record.beginning is None else _beginning(record.beginning),
         run_dir=record.run_dir,
         progress=shown,
     )
@@ -304,6 +320,19 @@ def _pause(pause: Pause) -> PauseView:
         reward_func=pause.reward_func or None,
         failed_ratio=pause.failed_ratio,
         last_failure=pause.last_failure,
+    )
+
+
+def _beginning(beginning: Beginning) -> BeginningView:
+    return BeginningView(
+        source=beginning.source,
+        said=beginning.said,
+        run_id=beginning.run_id,
+        run_name=beginning.run_name,
+        step=beginning.step,
+        steps_before=beginning.steps_before,
+        weights_only=beginning.weights_only,
+        says=beginning.in_words(),
     )
 
 

@@ -20,6 +20,7 @@ from services.trainer.run_api.api import MAX_BODY_BYTES, create_app, guarded
 from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
+from services.trainer.uploads.upload_expiry import expire_for_ever
 from shared.errors import HeadraceError, UserError
 from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
@@ -74,7 +75,9 @@ async def serve(settings: TrainerSettings) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
-    _require_a_directory(settings.runs_dir)
+    _require_a_directory(settings.runs_dir, variable="HEADRACE_RUNS_DIR", what="runs")
+    if settings.uploads_dir is not None:
+        _require_a_directory(settings.uploads_dir, variable="HEADRACE_UPLOADS_DIR", what="uploads")
     trusted(settings.tls_ca_file)  # fails now instead of when a run needs it
     redis = connect(settings.redis_url.get_secret_value())
     try:
@@ -90,18 +93,18 @@ async def serve(settings: TrainerSettings) -> None:
         await redis.aclose()
 
 
-def _require_a_directory(runs_dir: Path) -> None:
-    """Create the directory if it is missing; raise UserError if runs cannot be kept there."""
+def _require_a_directory(directory: Path, *, variable: str, what: str) -> None:
+    """Create the directory if it is missing; raise UserError if ``what`` cannot be kept there."""
     why_not = ""
     try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why_not = error.strerror or str(error)
-    if not why_not and not os.access(runs_dir, os.W_OK | os.X_OK):
+    if not why_not and not os.access(directory, os.W_OK | os.X_OK):
         why_not = "Permission denied, or read-only"
     if why_not:
         raise UserError(
-            f"HEADRACE_RUNS_DIR: runs cannot be kept in {runs_dir} ({why_not}). Give a directory that user "
+            f"{variable}: {what} cannot be kept in {directory} ({why_not}). Give a directory that user "
             f"{os.getuid()} may write into"
         )
 
@@ -128,9 +131,13 @@ async def _supervise(api: TrainerApi, metrics: RunMetrics) -> None:
     if await first_of(ready, api.stopping.wait(), metrics.watch_redis_for_ever()) != 0:
         return
     async with asyncio.TaskGroup() as tasks:
-        refreshing = tasks.create_task(metrics.refresh_for_ever(), name="metrics")
+        others = [tasks.create_task(metrics.refresh_for_ever(), name="metrics")]
+        if api.uploads is not None:
+            expiring = expire_for_ever(api.uploads, api.store, after_s=api.settings.upload_expiry_s)
+            others.append(tasks.create_task(expiring, name="expiry of uploads"))
         await api.supervisor.supervise()
-        refreshing.cancel()
+        for task in others:
+            task.cancel()
 
 
 def http_server(api: TrainerApi) -> HttpServer:

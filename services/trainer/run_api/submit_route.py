@@ -1,6 +1,7 @@
 """The route that submits a run. Sending the same run twice, with an Idempotency-Key, queues it once.
 
 body --decode--> validate --room in the queue?--> config.json in the run's directory --> record in Redis, queued
+                                                  with links to the checkpoint to begin from
 """
 
 import asyncio
@@ -16,13 +17,16 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from services.trainer.problems import Problem, documented
+from services.trainer.beginning.held_files import hold, let_go
+from services.trainer.problems import Problem, documented, invalid_run
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.run_view import RunSummary, summary
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.submit_checks.run_validation import ValidRun
+from services.trainer.uploads.upload_expiry import texts_in
+from shared.beginning import Beginning
 from shared.disk_sync import write_whole
-from shared.errors import NoRoomError
+from shared.errors import NoRoomError, UserError
 from shared.redis.run_record import RunRecord
 from shared.run_options.run_config import RunConfig
 from shared.service.current_request import name_subject
@@ -107,6 +111,8 @@ async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, A
 
 
 async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
+    if api.uploads is not None:  # now: an upload that expires after its files were checked would be missing
+        await asyncio.to_thread(api.uploads.use, *texts_in(raw))
     valid = await api.validator.validate(raw)
     # A run that exists already was created by a process that died before it could answer.
     record = await api.store.get(run_id) or await _create(api, valid, run_id)
@@ -140,10 +146,21 @@ async def _create_there(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRec
     run_dir = api.settings.runs_dir / run_id
     await write_config(run_dir, valid.config)
     try:
-        return await api.store.create(run_id, valid.config, run_dir=str(run_dir))
-    except NoRoomError:
+        beginning = None if valid.beginning is None else await _held(valid.beginning, run_dir)
+        return await api.store.create(run_id, valid.config, run_dir=str(run_dir), beginning=beginning)
+    except (NoRoomError, Problem):
         await asyncio.to_thread(_remove_config, run_dir)
         raise
+
+
+async def _held(beginning: Beginning, run_dir: Path) -> Beginning:
+    """Keep the checkpoint that the run begins from, although another run may prune it."""
+    try:
+        return await asyncio.to_thread(hold, beginning, run_dir)
+    except UserError as error:
+        raise invalid_run([(error.field or "", str(error))]) from error
+    except OSError as error:
+        raise _not_written(run_dir, error) from error
 
 
 def _accepted(answer: dict[str, Any], **headers: str) -> JSONResponse:
@@ -167,16 +184,21 @@ async def write_config(run_dir: Path, config: RunConfig) -> None:
     try:
         await asyncio.to_thread(write_whole, run_dir / "config.json", text, aside=aside)
     except OSError as error:
-        raise Problem(
-            503,
-            "Storage unavailable",
-            f"The run's directory could not be written in {run_dir.parent}: {error.strerror}. Free space or fix the "
-            "permissions there, or set HEADRACE_RUNS_DIR.",
-        ) from error
+        raise _not_written(run_dir, error) from error
+
+
+def _not_written(run_dir: Path, error: OSError) -> Problem:
+    return Problem(
+        503,
+        "Storage unavailable",
+        f"The run's directory could not be written in {run_dir.parent}: {error.strerror}. Free space or fix the "
+        "permissions there, or set HEADRACE_RUNS_DIR.",
+    )
 
 
 def _remove_config(run_dir: Path) -> None:
-    """Undo ``write_config``. A directory with other files stays."""
+    """Undo ``write_config`` and ``hold``. A directory with other files stays."""
     with contextlib.suppress(OSError):
+        let_go(run_dir)
         (run_dir / "config.json").unlink()
         run_dir.rmdir()

@@ -6,12 +6,15 @@ from typing import cast
 
 from fastapi import Request
 
+from services.trainer.export.exported_files import ExportedFiles
 from services.trainer.run_api.event_stream import EventStreams
 from services.trainer.run_api.idempotency import IdempotencyKeys
+from services.trainer.run_api.run_lookup import fitting
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.engine_check import GeneratorAsker
 from services.trainer.submit_checks.run_validation import RunValidator
 from services.trainer.supervision.run_supervisor import RunSupervisor
+from services.trainer.uploads.upload_store import UploadStore
 from shared.access.keyring import Keyring
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -32,6 +35,9 @@ class TrainerApi:
     keyring: Keyring
     certificate: ServerCertificate | None
     stopping: asyncio.Event
+    uploads: UploadStore | None = None
+    """None if this deployment takes no uploads."""
+    exported_files: ExportedFiles = field(default_factory=ExportedFiles)
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a run is added to the queue."""
     editing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -52,7 +58,12 @@ def make_api(
         redis=redis,
         store=store,
         supervisor=RunSupervisor(store, settings=settings, stopping=stopping),
-        validator=validator or RunValidator(settings, engine_check=GeneratorAsker(redis, settings).check),
+        validator=validator
+        or RunValidator(
+            settings,
+            engine_check=GeneratorAsker(redis, settings).check,
+            find_runs=lambda reference: fitting(store, reference),
+        ),
         streams=EventStreams(
             redis,
             store=store,
@@ -64,6 +75,17 @@ def make_api(
         keyring=settings.keyring(),
         certificate=settings.certificate(),
         stopping=stopping,
+        uploads=_uploads(settings),
+    )
+
+
+def _uploads(settings: TrainerSettings) -> UploadStore | None:
+    if settings.uploads_dir is None:
+        return None
+    return UploadStore(
+        settings.uploads_dir,
+        max_bytes=settings.max_upload_bytes,
+        keep_free_bytes=settings.uploads_keep_free_bytes,
     )
 
 

@@ -1,6 +1,7 @@
 """Checks a run's data sets before the run starts.
 
-Reads every row of a file, because its owner can correct it, but only the first rows of a data set of the hub.
+Reads every row of a file, because its owner can correct it, but only the first rows of a data set of the hub or of a
+streamed file.
 """
 
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ class SourceSummary:
     """Lower bound of the shortest prompt's tokens, if every prompt is longer than ``max_prompt_length``."""
     num_usable: int = 0
     """Checked rows with a valid prompt; for an evaluation set among the first ``max_eval_prompts``."""
+    is_streamed: bool = False
+    """Whether ``num_rows`` are only the first rows."""
     share: float = 1.0
     """Share of the run's prompts."""
 
@@ -122,4 +125,5 @@ def _look(
         num_conversations=num_conversations,
         fewest_tokens=fewest,
         num_usable=num_usable,
+        is_streamed=config.dataset_streaming,
     )

@@ -18,11 +18,11 @@ from shared.run_options.section import LARGEST
 _Error = tuple[str, str]
 
 
-def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
-    """Return errors, warnings and derived numbers, such as the run's steps.
+def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: int = 0) -> Checked:
+    """Return errors, warnings and derived numbers, such as the run's steps, without the ``steps_before`` it continues.
 
     Raises:
-        UserError: The warm-up is longer than the run.
+        UserError: The warm-up is longer than the run, or the checkpoint that it continues has made all steps.
     """
     warnings: list[str] = []
     errors: list[_Error] = []
@@ -34,7 +34,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
     errors = errors or [*_prompt_errors(config, summary), *_column_errors(config, summary), *_endless(config, summary)]
     if errors:
         return Checked(errors=errors)
-    steps = total_steps(config, num_rows=summary.epoch)
+    steps = total_steps(config, num_rows=summary.epoch, steps_before=steps_before)
     num_groups = BatchShape.of(config).groups(num_steps=steps)
     num_tokens = num_groups * config.num_generations * config.max_completion_length
     if num_tokens > LARGEST:
@@ -49,8 +49,9 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
             f"save_steps={config.save_steps} is more than the {steps} steps of the run: "
             "only the last step gets a checkpoint"
         )
+    counted = {} if config.dataset_streaming else {"num_rows": sum(source.num_rows for source in summary.sources)}
     derived: dict[str, Any] = {
-        "num_rows": sum(source.num_rows for source in summary.sources),
+        **counted,
         "columns": sorted(str(column) for column in summary.columns),
         "steps": steps,
         "prompt_groups": num_groups,
@@ -73,7 +74,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
 def _found(source: SourceSummary) -> str:
     of = (
         f"{source.num_checked} rows"
-        if source.num_checked == source.num_rows
+        if source.num_checked == source.num_rows and not source.is_streamed
         else f"the first {source.num_checked} rows"
     )
     return f"{source.num_bad} of {of} cannot be used; the first: {source.first_bad}"
@@ -177,7 +178,7 @@ def _endless(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
 
 
 def _repetitions(config: RunConfig, summary: DatasetSummary, *, steps: int, num_groups: int) -> list[str]:
-    if config.max_steps < 0:  # num_train_epochs says so itself
+    if config.max_steps < 0 or config.dataset_streaming:  # num_train_epochs says so itself; rows are not counted
         return []
     warnings: list[str] = []
     for source in summary.sources:

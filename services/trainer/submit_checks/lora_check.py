@@ -7,17 +7,15 @@ A header that cannot be read is ignored. The training rank, which loads the mode
 """
 
 import importlib.util
-import json
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
 
+from services.trainer.checkpoints.tensor_headers import tensor_headers
 from shared.errors import UserError
 from shared.gpus import num_gpus
+from shared.install_commands import install_packages
 from shared.run_options.run_config import RunConfig
 
-_MAX_HEADER_BYTES = 64 * 1024 * 1024
 _NO_LAYERS = ("embed_tokens", "lm_head", "embed_out", "wte", "wpe")
 
 
@@ -47,27 +45,17 @@ def why_not_4bit(config: RunConfig, environment: Mapping[str, str]) -> str | Non
     if num_gpus(environment) == 0:
         return "load_in_4bit needs a GPU, and the trainer has none; leave it out"
     if importlib.util.find_spec("bitsandbytes") is None:
-        return "load_in_4bit needs the package bitsandbytes in the trainer's environment"
+        return (
+            f"load_in_4bit needs bitsandbytes where the trainer runs; install with {install_packages('bitsandbytes')}"
+        )
     return None
 
 
 def linear_layers(directory: Path) -> set[str]:
     """Return the names of layers with a matrix, without the experts of a mixture, which get no adapters."""
-    tensors = {name: about for file in directory.glob("*.safetensors") for name, about in _header(file).items()}
     layers = {
         name.removesuffix(".weight")
-        for name, about in tensors.items()
+        for name, about in tensor_headers(directory).items()
         if name.endswith(".weight") and len(about.get("shape", ())) == 2
     }
     return {name for name in layers if ".experts." not in name and name.rpartition(".")[2] not in _NO_LAYERS}
-
-
-def _header(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the header of a safetensors file: properties by tensor name. Empty if the file is not valid."""
-    try:
-        with file.open("rb") as opened:
-            (size,) = struct.unpack("<Q", opened.read(8))
-            found: Any = json.loads(opened.read(size)) if size <= _MAX_HEADER_BYTES else {}
-    except (OSError, ValueError, RecursionError, struct.error):
-        return {}
-    return cast("dict[str, dict[str, Any]]", found) if isinstance(found, dict) else {}

@@ -7,14 +7,13 @@
 A config with ``auto_map`` names Python code to run at load time, and is always refused.
 """
 
-import importlib
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from services.trainer.data.row_stream import http_errors
 from services.trainer.submit_checks.lora_check import check_targets
 from shared.errors import UnavailableError, UserError
 from shared.run_options.run_config import RunConfig
@@ -71,7 +70,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
             RevisionNotFoundError,
         )
 
-        in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *_http_errors())
+        in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *http_errors())
         try:
             info = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=timeout_s)
         except GatedRepoError as error:
@@ -94,12 +93,6 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
         return cast("Mapping[str, Any]", info.config or {})
 
     return lookup
-
-
-def _http_errors() -> tuple[type[Exception], ...]:
-    """Return the transport errors of the HTTP clients that this release of huggingface_hub may use."""
-    clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name) is not None]
-    return tuple(cast("type[Exception]", importlib.import_module(name).HTTPError) for name in clients)
 
 
 def _check_directory(directory: Path) -> Mapping[str, Any]:

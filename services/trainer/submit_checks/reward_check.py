@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.trainer.submit_checks.service_check import CheckingService, ask
+from services.trainer.telemetry.metric_catalogue import find_metric
+from services.trainer.telemetry.step_metrics import metric_names
 from shared.run_options.run_config import RunConfig
 from shared.service.tls import PUBLIC_TLS, PeerTls
 
@@ -50,3 +52,21 @@ def _needs(answer: dict[str, Any]) -> list[RewardNeeds]:
         return [RewardNeeds(str(item["name"]), list(item["required_columns"])) for item in answer["reward_funcs"]]
     except (KeyError, TypeError):
         return []  # a rewarder that does not report them
+
+
+def unknown_metric(config: RunConfig) -> list[str]:
+    """Return a warning if the evaluations of the run may not have the metric that finds its best checkpoint."""
+    if not config.finds_best:
+        return []
+    name = config.best_metric_name
+    found = find_metric(name)
+    rewards = [*metric_names(config.reward_funcs).values()]
+    is_of_reward = found is not None and found[1].get("reward") in (None, *rewards)
+    if is_of_reward or (found is not None and config.environment_factory is not None):
+        return []
+    offered = ", ".join(f"rewards/{reward}/mean" for reward in rewards)
+    return [
+        f"metric_for_best_model: if the first evaluation does not have {name}, the run fails then; every evaluation "
+        f"has reward{', ' if offered else ''}{offered} and completions/mean_length, and what reward functions log with "
+        "log_metric. With eval_on_start: true the first one is made at once"
+    ]

@@ -1,6 +1,6 @@
 """Finds every error of a run that can be found before it starts.
 
-    settings --> model, data sets, reward functions, tools, vLLM's options --> ValidRun(warnings, derived numbers)
+    settings --> checkpoint, model, data sets, reward functions, tools, vLLM's options --> ValidRun(warnings, derived)
 
 All checks are made, so that one answer names all errors. Only invalid settings, and paths outside the allowed places,
 end the validation early. Blocking access to disk and hub happens in threads, with timeouts.
@@ -15,20 +15,24 @@ from typing import Any, cast
 from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, invalid_run
 from services.trainer.settings import TrainerSettings
+from services.trainer.submit_checks.beginning_check import FindRuns, check_beginning
 from services.trainer.submit_checks.checked import Checked
 from services.trainer.submit_checks.dataset_check import DatasetSummary, check_dataset
 from services.trainer.submit_checks.dataset_verdict import judge_dataset
 from services.trainer.submit_checks.engine_check import what_weakens_learning
 from services.trainer.submit_checks.lora_check import why_not_4bit
 from services.trainer.submit_checks.model_check import HubLookup, check_model, hub_lookup, is_hub_id
-from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards
+from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards, unknown_metric
 from services.trainer.submit_checks.surroundings_check import (
     check_reports,
     check_surroundings,
     check_weight_dir,
+    what_compiling_needs,
     what_needs_a_gpu,
+    what_optim_needs,
 )
 from services.trainer.submit_checks.tool_check import check_tools
+from shared.beginning import Beginning
 from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.messages import MAX_MESSAGE_BYTES
@@ -60,6 +64,8 @@ class ValidRun:
     config: RunConfig
     warnings: list[str] = field(default_factory=list[str])
     derived: dict[str, Any] = field(default_factory=dict[str, Any])
+    beginning: Beginning | None = None
+    """The checkpoint that the run begins from."""
 
 
 class RunValidator:
@@ -70,6 +76,7 @@ class RunValidator:
         dataset_check: Reads a dataset; dataset_check.py's by default.
         lookup: Looks a model up on a hub; the Hugging Face hub by default.
         engine_check: Checks options that only vLLM knows. Without it they are not checked.
+        find_runs: Returns the runs that an id, name or beginning of an id fits; none by default.
     """
 
     def __init__(
@@ -79,7 +86,9 @@ class RunValidator:
         dataset_check: DatasetCheck | None = None,
         lookup: HubLookup | None = None,
         engine_check: EngineCheck | None = None,
+        find_runs: FindRuns | None = None,
     ) -> None:
+        self._find_runs = find_runs
         self._settings = settings
         self._engine_check = engine_check
         self._dataset_check = dataset_check or functools.partial(check_dataset, roots=settings.places_of_data())
@@ -98,25 +107,30 @@ class RunValidator:
         if outside:  # places outside the allowed ones are not read, so the other checks are left out
             named = await asyncio.gather(self._check_rewards(config), self._check_tools(config))
             raise invalid_run([*outside, *(error for result in named for error in result.errors)])
+        beginning, began = await check_beginning(config, find_runs=self._find_runs, settings=self._settings)
+        steps_before = 0 if beginning is None else beginning.steps_before
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(self._check_model(config), name="check model")
-            dataset = tasks.create_task(self._check_dataset(config), name="check dataset")
+            dataset = tasks.create_task(self._check_dataset(config, steps_before=steps_before), name="check dataset")
             rewards = tasks.create_task(self._check_rewards(config), name="check rewards")
             tools = tasks.create_task(self._check_tools(config), name="check tools")
             engine = tasks.create_task(self._check_engine(config), name="check engine")
             weight_dir = tasks.create_task(self._check_weight_dir(config), name="check weight_dir")
         base = why_not_4bit(config, self._settings.rank_environment())
         checked = [
+            began,
             model.result(),
             dataset.result(),
             rewards.result(),
             tools.result(),
             engine.result(),
             weight_dir.result(),
-            Checked(warnings=what_weakens_learning(config)),
+            Checked(warnings=[*what_weakens_learning(config), *unknown_metric(config)]),
             Checked(errors=check_reports(config.report_to)),
             Checked(errors=check_group_size(config)),
             Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
+            Checked(errors=what_optim_needs(config, self._settings.rank_environment())),
+            Checked(errors=what_compiling_needs(config, self._settings.rank_environment())),
             Checked(errors=[] if base is None else [("load_in_4bit", base)]),
             Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
         ]
@@ -131,7 +145,9 @@ class RunValidator:
         warnings = [warning for result in checked for warning in result.warnings]
         derived = dataset.result().derived
         warnings += _missing_columns(rewards.result().needs, derived["columns"])
-        return ValidRun(config=config, warnings=warnings, derived=derived)
+        if beginning is not None:
+            derived["begins_from"] = beginning.in_words()
+        return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)
 
     async def _check_model(self, config: RunConfig) -> Checked:
         # The hub's client may make two requests, each with the timeout.
@@ -156,7 +172,7 @@ class RunValidator:
             return Checked(warnings=[f"weight_dir was not checked: it did not answer within {timeout_s:g} s"])
         return Checked(errors=errors)
 
-    async def _check_dataset(self, config: RunConfig) -> Checked:
+    async def _check_dataset(self, config: RunConfig, *, steps_before: int) -> Checked:
         timeout_s = self._settings.dataset_check_timeout_s
         sources = config.train_sources() | dict(filter(None, [config.eval_source()]))
         if misplaced := [(name, _not_a_place(source)) for name, source in sources.items() if not _is_a_place(source)]:
@@ -164,7 +180,7 @@ class RunValidator:
         names = ", ".join(dict.fromkeys(source.path[:200] for source in sources.values()))
         try:
             summary = await in_thread(lambda: self._dataset_check(config), timeout_s=timeout_s, name="check dataset")
-            return judge_dataset(config, summary)
+            return judge_dataset(config, summary, steps_before=steps_before)
         except UserError as error:
             return Checked(errors=[(error.field or "dataset_name", str(error))])
         except TimeoutError:

@@ -5,6 +5,8 @@
     push_to_hub         needs a token, or the trained model would not be uploaded
     report_to           needs the libraries of the trackers, which are not imported here
     use_liger_kernel    and three other options need a GPU; found without torch
+    optim               may need bitsandbytes, and a GPU
+    torch_compile       needs a compiler
     weight_dir          must be writable
 
 Tokens are looked for, but not tested. A store of weights is written to, read and cleaned up, which tests package,
@@ -15,6 +17,7 @@ nothing behind.
 import importlib.util
 import os
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +25,10 @@ from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.rank_command import rank_command
 from shared.errors import PushError, UserError
 from shared.gpus import num_gpus
+from shared.install_commands import install_extras, install_packages
+from shared.run_options.optimizers import FACTS
 from shared.run_options.run_config import RunConfig
+from shared.run_options.training import INDUCTOR
 from shared.weights.weight_store import WeightStore
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE")
@@ -86,7 +92,39 @@ def what_needs_a_gpu(config: RunConfig, environment: Mapping[str, str]) -> list[
             if is_asked
         ]
     if config.use_liger_kernel and importlib.util.find_spec("liger_kernel") is None:
-        return [("use_liger_kernel", "use_liger_kernel needs the package liger-kernel in the trainer's environment")]
+        how = install_packages("liger-kernel")
+        return [("use_liger_kernel", f"use_liger_kernel needs liger-kernel where the trainer runs; install with {how}")]
+    return []
+
+
+def what_optim_needs(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return field and sentence if a training rank with this environment could not make the optimizer."""
+    package = FACTS[config.optim].package
+    if package and not is_installed(package):
+        how = install_extras("trainer-8bit")
+        return [("optim", f"{config.optim} needs {package} where the trainer runs; install with {how}")]
+    if config.optim.startswith("paged_") and num_gpus(environment) == 0:
+        unpaged = config.optim.removeprefix("paged_")
+        other = unpaged if unpaged in FACTS else "adamw_torch_fused"
+        return [("optim", f"{config.optim} needs a GPU, and the trainer has none; {other} does not")]
+    return []
+
+
+def what_compiling_needs(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return field and sentence if torch.compile's own backend has no compiler for a rank with this environment."""
+    if not config.torch_compile or config.compile_backend != INDUCTOR:
+        return []
+    instead = "or set torch_compile_backend: aot_eager, which needs no compiler"
+    path = environment.get("PATH")
+    if num_gpus(environment) == 0:
+        compilers = [environment["CXX"]] if environment.get("CXX") else ["g++", "clang++"]
+        if not any(shutil.which(compiler, path=path) for compiler in compilers):
+            return [("torch_compile", f"it needs a C++ compiler where the trainer runs: install g++, {instead}")]
+    elif not is_installed("triton"):
+        how = install_packages("triton")
+        return [("torch_compile", f"it needs triton where the trainer runs: install with {how}, {instead}")]
+    elif not any(shutil.which(compiler, path=path) for compiler in (environment.get("CC") or "gcc", "clang")):
+        return [("torch_compile", f"Triton needs a C compiler where the trainer runs: install gcc, {instead}")]
     return []
 
 
@@ -100,12 +138,12 @@ def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
     if not missing:
         return []
     others = [name for name in missing if name in _NOT_IN_THE_EXTRA]
-    packages = ['"headrace[report]"'] * (len(missing) > len(others)) + others
+    how = [install_extras("report")] * (len(missing) > len(others)) + [install_packages(*others)] * bool(others)
     return [
         (
             "report_to",
             f"{' and '.join(missing)} cannot be used: not installed where the trainer runs. Install with "
-            f"`pip install {' '.join(packages)}` there, or leave it out",
+            f"{' and '.join(how)} there, or leave it out",
         )
     ]
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
 from shared.gpus import num_gpus
+from shared.run_options.optimizers import FACTS
 from shared.run_options.run_config import RunConfig
 
 
@@ -44,6 +45,8 @@ def ranks_per_node(config: RunConfig, environment: Mapping[str, str]) -> int:
         return config.nproc_per_node
     if config.load_in_4bit:
         return 1  # a base in 4 bits is not sharded
+    if FACTS[config.optim].why_one_rank:
+        return 1
     return max(1, num_gpus(environment))
 
 

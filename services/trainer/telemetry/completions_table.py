@@ -18,7 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from services.trainer.telemetry.step_metrics import TrainedGroup, metric_names, rollouts_of
+from services.trainer.telemetry.step_metrics import TrainedGroup, metric_names, reward_names, rollouts_of
 from shared.chat_text import chat_text
 from shared.messages import Completion, prompt_of
 
@@ -38,7 +38,7 @@ class CompletionsTable:
 def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_prompts: bool = False) -> CompletionsTable:
     """Return one row per completion, or only the first completion of each prompt."""
     rollouts = rollouts_of(groups)
-    names = metric_names([outcome.name for outcome in rollouts[0].rewards])
+    names = metric_names(reward_names(rollouts))
     outcomes = [outcome for rollout in rollouts for outcome in rollout.rewards]
     components = list(dict.fromkeys((names[outcome.name], part) for outcome in outcomes for part in outcome.components))
     extras = list(dict.fromkeys(column for outcome in outcomes for column in outcome.extra))
@@ -53,11 +53,11 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
                 continue
             seen.add(prompt)
             said = {names[outcome.name]: outcome for outcome in rollout.rewards}
-            values = [outcome.value for outcome in rollout.rewards]
+            values = [said[name].value if name in said else None for name in names.values()]
             extra: dict[str, Cell] = {column: cell for it in rollout.rewards for column, cell in it.extra.items()}
             logged = [extra.get(column) for column in extras]
-            parts = [said[name].components.get(part) for name, part in components]
-            of_versions = [said[name].version for name in versioned]
+            parts = [said[name].components.get(part) if name in said else None for name, part in components]
+            of_versions = [said[name].version if name in said else None for name in versioned]
             shown = conversation_text(rollout.completion)
             rows.append((step, prompt, shown, *values, advantage, *logged, *parts, *of_versions))
     columns = (

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from services.trainer.groups.group_ids import group_id
 from services.trainer.groups.waiting_group import WaitingGroup
+from shared.install_commands import install_extras
 from shared.messages import Stamp
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class GroupTraces:
             return cls.through(processor, run_id=run_id, replica_id=replica_id)
         except ImportError as error:
             log.warning(
-                'no traces are sent: %s. Install it where the trainer runs: pip install "headrace[tracing]"', error
+                "no traces are sent: %s. Install with %s where the trainer runs", error, install_extras("tracing")
             )
         except _NOT_OURS as error:
             log.warning("no traces are sent: OpenTelemetry refuses its settings; check the OTEL_* variables: %s", error)

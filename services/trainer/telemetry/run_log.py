@@ -81,6 +81,13 @@ class RunLog:
         """Return the step of the last evaluation in the log, or None."""
         return max(self._evaluated_steps(), default=None)
 
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the evaluations in the log, oldest first."""
+        if not self._evaluations.exists():
+            return []
+        lines = self._evaluations.read_text("utf-8").splitlines()
+        return [json.loads(line) for line in lines if _step_of(line) < math.inf]
+
     def _evaluated_steps(self) -> set[int]:
         if not self._evaluations.exists():
             return set()

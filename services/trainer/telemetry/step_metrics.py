@@ -24,7 +24,7 @@ from services.trainer.groups.staleness import staleness
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import Rewards
 from services.trainer.telemetry.metric_catalogue import find_metric
-from shared.messages import Rollout, is_failure
+from shared.messages import RewardOutcome, Rollout, is_failure
 from shared.run_options.run_config import RunConfig
 
 _CLOSE = 1e-8
@@ -68,16 +68,17 @@ class Counts(Protocol):
 def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, config: RunConfig) -> dict[str, float]:
     """Return the metrics of rollouts whose training begins at ``policy_version``."""
     rollouts = rollouts_of(groups)
-    names = metric_names([outcome.name for outcome in rollouts[0].rewards])
     metrics = _lengths(rollouts) | _rewards(groups, config)
     if any(not group.waiting.group.prompt.prompt_ids for group in groups):
         metrics |= _of_agents(rollouts)
-    for index, outcome in enumerate(rollouts[0].rewards):
-        values_B = np.array([_value(rollout, index) for rollout in rollouts], dtype=np.float64)
-        failed_B = [is_failure(rollout.rewards[index].outcome) for rollout in rollouts]
+    for name, shown in metric_names(reward_names(rollouts)).items():
+        # Groups with different environments have different rewards.
+        given = [outcome for rollout in rollouts for outcome in rollout.rewards if outcome.name == name]
+        values_B = np.array([_value(outcome) for outcome in given], dtype=np.float64)
+        failed_B = [is_failure(outcome.outcome) for outcome in given]
         # A lost rollout was never given to the function.
-        latencies_B = [rollout.rewards[index].latency_s for rollout in rollouts if not rollout.lost]
-        prefix = f"rewards/{names[outcome.name]}"
+        latencies_B = [outcome.latency_s for outcome in given if outcome.outcome != "lost"]
+        prefix = f"rewards/{shown}"
         metrics[f"{prefix}/mean"] = _mean(values_B)
         metrics[f"{prefix}/std"] = _std(values_B)
         metrics[f"{prefix}/failed_ratio"] = float(np.mean(failed_B))
@@ -147,6 +148,11 @@ def num_seen_tokens(groups: Sequence[TrainedGroup]) -> int:
 def rollouts_of(groups: Sequence[TrainedGroup]) -> list[Rollout]:
     """Return the rollouts of the groups, in order."""
     return [rollout for group in groups for rollout in group.waiting.group.rollouts]
+
+
+def reward_names(rollouts: Sequence[Rollout]) -> list[str]:
+    """Return the names of the rollouts' rewards, each once: the reward functions, then the environments."""
+    return list(dict.fromkeys(outcome.name for rollout in rollouts for outcome in rollout.rewards))
 
 
 def metric_names(names: Sequence[str]) -> dict[str, str]:
@@ -227,9 +233,7 @@ def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> 
 def _normalised_sums(group: TrainedGroup) -> Rewards:
     """Return each completion's weighted sum of rewards, each normalised over the group (GDPO)."""
     rollouts = group.waiting.group.rollouts
-    values_GF = np.array(
-        [[_value(rollout, index) for index in range(len(rollout.rewards))] for rollout in rollouts], dtype=np.float64
-    )
+    values_GF = np.array([[_value(outcome) for outcome in rollout.rewards] for rollout in rollouts], dtype=np.float64)
     normalised_GF = np.full_like(values_GF, np.nan)
     for index in range(values_GF.shape[1]):
         column_G = values_GF[:, index]
@@ -240,9 +244,8 @@ def _normalised_sums(group: TrainedGroup) -> Rewards:
     return sums_G
 
 
-def _value(rollout: Rollout, index: int) -> float:
-    value = rollout.rewards[index].value
-    return float("nan") if value is None else value
+def _value(outcome: RewardOutcome) -> float:
+    return float("nan") if outcome.value is None else outcome.value
 
 
 def _mean(values: npt.NDArray[np.float64]) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final, cast, get_args
 
-from shared.run_options.keeping import Tracker
+from shared.run_options.keeping import DEFAULT_BEST_METRIC, Tracker
 from shared.run_options.run_config import RunConfig
 from shared.run_options.trl.translation import Translation
 
@@ -87,7 +87,7 @@ def saving(translation: Translation) -> None:
     """Translate when checkpoints are written."""
     strategy = translation.take("save_strategy")
     if strategy == "best":
-        translation.problems.append(("save_strategy", "a run does not look for its best checkpoint; set save_steps"))
+        translation.drop("save_steps", why="save_strategy is best, and a checkpoint is written at every evaluation")
     elif strategy == "epoch":
         translation.drop("save_steps", why="save_strategy is epoch")
         translation.run |= _every_epoch(translation, "save_strategy", "save_steps")
@@ -102,6 +102,23 @@ def saving(translation: Translation) -> None:
         translation.notes.append(
             f"save_steps, save_total_limit: checkpoints are written {every}, and the newest {kept} are kept (TRL: 500 "
             "and all), as a run continues from them after a crash"
+        )
+
+
+def best_checkpoint(translation: Translation) -> None:
+    """Translate which checkpoint is the best. A run has no losses of evaluations, TRL's default."""
+    is_loaded = translation.value("load_best_model_at_end")
+    metric = translation.value("metric_for_best_model")
+    is_evaluated = "eval_steps" in translation.left or translation.run.get("eval_steps") is not None
+    if not is_loaded and not is_evaluated:
+        translation.drop("metric_for_best_model", why="nothing is evaluated without eval_strategy")
+        metric = None
+    if not is_loaded and metric is None:
+        translation.drop("greater_is_better", why="no checkpoint is looked for without metric_for_best_model")
+    if is_loaded and metric is None:
+        translation.notes.append(
+            f"metric_for_best_model: {DEFAULT_BEST_METRIC}; TRL takes the loss of an evaluation, which a run does not "
+            "compute"
         )
 
 
@@ -121,6 +138,8 @@ def names(translation: Translation) -> None:
     name = translation.take("run_name") or directory
     if name and (word := _NOT_IN_A_NAME.sub("-", str(name)).strip("._-")[:64]):
         name = translation.run["name"] = word
+    if not translation.value("push_to_hub"):
+        translation.drop("hub_revision", why="push_to_hub is not set")
     if translation.value("push_to_hub") and directory:
         translation.run["hub_model_id"] = directory
     if output_dir is not None:

@@ -15,20 +15,21 @@ from shared.errors import UserError
 from shared.near_name import nearest
 from shared.run_options.from_trl import INSTEAD, OF_THE_CONSTRUCTOR, OF_VLLM
 from shared.run_options.run_config import RunConfig
-from shared.run_options.trl import data_of_trl, training_of_trl
+from shared.run_options.trl import data_of_trl, sampling_of_trl, training_of_trl
 from shared.run_options.trl.translation import Translation
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 
 _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
+    *(sampling_of_trl.sampling, sampling_of_trl.loss),
     *(training_of_trl.model, data_of_trl.data, data_of_trl.rewards, training_of_trl.batch, training_of_trl.memory),
-    *(data_of_trl.evaluation, training_of_trl.optimizer, training_of_trl.lora, training_of_trl.engine),
-    *(data_of_trl.names, data_of_trl.saving, data_of_trl.reports),
+    *(data_of_trl.evaluation, training_of_trl.optimizer, training_of_trl.compilation, training_of_trl.lora),
+    training_of_trl.engine,
+    *(data_of_trl.names, data_of_trl.saving, data_of_trl.best_checkpoint, data_of_trl.reports),
 )
 
 CHANGE_WHAT_IS_LEARNED: Final = frozenset(
     {
-        *("fp16", "trust_remote_code", "neftune_noise_alpha", "optim_target_modules"),
-        *("load_best_model_at_end", "hub_revision", "resume_from_checkpoint", "test_split_size"),
+        *("fp16", "neftune_noise_alpha", "optim_target_modules", "hub_revision", "test_split_size"),
         *("lora_modules_to_save", "lora_target_parameters", "lora_task_type", "use_dora"),
         *("load_in_8bit", "bnb_4bit_quant_type"),
     }
@@ -38,13 +39,13 @@ MEAN_THE_SAME_HERE: Final = {"use_vllm": True, "disable_dropout": True, "do_trai
 """Values of options that a run does not have, for what it does anyway."""
 _REFUSALS: Final = {
     "fp16": "a run has bfloat16 (bf16: true) or float32 (bf16: false)",
-    "resume_from_checkpoint": "a run begins with the weights of its model: name the checkpoint's directory there",
 }
 """Sentences for those whose hint in an error message would not say what to write."""
 _NEEDS: Final = {
     "num_completions_to_print": "log_completions",
     "log_unique_prompts": "log_completions",
     "hub_model_id": "push_to_hub",
+    "ignore_data_skip": "resume_from_checkpoint",
     "hub_private_repo": "push_to_hub",
 }
 _LAUNCHER: Final = frozenset(

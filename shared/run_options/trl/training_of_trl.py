@@ -5,8 +5,9 @@ Each function takes its options out of the translation, and adds the run's setti
 
 from typing import Any, Final, cast, get_args
 
+from shared.run_options.optimizers import ADAM_OPTIONS, FACTS, Optimizer
 from shared.run_options.run_config import RunConfig
-from shared.run_options.training import Attention, Optimizer
+from shared.run_options.training import CUDA_GRAPH_MODES, Attention
 from shared.run_options.trl.translation import Translation
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 
@@ -130,11 +131,25 @@ def optimizer(translation: Translation) -> None:
     if optim not in get_args(Optimizer):
         offered = ", ".join(get_args(Optimizer))
         translation.problems.append(("optim", f"{translation.take('optim')} is not offered; a run has {offered}"))
-    elif not optim.startswith("adamw"):
-        translation.drop("adam_beta1", "adam_beta2", "adam_epsilon", why=f"optim {optim} does not use it")
+    else:
+        facts = FACTS[optim]
+        unused = [name for name in ADAM_OPTIONS if name not in facts.adam_options]
+        translation.drop(*unused, why=f"optim {optim} does not use it")
+        if not facts.arguments:
+            translation.drop("optim_args", why=f"optim {optim} does not use it")
     ratio = translation.left.pop("warmup_ratio", 0)
     if ratio and not translation.value("warmup_steps"):
         translation.run["warmup_steps"] = ratio
+
+
+def compilation(translation: Translation) -> None:
+    """Translate the options of torch.compile, each of which turns it on, as in transformers."""
+    backend, mode = translation.value("torch_compile_backend"), translation.value("torch_compile_mode")
+    if backend is None and mode is None:
+        return
+    translation.left["torch_compile"] = True
+    if mode in CUDA_GRAPH_MODES:
+        translation.drop("torch_compile_mode", why=f"{mode} records CUDA graphs, and passes differ in size")
 
 
 def lora(translation: Translation) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from shared.run_options.grpo_config import NULL_MEANS
 from shared.run_options.trl_defaults import TRL_DEFAULTS
 
 
@@ -48,14 +49,15 @@ class Translation:
 
     @classmethod
     def of(cls, trl: Mapping[str, Any]) -> "Translation":
-        """Return a new translation, without values of a wrong kind and without nulls that are TRL's default.
+        """Return a new translation, without values of a wrong kind, and without nulls: they mean "not set".
 
         Only the kinds of options that are computed with here are checked; the run's own checks report all others.
         """
+        known = TRL_DEFAULTS.keys() | {name for _, names in _KINDS.values() for name in names}
         given = {
             name: _table_of(value)
             for name, value in trl.items()
-            if value is not None or TRL_DEFAULTS.get(name, 0) is not None
+            if value is not None or name not in known or name in NULL_MEANS
         }
         wrong = {
             name: kind

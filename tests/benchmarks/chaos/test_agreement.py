@@ -3,10 +3,12 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.chaos import workload
 from tests.benchmarks.chaos.left_files import PROMPTS, Files
 
 pytestmark = pytest.mark.unit
@@ -15,6 +17,16 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
+
+
+def test_the_reward_of_a_conversation_counts_what_the_policy_wrote() -> None:
+    said: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "abcd", "tool_calls": []},
+        {"role": "tool", "content": "xyz"},
+        {"role": "assistant", "content": "abcdef"},
+    ]
+    assert workload.length_reward({"completion": said, "num_tokens": 1}) == 3.0  # (4 + 6) % 7
+    assert workload.length_reward({"completion": "abcdefghij", "num_tokens": 8}) == 1.0
 
 
 def sample_a_completion_twice(files: Files) -> None:

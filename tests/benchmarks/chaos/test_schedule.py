@@ -32,7 +32,7 @@ def test_every_victim_suffers_every_fault_before_any_has_a_second_turn() -> None
 def test_every_process_is_killed_asked_to_end_and_stopped() -> None:
     expected = {
         "launcher", "trainer API", "rank", "generator", "engine worker",
-        "rewarder", "fork server", "reward worker", "sessions", "Redis",
+        "rewarder", "fork server", "reward worker", "sessions", "tool worker", "Redis",
     }  # fmt: skip
     for kind in ("kill -9", "SIGTERM", "SIGSTOP"):
         assert {victim for victim, other in CELLS if other == kind} == expected

@@ -110,6 +110,15 @@ def test_a_function_that_does_not_apply_differs_from_one_that_failed_and_from_ze
     assert value_in_words(None) == "-"
 
 
+def test_show_says_where_a_run_began(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "beginning.json").write_text(
+        '{"source": "checkpoint", "directory": "/c", "said": "math:40", "run_id": "run-b", "run_name": "math", '
+        '"step": 40, "weights_only": true}'
+    )
+    assert cli.main(["show", str(run_dir)]) == 0
+    assert "began from step 40 of run-b (math), weights only" in capsys.readouterr().out
+
+
 def test_show_runs_and_plot_read_directories_and_without_services_the_message_says_so(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

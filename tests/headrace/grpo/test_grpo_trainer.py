@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, TrainerCallback
 
 from headrace import GRPOConfig, GRPOTrainer
-from headrace.client import ENDED
+from headrace.client import ENDED, HeadraceApiError
+from headrace.grpo.argument_error import ArgumentError
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE
+from shared.errors import HeadraceError
 from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -110,6 +112,90 @@ def test_an_evaluation_needs_no_training(trainer: Callable[..., GRPOTrainer]) ->
     assert script.state.global_step == 0
 
 
+class Even:
+    """Rewards its rollouts with 1."""
+
+    def reset(self, start: int, **row: Any) -> str:
+        assert "environment" not in row
+        return f"Count from {start}."
+
+    def count(self, step: int) -> int:
+        """Count on.
+
+        Args:
+            step: By how much.
+        """
+        return step
+
+    def get_reward(self) -> float:
+        return 1.0
+
+
+class Odd(Even):
+    """Has no other reward than this."""
+
+    def get_reward(self) -> float:
+        return 0.0
+
+
+def test_each_row_is_played_in_the_environment_that_it_names(trainer: Callable[..., GRPOTrainer]) -> None:
+    rows = Dataset.from_list(
+        [{"environment": name, "start": number} for number in range(4) for name in ("even", "odd")]
+    )
+    script = trainer(
+        reward_funcs=None,
+        train_dataset=rows,
+        environment_factory={"even": Even, "odd": Odd},
+        options={"max_steps": 2, "logging_steps": 1, "shuffle_dataset": False},
+    )
+    script.train()
+    for entry in script.state.log_history[:2]:
+        assert (entry["rewards/Even/mean"], entry["rewards/Odd/mean"], entry["reward"]) == (1.0, 0.0, 0.5)
+    assert script.run is not None
+    played = script.client.rollouts(script.run["run_id"], step=1)
+    assert {row["prompt"][-1]["content"] for row in played} == {"Count from 0."}
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (Dataset.from_list([{"environment": "even"}, {"environment": "chess"}]), "'chess', which is not among"),
+        (Dataset.from_list([{"start": 1}]), "names no environment in the column 'environment'"),
+        ([{"environment": "even"}, {"environment": "chess"}], "line 2 has environment 'chess', which is not among"),
+    ],
+)
+def test_a_row_that_names_no_known_environment_is_refused_at_once(
+    trainer: Callable[..., GRPOTrainer], rows: Any, says: str
+) -> None:
+    script = trainer(train_dataset=rows, environment_factory={"even": Even})
+    with pytest.raises((ArgumentError, HeadraceApiError), match=says):
+        script.train()
+    assert script.run is None
+
+
+def test_transformers_early_stopping_ends_the_run_and_the_best_weights_come_back(
+    trainer: Callable[..., GRPOTrainer],
+) -> None:
+    evaluated = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 100_000, "load_best_model_at_end": True}
+    # No evaluation is better than the first by 10, so the second ends the run.
+    callbacks = [EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=10.0)]
+    script = trainer(callbacks=callbacks, eval_dataset=ROWS.select(range(3)), options=evaluated)
+    script.train()
+    state, run = script.state, script.run or {}
+    assert (state.global_step, run["status"]) == (4, "finished")
+    assert run["reason"].startswith("stopped early: eval_reward did not improve by more than 10 in the last evaluation")
+    values = {entry["step"]: entry["eval_reward"] for entry in state.log_history if "eval_reward" in entry}
+    assert list(values) == [2, 4]
+    best = 4 if values[4] > values[2] else 2
+    assert (state.best_global_step, state.best_metric) == (best, values[best])
+    assert state.best_model_checkpoint == f"{run['run_dir']}/checkpoints/step_{best:08d}"
+    card = (Path(run["run_dir"]) / "model" / "README.md").read_text()
+    assert f"optimizer step {best} of" in card
+    assert f"the best by `eval_reward`: {values[best]:.6g}" in card
+    saved = weights(AutoModelForCausalLM.from_pretrained(Path(run["run_dir"]) / "model"))
+    assert all(torch.equal(saved[name], weight) for name, weight in weights(script.model).items())
+
+
 class StopsAtTwo(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_training_stop = state.global_step >= 2
@@ -154,6 +240,26 @@ def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., 
     assert second.client.get(first.run["run_id"])["status"] == "stopped"
 
 
+@pytest.mark.timeout(600)
+def test_a_script_continues_and_forks_a_run_from_its_checkpoints(trainer: Callable[..., GRPOTrainer]) -> None:
+    first = trainer(options={"max_steps": 4})
+    first.train()
+    assert first.run is not None
+    source = first.run["run_id"]
+    longer = trainer(options={"max_steps": 6})
+    assert longer.train(resume_from_checkpoint=True).global_step == 2, "two of six steps are left"
+    assert longer.run is not None
+    assert longer.run["beginning"]["says"].startswith(f"step 4 of {source}")
+    directory = f"{first.run['run_dir']}/checkpoints/step_00000002"
+    for said in (f"{source}:2", directory):
+        fork = trainer(options={"max_steps": 3, "learning_rate": 1e-3})
+        assert fork.train(resume_from_checkpoint=said).global_step == 1
+        assert fork.run is not None
+        assert (fork.run["beginning"]["run_id"], fork.run["beginning"]["step"]) == (source, 2)
+    with pytest.raises(HeadraceError, match="max_steps ends the run at 4: nothing is left to train"):
+        trainer(options={"max_steps": 4}).train(resume_from_checkpoint=source)
+
+
 def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRPOTrainer]) -> None:
     with pytest.raises(ValueError, match="resume_from_checkpoint: no run to go on with"):
         trainer().train(resume_from_checkpoint=True)
@@ -162,7 +268,7 @@ def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRP
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"optimizers": (object(), None)}, "optimizers is not supported: set adam_beta1"),
+        ({"optimizers": (object(), None)}, "optimizers is not supported: set optim, optim_args"),
         ({"rollout_func": print}, "rollout_func is not supported: write it as an agent program"),
         ({"reward_funcs": None}, "No reward source provided"),
         ({"train_dataset": None}, "`train_dataset` is required"),
@@ -185,7 +291,6 @@ def test_a_script_that_was_started_by_a_launcher_of_ranks_is_refused(
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"environment_factory": {"a": dict}}, "one environment a run"),
     ({"peft_config": object()}, "peft_config is a object, but only LoRA"),
     ({"quantization_config": object()}, "only 4 bits"),
     ({"eval_dataset": {"a": ROWS}, "options": {"eval_on_start": True, "eval_strategy": "steps"}}, "takes only one"),

@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import pytest
 
+from headrace.api_connection import HeadraceApiError
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import Files
 from shared.user_code.function_loading import load_function
@@ -84,3 +85,61 @@ def test_a_function_can_be_loaded_where_it_runs(inputs: RunInputs, tmp_path: Pat
     assert name == inputs.function(brevity, otherwise="reward_0")
     function = load_function(name, places=Places(directories=(str(tmp_path / "functions"),)))
     assert function(["ab"]) == [0.5]
+
+
+class Elsewhere:
+    """Takes uploads as a deployment does that shares no directory with this machine."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.taken: dict[str, bytes] = {}
+        self._problem = problem
+
+    def upload(self, path: Path) -> str:
+        if self._problem:
+            raise HeadraceApiError("no", status=404, problem={"type": self._problem})
+        self.taken[path.name] = path.read_bytes() if path.is_file() else b""
+        return f"/uploads/{path.name}"
+
+
+def test_data_for_services_elsewhere_is_uploaded_and_not_kept(tmp_path: Path) -> None:
+    elsewhere = Elsewhere()
+    inputs = RunInputs(tmp_path / "inputs", None, upload=elsewhere.upload)
+    where = inputs.dataset(ROWS, num_rows=None, what="train_dataset")
+    (name,) = elsewhere.taken
+    assert where == f"/uploads/{name}"
+    assert [json.loads(line) for line in elsewhere.taken[name].splitlines()] == ROWS
+    assert not list((tmp_path / "inputs").iterdir())
+
+
+def test_a_path_of_this_machine_is_uploaded_and_other_names_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("{}")
+    Path("model").mkdir()
+    elsewhere = Elsewhere()
+    inputs = RunInputs(tmp_path / "inputs", None, upload=elsewhere.upload)
+    assert inputs.path("rows.jsonl") == "/uploads/rows.jsonl"
+    assert inputs.path("model") == "/uploads/model"
+    assert [inputs.path(name) for name in ("gsm8k", "org/name", "/models/there", "")] == [
+        "gsm8k", "org/name", "/models/there", "",
+    ]  # fmt: skip
+    here = RunInputs(tmp_path / "inputs", tmp_path / "functions")
+    assert here.path("rows.jsonl") == str(tmp_path / "rows.jsonl")
+
+
+def test_a_deployment_without_uploads_gets_paths_as_they_are_and_refuses_objects(tmp_path: Path) -> None:
+    inputs = RunInputs(tmp_path / "inputs", None, upload=Elsewhere("/problems/uploads-off").upload)
+    assert inputs.path(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(HeadraceApiError):
+        inputs.dataset(ROWS, num_rows=None, what="train_dataset")
+    narrow = RunInputs(tmp_path / "inputs", None, upload=Elsewhere("/problems/scope-missing").upload)
+    with pytest.raises(HeadraceApiError):
+        narrow.path(str(tmp_path))
+
+
+def test_a_function_needs_a_directory_that_both_sides_see(tmp_path: Path) -> None:
+    inputs = RunInputs(tmp_path / "inputs", None, upload=Elsewhere().upload)
+    with pytest.raises(ValueError, match="brevity is a function of this script, and code is never uploaded") as refusal:
+        inputs.function(brevity, otherwise="reward_0")
+    assert "HEADRACE_INPUTS_DIR" in str(refusal.value)

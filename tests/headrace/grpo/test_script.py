@@ -27,9 +27,10 @@ def test_the_script_of_the_page_trains_and_leaves_no_process(tmp_path: Path) -> 
     make_stand_ins(tmp_path)
     page = (_ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (script,) = re.findall(r"```python\n(from datasets import.*?)```", page, re.DOTALL)
+    (tables,) = re.findall(r"```python\n(run_id = trainer.*?)```", page, re.DOTALL)
     shorter = script.replace("max_steps=200, max_completion_length=512", "max_steps=3, max_completion_length=16")
     assert shorter != script
-    (tmp_path / "train.py").write_text(shorter + _CHECKS, encoding="utf-8")
+    (tmp_path / "train.py").write_text(shorter + tables + _CHECKS, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environment |= {"PYTHONPATH": str(_ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     done = subprocess.run(

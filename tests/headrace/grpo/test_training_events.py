@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.grpo.training_events import TrainingEvents
+from headrace.grpo.training_events import TrainingEvents, is_early_stopping
 from shared.run_options.grpo_config import GRPOConfig
 
 pytestmark = pytest.mark.unit
@@ -93,3 +93,41 @@ def test_a_callback_may_lack_events_and_may_return_another_control() -> None:
     events.callbacks[:] = [object(), Answers()]
     events.take(metrics(1), logging_steps=1, save_steps=1)
     assert events.control is other
+
+
+def test_the_state_has_the_best_evaluation_after_the_callbacks_have_seen_it() -> None:
+    events, _ = training()
+    seen: list[float | None] = []
+
+    class Looks:
+        def on_evaluate(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            seen.append(getattr(state, "best_metric", None))
+
+    events.callbacks[:] = [Looks()]
+    settings = {"model": "m", "dataset_name": "d", "reward_funcs": ["f:g"], "eval_dataset_name": "e", "eval_steps": 2}
+    run = {
+        "config": settings | {"metric_for_best_model": "reward"},
+        "progress": {"max_steps": 6},
+        "run_dir": "/runs/run-a",
+    }
+    events.describe(run, epochs_per_step=0.5)
+    for step, reward in ((2, 0.5), (4, 0.75), (6, 0.75)):
+        events.take_evaluation({"step": step, "eval_reward": reward}, step=step)
+    assert seen == [None, 0.5, 0.75]
+    state = events.state
+    assert (state.best_metric, state.best_global_step) == (0.75, 4)
+    assert state.best_model_checkpoint == "/runs/run-a/checkpoints/step_00000004"
+    events.take_best({"step": 2, "metric": "eval_reward", "value": 0.875})  # the record of the run decides
+    assert (state.best_metric, state.best_global_step) == (0.875, 2)
+
+
+def test_the_callback_for_early_stopping_is_left_to_the_run() -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    early = type("EarlyStoppingCallback", (), {"on_train_begin": fail, "__module__": "transformers.trainer_callback"})()
+    own = type("EarlyStoppingCallback", (), {"__module__": "my_script"})()
+    events, _ = training()
+    events.callbacks[:] = [early]
+    events.fire("on_train_begin")
+    assert (is_early_stopping(early), is_early_stopping(own)) == (True, False)

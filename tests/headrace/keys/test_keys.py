@@ -119,7 +119,10 @@ def test_the_file_that_the_environment_names_counts_unless_an_option_names_anoth
     ("arguments", "sentence"),
     [
         (["add", "ci", "--scopes", "read"], "has a key ci: revoke it first, or choose another name"),
-        (["add", "x", "--scopes", "write"], "'write' is not a scope; scopes are read, infer, score, submit, operate"),
+        (
+            ["add", "x", "--scopes", "write"],
+            "'write' is not a scope; scopes are read, infer, score, submit, upload, operate",
+        ),
         (["add", "a b", "--scopes", "read"], "a name has 1 to 64 letters"),
         (["add", "api-key", "--scopes", "read"], "api-key is reserved"),
         (["add", "x", "--scopes", "read", "--expires", "soon"], "write the time when a key ends as 2027-01-31"),

@@ -49,6 +49,30 @@ def test_a_directory_gives_what_its_files_say_and_neither_an_end_nor_a_reason_to
     assert (watch.has_ended, watch.seconds_left(), watch.waiting_for) == (True, None, "")
 
 
+def test_a_run_that_began_from_another_shows_it_and_the_steps_that_are_its_own(run_dir: Path) -> None:
+    (run_dir / "beginning.json").write_text(
+        '{"source": "checkpoint", "directory": "/runs/run-b/checkpoints/step_00000001", "said": "run-b:1", '
+        '"run_id": "run-b", "step": 1, "steps_before": 1}'
+    )
+    run = RunDirectory(run_dir).get("run-a")
+    assert run["beginning"]["says"] == "step 1 of run-b"
+    assert run["progress"]["max_steps"] == 3
+
+
+def test_the_best_checkpoint_is_found_in_the_evaluations(run_dir: Path) -> None:
+    assert RunWatch(RunDirectory(run_dir).get("run-a")).best == ""
+    config = {
+        "model": "m",
+        "dataset_name": "d",
+        "reward_funcs": ["f:g"],
+        "eval_dataset_name": "e",
+        "eval_steps": 1,
+        "metric_for_best_model": "reward",
+    }
+    (run_dir / "config.json").write_text(json.dumps(config))
+    assert RunWatch(RunDirectory(run_dir).get("run-a")).best == "step 1, eval_reward 0.75"
+
+
 def test_rollouts_are_of_the_newest_step_unless_one_is_named(run_dir: Path) -> None:
     directory = RunDirectory(run_dir)
     assert [row["step"] for row in directory.rollouts("run-a")] == [2]

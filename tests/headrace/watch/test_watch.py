@@ -57,6 +57,16 @@ def test_a_run_is_followed_to_its_end_and_all_its_metrics_are_known() -> None:
     assert final_sentence(watch.run) == "run-a finished after 2 steps; the model is in /runs/run-a/model"
 
 
+def test_a_run_that_ended_early_says_why_and_whose_weights_its_model_has() -> None:
+    best = {"step": 1, "metric": "eval_reward", "value": 0.75, "num_without_improvement": 1}
+    ended = RUN | {"status": "finished", "started_at_s": 8.0, "ended_at_s": 14.0, "reason": "stopped early: it is flat"}
+    ended |= {"progress": RUN["progress"] | {"best": best}, "config": {"load_best_model_at_end": True}}
+    assert final_sentence(ended) == (
+        "run-a finished after 2 steps: stopped early: it is flat; the model of step 1, eval_reward 0.75, is in "
+        "/runs/run-a/model"
+    )
+
+
 def test_a_run_that_failed_says_why() -> None:
     failed = RUN | {"status": "failed", "reason": "the loss is not finite"}
     with serving(script_of([failed], ROWS)) as api, HeadraceClient(api.url, "k") as client:

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from services.rewarder.python_functions.reward_tasks import RewardTasks
-from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction, weighted_sum
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
 from shared.messages import RewardOutcome
 from shared.user_code.places import Places

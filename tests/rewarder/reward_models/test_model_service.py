@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.install_commands import install_extras
 from shared.messages import decode_scored_group, encode
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -98,6 +99,6 @@ def test_without_torch_the_sentence_says_what_to_install(
     refused = ask(rewarder, "POST", "/v1/rewards/check", reward_funcs=["org/name"])
     assert refused.status_code == 422
     assert refused.json()["detail"] == (
-        "'org/name' is a reward model, and this rewarder does not have torch, transformers, safetensors; install "
-        "headrace with the extra rewarder-models where it runs: pip install 'headrace[rewarder-models]'"
+        "'org/name' is a reward model, and this rewarder does not have torch, transformers, safetensors; where it "
+        f"runs, install with {install_extras('rewarder-models')}"
     )

@@ -31,6 +31,8 @@ SESSION_ROUTES = (
     "create_session_response",
     "create_session_message",
     "create_session_v1_message",
+    "count_message_tokens",
+    "count_v1_message_tokens",
     "report_session_reward",
     "end_session",
 )

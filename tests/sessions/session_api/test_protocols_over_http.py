@@ -203,6 +203,28 @@ async def test_a_response_that_continues_another_one_continues_its_conversation(
     assert len(service.generators.requests) == 3
 
 
+async def test_anthropics_client_counts_tokens_and_nothing_is_sampled() -> None:
+    async with serving() as service:
+        session = await service.open()
+        async with anthropic.AsyncAnthropic(
+            base_url=session["base_url"], api_key=session["api_key"], max_retries=0
+        ) as client:
+            short = await client.messages.count_tokens(model="any", messages=QUESTION)
+            longer = await client.messages.count_tokens(model="any", messages=QUESTION, system="Use the tool. " * 10)
+            assert 0 < short.input_tokens < longer.input_tokens
+            assert (await service.view(session))["turns"] == 0
+            with pytest.raises(anthropic.BadRequestError) as refused:
+                await client.messages.count_tokens(model="any", messages=[assistant("")])
+            assert refused.value.body["error"]["code"] == "unsupported_option"
+            await service.http.post(
+                f"{session['base_url']}/end", headers={"authorization": f"Bearer {session['api_key']}"}
+            )
+            with pytest.raises(anthropic.APIStatusError) as over:
+                await client.messages.count_tokens(model="any", messages=QUESTION)
+            assert over.value.status_code == 410
+    assert service.generators.requests == []
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_key_is_taken_in_either_header_and_no_other_key_is(path: str) -> None:
     async with serving() as service:
@@ -276,7 +298,7 @@ async def test_clients_raise_what_their_protocol_has_for_an_error() -> None:
         right = wrong | {"api_key": session["api_key"]}
         async with anthropic.AsyncAnthropic(**right) as client:
             with pytest.raises(anthropic.NotFoundError):  # a route that is not there, and not a wrong key
-                await client.messages.count_tokens(model="any", messages=QUESTION)
+                await client.messages.batches.list()
             with pytest.raises(anthropic.BadRequestError, match="last message of the assistant"):
                 await client.messages.create(
                     model="any", max_tokens=9, messages=[*QUESTION, {"role": "assistant", "content": "It"}]

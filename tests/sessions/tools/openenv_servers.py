@@ -4,6 +4,7 @@ The real ones run with the Python that ``OPENENV_PYTHON`` names, which has ``ope
 packages cannot be installed beside ours: openenv 0.10.0 needs the MCP SDK below 2, and the sessions service 2.3.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -151,7 +152,9 @@ def _answers(url: str) -> bool:
 
 async def loaded(url: str, *, timeout_s: float = 60.0, wait_s: float = 60.0) -> OpenEnvServer:
     """Load a server as a run does."""
-    return await OpenEnvServer.load(url, timeout_s=timeout_s, check_timeout_s=60.0, max_at_once=4, wait_s=wait_s)
+    return await OpenEnvServer.load(
+        url, timeout_s=timeout_s, check_timeout_s=60.0, at_once=asyncio.Semaphore(4), wait_s=wait_s
+    )
 
 
 @asynccontextmanager

@@ -232,7 +232,7 @@ async def environment_that_says(**answer: Any) -> AsyncGenerator[OpenEnvEnvironm
     tool = {"type": "function", "function": {"name": "look"}}
     async with scripted_server(*frames, at_end=ServerConnection.wait_closed) as url:
         listing = OpenEnvListing("Board", [tool], has_mcp_tools=True)
-        server = OpenEnvServer(url, listing, timeout_s=60.0, max_at_once=1, wait_s=60.0)
+        server = OpenEnvServer(url, listing, timeout_s=60.0, at_once=asyncio.Semaphore(1), wait_s=60.0)
         async with server.started() as environment:
             await reset(environment)
             yield environment

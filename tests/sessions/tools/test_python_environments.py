@@ -20,7 +20,7 @@ async def environments_of(factory: str, *, timeout_s: float = 120.0) -> PythonEn
         LIMITS,
         timeout_s=timeout_s,
         import_timeout_s=240.0,
-        max_at_once=4,
+        at_once=asyncio.Semaphore(4),
     )
 
 

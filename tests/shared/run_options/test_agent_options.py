@@ -28,6 +28,17 @@ def test_an_environment_makes_an_agent_and_may_be_the_only_reward() -> None:
     assert alone.weights() == ()
 
 
+def test_several_environments_have_names() -> None:
+    several = {"game": "my_envs:Game", "envs": "http://envs:8000"}
+    config = parse_run_config({**RUN, "environment_factory": several, "reward_funcs": []})
+    assert config.is_agentic
+    assert config.environment_factories() == several
+    assert config.environment_names() == ("game", "envs")
+    one = parse_run_config(RUN | {"environment_factory": "my_envs:Game"})
+    assert (one.environment_factories(), one.environment_names()) == ({None: "my_envs:Game"}, ())
+    assert parse_run_config(RUN).environment_factories() == {}
+
+
 def test_calls_are_read_by_the_parser_of_hermes_unless_the_run_names_another() -> None:
     assert parse_run_config(RUN).parser_of_tool_calls() == "hermes"
     assert parse_run_config(RUN | {"tool_call_parser": "mistral"}).parser_of_tool_calls() == "mistral"
@@ -43,7 +54,8 @@ def test_calls_are_read_by_the_parser_of_hermes_unless_the_run_names_another() -
         ({"tool_timeout_s": 0}, "tool_timeout_s: "),
         ({"tool_call_parser": ""}, "tool_call_parser: "),
         ({"environment_factory": ""}, "environment_factory: "),
-        ({"environment_factory": {"game": "my_envs:Game"}}, "environment_factory: must be text"),
+        ({"environment_factory": {}}, "environment_factory: must be"),
+        ({"environment_factory": {"game": 3}}, "environment_factory: must be text"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:

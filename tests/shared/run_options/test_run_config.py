@@ -12,6 +12,8 @@ from shared.run_options.run_config import RunConfig, parse_run_config
 pytestmark = pytest.mark.unit
 
 MINIMAL: dict[str, Any] = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
+NULL_IS_A_VALUE = {"push_probe_tolerance", "vllm_importance_sampling_clip_max"}
+"""Where null switches something off that is on by default."""
 
 
 def test_three_settings_are_enough() -> None:
@@ -24,11 +26,25 @@ def test_one_reward_function_may_be_a_text() -> None:
     assert parse_run_config({**MINIMAL, "reward_funcs": "a:f"}).reward_funcs == ["a:f"]
 
 
-def test_null_is_the_default_where_it_is_trls_default() -> None:
-    nulls = dict.fromkeys(("min_p", "report_to", "save_total_limit", "steps_per_generation", "attn_implementation"))
+def test_null_means_that_an_option_is_not_set() -> None:
+    nulls = dict.fromkeys(RunConfig.model_fields.keys() - MINIMAL.keys() - NULL_IS_A_VALUE)
     config = parse_run_config({**MINIMAL, **nulls})
     assert config == parse_run_config(MINIMAL)
     assert not config.model_fields_set & nulls.keys()
+    of_tables = {**MINIMAL, "generation_kwargs": {"presence_penalty": None, "stop": ["x"]}}
+    assert parse_run_config(of_tables) == parse_run_config({**MINIMAL, "generation_kwargs": {"stop": ["x"]}})
+
+
+@pytest.mark.parametrize("name", sorted(NULL_IS_A_VALUE))
+def test_null_is_a_value_where_it_switches_something_off(name: str) -> None:
+    assert getattr(parse_run_config({**MINIMAL, name: None}), name) is None
+    assert getattr(parse_run_config(MINIMAL), name) is not None
+
+
+def test_null_is_no_value_of_what_a_run_needs() -> None:
+    for name in MINIMAL:
+        with pytest.raises(UserError, match=f"{name}: "):
+            parse_run_config({**MINIMAL, name: None})
 
 
 def test_steps_between_checkpoints_may_be_a_share_of_the_run() -> None:
@@ -53,10 +69,6 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"num_generations": 1}, "num_generations: must be at least 2"),
         ({"num_generations": "8"}, "num_generations: must be a whole number, and is text; write it without quotes"),
         ({"num_generations": 8.0}, "num_generations: must be a whole number, and has a decimal point"),
-        (
-            {"num_generations": None},
-            "num_generations: must be .*, and is empty; leave the line out to have the default",
-        ),
         ({"reward_timeout_s": True}, "reward_timeout_s: must be a number, and is true or false"),
         ({"reward_timeout_s": 10**400}, "reward_timeout_s: must be a number, and is too large to be one"),
         ({"model_revision": 7}, "model_revision: must be text, and is a number; put it in quotes"),
@@ -83,7 +95,39 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"reward_funcs": []}, "reward_funcs: is required: Built-in names.*get_reward"),
         ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
         ({"optim": "sgd", "adam_beta1": 0.5}, "adam_beta1 would change nothing: optim sgd does not use it"),
-        ({"optim": "lion_32bit"}, "optim: must be one of adamw_torch_fused, adamw_torch, sgd, rmsprop or adagrad"),
+        ({"optim": "galore_adamw"}, "optim: must be one of adamw_torch_fused, adamw_torch, .* or rmsprop_bnb_32bit"),
+        ({"optim": "lion_8bit", "adam_epsilon": 0.5}, "adam_epsilon would change nothing: optim lion_8bit does not"),
+        ({"optim_args": "momentum=0.9"}, "optim_args: adamw_torch_fused does not take momentum; it takes no arguments"),
+        ({"optim_args": "eps=1e-6"}, "optim_args: adamw_torch_fused does not take eps; set adam_epsilon"),
+        ({"optim": "sgd", "optim_args": "lr=1"}, "optim_args: sgd does not take lr; set learning_rate"),
+        ({"optim": "sgd", "optim_args": "momentum"}, "optim_args: 'momentum' is not NAME=VALUE; write momentum=0.9"),
+        ({"optim": "sgd", "optim_args": "momentum=x"}, "momentum must be a number of at least 0, and is 'x'"),
+        ({"optim": "sgd", "optim_args": "momentum=inf"}, "momentum must be a number of at least 0, and is 'inf'"),
+        ({"optim": "sgd", "optim_args": "momentum=1,momentum=2"}, "momentum is given twice"),
+        ({"optim": "sgd", "optim_args": "nesterov=true"}, "nesterov needs momentum"),
+        ({"optim": "sgd", "optim_args": "momentum=1,nesterov=maybe"}, "nesterov must be true or false"),
+        ({"optim": "muon", "optim_args": "ns_steps=1.5"}, "ns_steps must be a whole number of at least 0"),
+        ({"optim": "muon", "optim_args": "adjust_lr_fn=x"}, "adjust_lr_fn must be match_rms_adamw or original"),
+        ({"optim": "adafactor", "nproc_per_node": 2}, "optim: adafactor trains on one rank: it keeps sums over"),
+        ({"optim": "adamw_8bit", "nnodes": 2}, "optim: adamw_8bit trains on one rank: bitsandbytes keeps its moments"),
+        ({"torch_compile_backend": "eager"}, "torch_compile_backend is set, but torch_compile is not"),
+        (
+            {"torch_compile": True, "torch_compile_backend": "eager", "torch_compile_mode": "default"},
+            "torch_compile_mode is a mode of the backend inductor",
+        ),
+        ({"torch_compile": True, "torch_compile_mode": "max-autotune"}, "records CUDA graphs, which have fixed sizes"),
+        ({"dataset_streaming": True}, "dataset_streaming needs max_steps: the rows of the data set are not counted"),
+        (
+            {"dataset_streaming": True, "max_steps": 1, "dataset_name": "d.csv"},
+            "cannot read d.csv in parts; convert it",
+        ),
+        (
+            {"dataset_streaming": True, "max_steps": 1, "dataset_name": None, "datasets": [{"path": "a.jsonl"}]},
+            "dataset_streaming reads one data set in order",
+        ),
+        ({"shuffle_buffer_size": 5}, "shuffle_buffer_size has no effect; set dataset_streaming: true"),
+        ({"use_dora": True}, "use_dora: there is no such setting; vLLM does not serve DoRA; set use_rslora: true"),
+        ({"lora_modules_to_save": ["lm_head"]}, "there is no such setting; vLLM serves no trained layers beside an"),
         ({"save_steps": 0}, "save_steps: must be greater than 0"),
         ({"save_steps": 2.5}, "save_steps: 2.5 is neither a whole number of steps nor, below 1, a share of the run"),
         ({"eval_steps": 1.5}, "eval_steps: 1.5 is neither"),

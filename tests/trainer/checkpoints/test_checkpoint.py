@@ -300,3 +300,24 @@ def test_a_checkpoint_whose_state_cannot_be_is_skipped_although_its_sums_agree(
     write_manifest(tmp_path / "step_00000003")
     assert newest_valid(tmp_path) is None
     assert "cannot be decoded" in caplog.text
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [1, 4]), (2, [1, 3, 4])])
+def test_the_best_checkpoint_is_never_pruned(keep: int, left: list[int], tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, keep=keep)
+    for step in (1, 2, 3, 4):
+        writer.best_step = 1
+        pending = writer.begin(FakeCore(step), {}, step=step)
+        writer.wait(pending)
+        writer.publish(pending)
+    assert names(tmp_path) == [f"step_{step:08d}" for step in left]
+
+
+def test_a_checkpoint_that_is_no_longer_the_best_is_pruned(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path, keep=1)
+    for step, best in ((1, 1), (2, 1), (3, 2)):
+        writer.best_step = best
+        pending = writer.begin(FakeCore(step), {}, step=step)
+        writer.wait(pending)
+        writer.publish(pending)
+    assert names(tmp_path) == ["step_00000002", "step_00000003"]

@@ -1,5 +1,6 @@
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.core_results import StepStats
 from services.trainer.policy.policy_core import PolicyCore
 from shared.errors import HeadraceError
+from shared.run_options.optimizers import FACTS
 from tests.checkpoints import save_checkpoint
 from tests.tiny_model import VOCAB_SIZE
-from tests.trainer.cores import assert_same_weights, make_core, random_rows, weights
+from tests.trainer.cores import assert_same_weights, make_config, make_core, random_rows, weights
 from tests.trainer.tensor_files import load_file
 
 
@@ -119,17 +121,28 @@ def test_a_checkpoint_before_the_first_step_resumes_too(tiny_model: Path, tmp_pa
     assert_same_weights(weights(resumed), weights(straight))
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "sgd", "rmsprop", "adagrad"])
+@pytest.mark.parametrize(
+    "optim",
+    [
+        *("adamw_torch", "sgd", "rmsprop", "adagrad", "adafactor", "muon", "sgd momentum=0.9", "rmsprop centered=true"),
+        *("adamw_8bit", "paged_adamw_32bit", "lion_8bit", "ademamix_8bit", "rmsprop_bnb_8bit"),
+    ],
+)
 @pytest.mark.parametrize("num_before", [0, 2])
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning")
 def test_every_optimizer_resumes_to_the_last_bit(tiny_model: Path, tmp_path: Path, optim: str, num_before: int) -> None:
-    straight = trained_core(tiny_model, optim=optim)
+    optim, _, arguments = optim.partition(" ")
+    settings: dict[str, Any] = {"optim": optim, "optim_args": arguments or None}
+    if package := FACTS[make_config(tiny_model, optim=optim).optim].package:
+        pytest.importorskip(package)
+    straight = trained_core(tiny_model, **settings)
     train(straight, range(3))
-    first = trained_core(tiny_model, optim=optim)
+    first = trained_core(tiny_model, **settings)
     train(first, range(num_before))
     save_checkpoint(tmp_path, first, {}, step=num_before, keep=1)
     checkpoint = newest_valid(tmp_path)
     assert checkpoint is not None
-    resumed = trained_core(tiny_model, optim=optim)
+    resumed = trained_core(tiny_model, **settings)
     load_into(resumed, checkpoint)
     train(resumed, range(num_before, 3))
     assert_same_weights(weights(resumed), weights(straight))

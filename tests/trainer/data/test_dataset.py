@@ -233,3 +233,44 @@ def test_a_json_list_that_breaks_off_is_explained(tmp_path: Path) -> None:
     path.write_text('[{"prompt": "a"},')
     with pytest.raises(UserError, match="cannot be read as a JSON list"):
         open_dataset(config(path))
+
+
+GAMES = {"environment_factory": {"go": "my:Go", "chess": "my:Chess"}}
+
+
+def test_a_row_names_one_of_several_environments_and_may_lack_a_prompt(write: Write) -> None:
+    config = write([json.dumps({"environment": "chess", "level": 2})], columns=["level"], **GAMES)
+    row = open_dataset(config).row_at(0)
+    assert row.problem is None
+    assert row.prompt == [{"role": "user", "content": ""}]
+    assert row.columns == {"environment": "chess", "level": 2}
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        (
+            {"environment": "draughts"},
+            "has environment 'draughts', which is not among the environments of the run: go, chess",
+        ),
+        ({"environment": None}, "names no environment in the column 'environment'; environment_factory has go, chess"),
+        ({}, "names no environment in the column 'environment'; environment_factory has go, chess"),
+    ],
+)
+def test_a_row_that_names_no_known_environment_is_found_before_the_run(
+    write: Write, named: dict[str, Any], says: str
+) -> None:
+    good = json.dumps({"prompt": "p", "environment": "go"})
+    config = write([good, json.dumps({"prompt": "p"} | named)], **GAMES)
+    (found,) = check_dataset(config).sources
+    assert found.num_bad == 1
+    assert found.first_bad.endswith(f"line 2 {says}")
+    assert "line 2" in (open_dataset(config).row_at(1).problem or "")
+
+
+def test_only_the_usual_prompt_column_may_be_missing_and_only_with_an_environment(write: Write) -> None:
+    lines = [json.dumps({"answer": 4})]
+    assert "has no column 'prompt'" in check_dataset(write(lines)).sources[0].first_bad
+    other = write(lines, environment_factory="my:Go", prompt_column="question")
+    assert "has no column 'question'" in check_dataset(other).sources[0].first_bad
+    assert check_dataset(write(lines, environment_factory="my:Go")).sources[0].num_bad == 0

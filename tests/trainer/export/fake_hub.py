@@ -5,11 +5,13 @@ POST api/models/ID/preupload/main    which files go to LFS
 POST ID.git/info/lfs/objects/batch   the upload URLs of these files, by SHA-256
 PUT  lfs/OID                         the content of a file
 POST api/models/ID/commit/main       the files in git, and the names of files in LFS
+POST api/models/ID/branch/NAME       a branch, whose files are those of `ID@NAME`; it stands for main in the others
 """
 
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ from typing import Any
 
 TOKEN = "hf_fake"
 OWNER = "someone"
+_BRANCH = re.compile(r"/api/models/(.+)/branch/([^/]+)")
+_COMMIT = re.compile(r"/api/models/(.+)/commit/([^/]+)")
 
 
 @dataclass
@@ -64,13 +68,16 @@ class FakeHub:
             return 200, {"errors": [], "warnings": []}
         if path == "/api/repos/create":
             return self._create(json.loads(body))
-        if path.endswith("/preupload/main"):
+        if (found := _BRANCH.fullmatch(path)) is not None:
+            return self._branch(*found.groups())
+        if "/preupload/" in path:
             return 200, {"files": [_mode(file) for file in json.loads(body)["files"]]}
         if path.endswith(".git/info/lfs/objects/batch"):
             return 200, {"transfer": "basic", "objects": [self._put(found) for found in json.loads(body)["objects"]]}
-        if path.endswith("/commit/main"):
-            repo_id = path.removeprefix("/api/models/").removesuffix("/commit/main")
-            return self._commit(repo_id, [json.loads(line) for line in body.splitlines()])
+        if (found := _COMMIT.fullmatch(path)) is not None:
+            repo_id, branch = found.groups()
+            name = repo_id if branch == "main" else f"{repo_id}@{branch}"
+            return self._commit(name, [json.loads(line) for line in body.splitlines()])
         return 404, {"error": f"no route for {method} {path}"}
 
     def _create(self, wanted: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -80,6 +87,11 @@ class FakeHub:
         if wanted.get("visibility") == "private":
             self.private.add(repo_id)
         return status, {"url": f"{self.url}/{repo_id}", "name": repo_id, "id": repo_id}
+
+    def _branch(self, repo_id: str, branch: str) -> tuple[int, dict[str, Any]]:
+        status = 409 if f"{repo_id}@{branch}" in self.files else 200
+        self.files.setdefault(f"{repo_id}@{branch}", {})
+        return status, {}
 
     def _put(self, wanted: dict[str, Any]) -> dict[str, Any]:
         return {**wanted, "actions": {"upload": {"href": f"{self.url}/lfs/{wanted['oid']}"}}}

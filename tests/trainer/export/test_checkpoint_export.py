@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from headrace.cli.command_line import main
 from services.trainer.checkpoints.shards import Part, ShardError, write_shards
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.export.export import export_checkpoint
+from shared.beginning import BEGINNING_FILE, Beginning
 from tests.checkpoints import save_checkpoint
 from tests.tiny_model import make_tiny_tokenizer
 from tests.trainer.cores import assert_odd_generation, copy_with_odd_generation, make_config, make_core, random_rows
@@ -188,6 +190,26 @@ def test_a_checkpoint_that_was_moved_away_from_its_run_is_exported_without_its_s
     assert "optimizer step 1 of a run" in card
     assert "## Settings" not in card
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("beginning", "sentence"),
+    [
+        (Beginning("checkpoint", "/d", "run-0:7", run_id="run-0", step=7), "The run began from step 7 of run-0."),
+        (
+            Beginning("model", "/home/me/secret/theirs", "/home/me/secret/theirs", weights_only=True),
+            "The run began from `theirs` (a local path), weights only.",
+        ),
+    ],
+)
+def test_the_card_says_where_the_run_began_and_shows_no_paths(
+    tiny_model: Path, tmp_path: Path, beginning: Beginning, sentence: str
+) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    (tmp_path / "run-1" / BEGINNING_FILE).write_bytes(msgspec.json.encode(beginning))
+    card = (export_checkpoint(checkpoint, tmp_path / "out") / "README.md").read_text()
+    assert sentence in card
+    assert "secret" not in card
 
 
 @pytest.mark.parametrize("left", ["", '{"num_iterations": 1, "learning_r', "[]"])

@@ -46,6 +46,7 @@ class Run:
     def __init__(self, redis: Redis, root: Path, model: Path, **settings: Any) -> None:
         self.config: RunConfig = make_config(model, learning_rate=1e-3, **settings)
         self.files = RunFiles(root / RUN_ID)
+        self.best_step: int | None = None
         self._redis = redis
         self.log = RunLog(redis, keys=RunKeys(RUN_ID), run_dir=self.files.run_dir)
         (self.files.run_dir / "config.json").write_text(json.dumps(self.config.model_dump(mode="json")))
@@ -61,6 +62,7 @@ class Run:
             self.config,
             run_id=RUN_ID,
             step=1,
+            best_step=self.best_step,
             run_log=self.log,
             room=Room(),
             terminate=terminate or asyncio.Event(),
@@ -80,6 +82,27 @@ async def test_without_push_to_hub_the_model_is_in_the_run_directory_and_the_hub
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, run.weights[name]), name
     assert hub.files == {}
+
+
+async def test_a_best_checkpoint_that_is_damaged_or_was_not_found_is_replaced_by_the_last_with_a_warning(
+    redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
+) -> None:
+    evaluated = {"eval_dataset_name": "/data/eval.jsonl", "eval_steps": 1, "load_best_model_at_end": True}
+    run = Run(redis, tmp_path, tiny_model, **evaluated)
+    run.best_step = 0
+    warning = await run.end()
+    assert warning is not None
+    assert warning.startswith(
+        "the model has the weights of the last step, 1, because the best checkpoint, of step 0, is damaged: "
+    )
+    assert await run.messages() == [warning]
+    assert (run.files.model / "model.safetensors").is_file()
+    run.best_step = None
+    assert await run.end() == (
+        "the model has the weights of the last step, 1, because no evaluation measured eval_reward"
+    )
+    run.best_step = 1
+    assert await run.end() == ""
 
 
 async def test_the_model_is_uploaded_with_its_card_and_what_was_uploaded_loads(

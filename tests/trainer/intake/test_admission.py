@@ -1,6 +1,7 @@
 """Admission: together, without rows that have no prompt, and beside the loop, which reads dead letters meanwhile."""
 
 import asyncio
+import threading
 from typing import Any, cast
 
 import pytest
@@ -49,6 +50,29 @@ async def test_a_generator_that_waits_gets_all_groups_of_an_admission_in_one_rea
     assert await admission.admit(8) == [0, 1, 2, 4, 5, 6, 7, 8]
     assert [delivery.group_id for delivery in await reading] == [f"{number:08d}" for number in (0, 1, 2, 4, 5, 6, 7, 8)]
     assert ledger.dropped_by_reason() == {"bad_row": 1}
+
+
+class RowsOfAStream(FakeRows):
+    """Rows that may be read from a network."""
+
+    threads: list[str]
+
+    def row_at(self, admission_number: int) -> Any:
+        self.threads = [*getattr(self, "threads", []), threading.current_thread().name]
+        return super().row_at(admission_number)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_rows_of_a_stream_are_read_beside_the_event_loop(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, is_streamed: bool
+) -> None:
+    rows = RowsOfAStream()
+    admission = Admission(
+        redis, keys=run_keys, config=run_config.model_copy(update={"dataset_streaming": is_streamed}), rows=rows,
+        encoder=FakeEncoder(), ledger=Ledger(), incarnation=0,
+    )  # fmt: skip
+    assert await admission.admit(2) == [0, 1]
+    assert [name == threading.current_thread().name for name in rows.threads] == [not is_streamed] * 2
 
 
 @pytest.mark.parametrize(("tools", "num_ids"), [([], 3), (["my_tools:add"], 0)])

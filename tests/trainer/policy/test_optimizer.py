@@ -2,14 +2,15 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from services.trainer.policy.optimizer import decays, make_optimizer
+from shared.run_options.optimizers import FACTS, Optimizer
 from shared.run_options.run_config import RunConfig
-from shared.run_options.training import NUM_MOMENTS
-from tests.trainer.cores import GRADIENT_DESCENT, make_core, make_row, weights
+from tests.trainer.cores import GRADIENT_DESCENT, make_config, make_core, make_row, weights
 
 
 def test_the_learning_rate_warms_up_and_decays(tiny_model: Path) -> None:
@@ -61,6 +62,8 @@ def test_weight_decay_spares_norms(tiny_model: Path) -> None:
         ("adagrad", [0.5, -0.5]),
         ("rmsprop", [5.0, -5.0]),  # the first second moment is 0.01 times the square
         ("sgd", [1.0, -2.0]),
+        ("adafactor", [0.5, -0.5]),  # of a vector, it keeps a second moment like Adam's
+        ("muon", [0.5, -0.5]),  # of a vector, it is AdamW
     ],
 )
 def test_the_first_step_of_each_optimizer(optim: str, moved: list[float]) -> None:
@@ -72,8 +75,58 @@ def test_the_first_step_of_each_optimizer(optim: str, moved: list[float]) -> Non
     weight.grad = torch.tensor([2.0, -4.0])
     optimizer.step()
     torch.testing.assert_close(weight.detach(), -torch.tensor(moved))
-    moments = [kept for kept in optimizer.state[weight].values() if isinstance(kept, torch.Tensor) and kept.dim()]
-    assert len(moments) == NUM_MOMENTS[config.optim], "which the plan counts on"
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args", "num_bytes"),
+    [
+        ("adamw_torch_fused", None, 8),
+        ("muon", None, 4),
+        ("adagrad", None, 4),
+        ("sgd", None, 0),
+        ("sgd", "momentum=0.9", 4),
+        ("rmsprop", None, 4),
+        ("rmsprop", "momentum=0.9,centered=true", 12),
+        ("adafactor", None, 0),  # and a number for each row and each column
+        ("adamw_8bit", None, 2),
+        ("paged_adamw_32bit", None, 8),
+        ("lion_8bit", None, 1),
+        ("ademamix", None, 12),
+        ("rmsprop_bnb_8bit", None, 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU:UserWarning")
+def test_an_optimizer_keeps_the_bytes_that_the_plan_counts_on(
+    optim: Optimizer, optim_args: str | None, num_bytes: int
+) -> None:
+    if FACTS[optim].package:
+        pytest.importorskip(FACTS[optim].package)
+    config = make_config(Path("m"), optim=optim, optim_args=optim_args)
+    assert config.moment_bytes() == num_bytes
+    weight = torch.nn.Parameter(torch.zeros(128, 64))
+    optimizer = make_optimizer({"w": weight}, config)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept: list[torch.Tensor] = [kept for kept in optimizer.state[weight].values() if isinstance(kept, torch.Tensor)]
+    moments = [tensor for tensor in kept if tensor.numel() >= weight.numel()]
+    assert sum(tensor.nbytes for tensor in moments) == num_bytes * weight.numel()
+
+
+def test_muon_trains_matrices_and_leaves_the_ends_of_the_model_to_adamw(tiny_model: Path) -> None:
+    core = make_core(tiny_model, optim="muon", learning_rate=0.1)
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
+    core.step()
+    moved = {name: tensor - before[name] for name, tensor in weights(core).items()}
+    matrix = moved["model.layers.0.mlp.up_proj.weight"]
+    # Newton-Schulz iterations leave large singular values between 0.5 and 1.5. A matrix of 128 rows with 64 values of 1
+    # has 1 / sqrt(128) as the root of the mean of its squares. So the step is 0.2 sqrt(128) times the learning rate.
+    library: Any = torch
+    values: torch.Tensor = library.linalg.svdvals(matrix.float()) / (0.1 * 0.2 * math.sqrt(128))
+    assert 0.5 < values.max() < 1.5
+    for name in ("lm_head.weight", "model.norm.weight"):
+        # A step of AdamW has the size of the learning rate, except where the gradient is as small as its epsilon.
+        assert moved[name].abs().max().item() == pytest.approx(0.1, rel=1e-2)
 
 
 def test_weight_decay_goes_by_the_names_transformers_goes_by() -> None:

@@ -63,6 +63,7 @@ async def test_labels_of_a_run_that_has_ended_are_changed(client: httpx.AsyncCli
     assert shown["tags"] == ["best"]
     assert shown["metadata"] == {"lr": 1e-5, "try": 3, "note": "keep"}
     assert shown["status"] == "stopped"
+    assert (await edit(client, run_id, tags=None))["tags"] == []
 
 
 async def test_edits_at_the_same_time_do_not_undo_each_other(client: httpx.AsyncClient, run: Run) -> None:
@@ -81,7 +82,7 @@ async def test_edits_at_the_same_time_do_not_undo_each_other(client: httpx.Async
             "cannot be changed after the submit; name, tags, metadata, max_steps",
         ),
         ({"name": "a b"}, "name", "use letters"),
-        ({"tags": None}, "tags", "must be a list"),
+        ({"tags": 1}, "tags", "must be a list"),
         ({"tags": ["a b"]}, "tags", "tag 0 must be"),
         ({"metadata": {"a": [1]}}, "metadata", "a must be text or a number"),
         ({"max_steps": 7}, "max_steps", "above 7, the optimizer steps that the run has made"),

@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.run_api import run_listing
+from services.trainer.run_api import run_listing, run_sorting
 from shared.pause import Pause
 from shared.redis.redis_connection import Redis
-from shared.redis.run_record import Status
+from shared.redis.run_record import Progress, Status
 from shared.redis.run_store import RunStore
 from tests.trainer.run_api.submitting import submit
 
@@ -78,3 +78,54 @@ async def test_an_unknown_status_is_refused_and_the_known_ones_are_named(client:
     for status in ("queued", "running", "paused", "finished", "stopped", "failed"):
         assert status in reply.json()["detail"]
     assert "canary" not in reply.text
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("created", ["queued", "running", "paused", "stopped", "failed", "finished"]),
+        ("status", ["failed", "finished", "paused", "queued", "running", "stopped"]),
+        ("step", ["paused", "failed", "queued", "running", "stopped", "finished"]),
+        ("name", ["running", "stopped", "finished", "queued", "paused", "failed"]),
+        ("started", ["running", "paused", "queued", "stopped", "failed", "finished"]),
+        ("ended", ["stopped", "failed", "finished", "queued", "running", "paused"]),
+    ],
+)
+async def test_runs_are_sorted_in_pages(
+    client: httpx.AsyncClient, runs: dict[str, str], redis: Redis, sort: str, order: list[str], limit: int
+) -> None:
+    store = RunStore(redis)
+    await store.write_progress(runs["paused"], Progress(step=7))
+    await store.write_progress(runs["failed"], Progress(step=3))
+    assert await listed(client, sort=sort, limit=limit) == [runs[status] for status in order]
+
+
+async def test_a_sorted_list_takes_filters(client: httpx.AsyncClient, runs: dict[str, str]) -> None:
+    found = await listed(client, sort="status", name="even", limit=1)
+    assert found == [runs["finished"], runs["running"], runs["stopped"]]
+    assert await listed(client, sort="name", status=["queued", "finished"]) == [runs["finished"], runs["queued"]]
+
+
+async def test_a_cursor_belongs_to_its_order(client: httpx.AsyncClient, runs: dict[str, str]) -> None:
+    assert runs
+    by_name = (await client.get("/v1/runs", params={"sort": "name", "limit": 1})).json()["next_cursor"]
+    for sort in ("created", "status", "step"):
+        reply = await client.get("/v1/runs", params={"sort": sort, "cursor": by_name})
+        assert (reply.status_code, reply.json()["title"]) == (400, "Bad cursor")
+
+
+async def test_more_runs_than_can_be_sorted_are_refused(
+    client: httpx.AsyncClient, runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_sorting, "MAX_SORTED", 5)
+    reply = await client.get("/v1/runs", params={"sort": "name"})
+    assert (reply.status_code, reply.json()["title"]) == (422, "Too many runs to sort")
+    assert await listed(client, sort="name", status="failed") == [runs["failed"]]
+
+
+async def test_an_unknown_order_is_refused_and_the_known_ones_are_named(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/v1/runs", params={"sort": "colour"})
+    assert reply.status_code == 422
+    for sort in ("created", "started", "ended", "name", "status", "step"):
+        assert sort in reply.json()["detail"]

@@ -18,6 +18,7 @@ from services.trainer.run_api import run_metrics
 from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import UnavailableError, UserError
+from shared.install_commands import install_extras
 from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
 from shared.redis.lease import renew
 from shared.redis.run_record import Progress
@@ -149,7 +150,7 @@ async def test_a_tracker_without_its_library_is_refused_at_submit(
     (error,) = reply.json()["errors"]
     assert error["field"] == "report_to"
     assert "wandb cannot be used: not installed" in error["message"]
-    assert 'pip install "headrace[report]"' in error["message"]
+    assert install_extras("report") in error["message"]
 
 
 async def test_generators_that_the_probe_took_out_are_seen_though_no_step_is_made(

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.run_api import run_reference
+from services.trainer.run_api import run_lookup, run_reference
 from shared.redis.keys import RUNS_BY_ID, RUNS_BY_NAME
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -128,8 +128,9 @@ async def test_a_request_reads_a_bounded_number_of_runs(
     for run_id in made[:2]:
         await client.post(f"/v1/runs/{run_id}/stop")
     assert await meant(client, "again") == made[2]
-    monkeypatch.setattr(run_reference, "_MAX_READ", 2)
-    monkeypatch.setattr(run_reference, "_MAX_SHOWN", 2)
+    for module in (run_lookup, run_reference):
+        monkeypatch.setattr(module, "MAX_READ", 2)
+        monkeypatch.setattr(module, "MAX_SHOWN", 2)
     refused = (await client.get("/v1/runs/again")).json()
     assert refused["detail"].startswith("More than 2 runs have this name")
     assert len(refused["candidates"]) == 2

@@ -29,7 +29,7 @@ async def test_every_route_but_health_is_refused_without_the_key(client: httpx.A
     for route in routes:
         if route.path in {"/livez", "/readyz"}:
             continue
-        path = route.path.format(run_id="run-a", entry="1-0")
+        path = route.path.format(run_id="run-a", entry="1-0", upload_id="sha256-0", sha256="0")
         for method in route.methods:
             for header in ("", "Bearer", "Bearer wrong", f"Basic {KEY}", f"Bearer {KEY}x"):
                 reply = await client.request(method, path, headers={"Authorization": header})

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 
 from services.trainer.settings import TrainerSettings
+from services.trainer.submit_checks import surroundings_check
 from services.trainer.submit_checks.surroundings_check import (
     check_reports,
     check_surroundings,
     check_weight_dir,
     has_hub_token,
     is_installed,
+    what_compiling_needs,
     what_needs_a_gpu,
+    what_optim_needs,
 )
+from shared.install_commands import install_extras, install_packages
 from shared.run_options.run_config import RunConfig
 
 pytestmark = pytest.mark.unit
@@ -98,14 +102,45 @@ def test_a_tracker_whose_library_is_missing_is_refused_with_what_to_install() ->
     ((field, sentence),) = check_reports(["json", "no_such_tracker"])
     assert field == "report_to"
     assert "no_such_tracker cannot be used" in sentence
-    assert 'pip install "headrace[report]"' in sentence
+    assert install_extras("report") in sentence
     assert check_reports(["json"]) == check_reports([]) == []
 
 
 @pytest.mark.skipif(is_installed("mlflow"), reason="it is installed")
 def test_a_tracker_outside_the_extra_is_installed_by_its_own_name() -> None:
     ((_, sentence),) = check_reports(["mlflow"])
-    assert "`pip install mlflow`" in sentence
+    assert f"Install with {install_packages('mlflow')} there" in sentence
+
+
+@pytest.mark.skipif(is_installed("bitsandbytes"), reason="it is installed")
+def test_an_optimizer_of_a_missing_package_is_refused_with_what_to_install() -> None:
+    ((field, sentence),) = what_optim_needs(run(optim="adamw_8bit"), NO_GPU)
+    assert field == "optim"
+    assert sentence.startswith("adamw_8bit needs bitsandbytes where the trainer runs; install with ")
+    assert what_optim_needs(run(optim="muon"), NO_GPU) == []
+
+
+def test_paged_memory_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_all(name: str) -> bool:
+        return bool(name)
+
+    monkeypatch.setattr(surroundings_check, "is_installed", has_all)
+    ((_, sentence),) = what_optim_needs(run(optim="paged_adamw_8bit"), NO_GPU)
+    assert sentence == "paged_adamw_8bit needs a GPU, and the trainer has none; adamw_8bit does not"
+    assert what_optim_needs(run(optim="adamw_8bit"), NO_GPU) == []
+
+
+def test_torch_compile_needs_a_compiler_unless_its_backend_needs_none(tmp_path: Path) -> None:
+    nowhere = {**NO_GPU, "PATH": str(tmp_path)}
+    ((field, sentence),) = what_compiling_needs(run(torch_compile=True), nowhere)
+    assert field == "torch_compile"
+    assert "install g++, or set torch_compile_backend: aot_eager" in sentence
+    assert what_compiling_needs(run(torch_compile=True, torch_compile_backend="aot_eager"), nowhere) == []
+    assert what_compiling_needs(run(), nowhere) == []
+    compiler = tmp_path / "g++"
+    compiler.touch(mode=0o755)
+    assert what_compiling_needs(run(torch_compile=True), nowhere) == []
+    assert what_compiling_needs(run(torch_compile=True), {**nowhere, "CXX": "no-such-compiler"})
 
 
 def test_a_folder_that_a_tracker_left_behind_is_not_its_library(

@@ -69,6 +69,23 @@ def test_values_of_log_extra_have_columns_behind_the_advantage() -> None:
     assert [row[5:] for row in table.rows] == [(-1.5, "5", 2.5), (1.5, None, None)]
 
 
+def test_a_reward_that_a_group_does_not_have_is_empty_there() -> None:
+    entered = group(1)
+    others = tuple(
+        msgspec.structs.replace(it, rewards=(it.rewards[0], RewardOutcome("envs:Go", "scored", 0.5, 1.0)))
+        for it in entered.waiting.group.rollouts
+    )
+    scored = msgspec.structs.replace(entered.waiting.group, rollouts=others)
+    table = completions_table([group(0), dataclasses.replace(entered, waiting=WaitingGroup(1, scored, 0))], step=7)
+    assert table.columns == ("step", "prompt", "completion", "exact", "style", "Go", "advantage")
+    assert [row[3:6] for row in table.rows] == [
+        (0.25, None, None),
+        (1.0, None, None),
+        (0.25, None, 0.5),
+        (1.0, None, 0.5),
+    ]
+
+
 def test_unique_prompts_keep_the_first_completion_of_each() -> None:
     groups = [group(0, prompt="a"), group(1, prompt="b"), group(2, prompt="a")]
     table = completions_table(groups, step=7, unique_prompts=True)

@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.telemetry.group_traces import GroupTraces
+from shared.install_commands import install_extras
 from shared.messages import Stamp
 from shared.redis.redis_connection import Redis
 from tests.groups import scored_group
@@ -138,7 +139,7 @@ def test_a_missing_library_is_a_sentence_and_no_end_of_the_run(
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     with caplog.at_level(logging.WARNING):
         traces = GroupTraces.from_environment(environment, run_id="run-a", replica_id="trainer-0")
-    assert 'pip install "headrace[tracing]"' in caplog.text
+    assert f"Install with {install_extras('tracing')} where the trainer runs" in caplog.text
     traces.trained([waiting(7, *LIFE)], step=4)
     traces.settled(["00000007"])
 

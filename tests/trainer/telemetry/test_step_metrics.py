@@ -76,6 +76,17 @@ def metrics(*groups: TrainedGroup, policy_version: int = 0, **changes: Any) -> d
     return rollout_metrics(groups, policy_version=policy_version, config=CONFIG.model_copy(update=changes))
 
 
+def test_groups_in_different_environments_have_their_own_rewards() -> None:
+    of_chess: list[Said] = [{"exact": 1.0, "envs:Chess": 0.25}, {"exact": 0.0, "envs:Chess": 0.75}]
+    of_go: list[Said] = [{"exact": 1.0, "envs:Go": 1.0}, {"exact": 0.0, "envs:Go": "late"}]
+    found = metrics(trained(0, of_chess), trained(1, of_go), trained(2, exact(0.5, 0.5)))
+    assert found["rewards/exact/mean"] == 0.5
+    assert found["rewards/Chess/mean"] == 0.5
+    assert found["rewards/Go/mean"] == 1.0
+    assert found["rewards/Chess/failed_ratio"] == 0.0
+    assert found["rewards/Go/failed_ratio"] == 0.5
+
+
 def exact(*values: float | None) -> list[Said]:
     return [{"exact": value} for value in values]
 

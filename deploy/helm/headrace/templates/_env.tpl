@@ -31,7 +31,7 @@
 - {name: HEADRACE_TLS_CA_FILE, value: /run/secrets/headrace-tls/ca.crt}
 {{- end }}
 {{- if not (hasKey .of.env "HEADRACE_DATA_ROOTS") }}
-- {name: HEADRACE_DATA_ROOTS, value: /models}
+- {name: HEADRACE_DATA_ROOTS, value: "/models{{ if .root.Values.storage.uploads.enabled }}:/uploads{{ end }}"}
 {{- end }}
 {{- if and (include "headrace.hasWeights" .) (not (hasKey .of.env "HEADRACE_WEIGHT_ROOTS")) }}
 {{- $store := .root.Values.storage.objectStore }}
@@ -97,6 +97,9 @@
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_RUNS_DIR, value: /runs}
+{{- if .root.Values.storage.uploads.enabled }}
+- {name: HEADRACE_UPLOADS_DIR, value: /uploads}
+{{- end }}
 - {name: HEADRACE_REWARDER_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-rewarder:8000"}
 - {name: HEADRACE_SESSIONS_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-sessions:8000"}
 - {name: HEADRACE_PUSH_ADDRESS, value: $(POD_IP)}

@@ -205,7 +205,7 @@ volumeClaimTemplates:
 {{/* Claims that trainer and generators share. */}}
 {{- define "headrace.sharedVolumes" -}}
 {{- $full := include "headrace.fullname" .root -}}
-{{- range $name := list "models" "weights" }}
+{{- range $name := list "models" "uploads" "weights" }}
 {{- $claim := index $.root.Values.storage $name }}
 {{- if $claim.enabled }}
 - name: {{ $name }}
@@ -221,6 +221,9 @@ volumeClaimTemplates:
 {{- define "headrace.sharedMounts" -}}
 {{- if .root.Values.storage.models.enabled }}
 - {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- if .root.Values.storage.uploads.enabled }}
+- {name: uploads, mountPath: /uploads{{ if ne .component "trainer" }}, readOnly: true{{ end }}}
 {{- end }}
 {{- if .root.Values.storage.weights.enabled }}
 - {name: weights, mountPath: /weights}

@@ -17,8 +17,11 @@ affinity:
 
 {{/* Whether trainer and generators share a claim that only one node can mount. */}}
 {{- define "headrace.oneNodeHasModels" -}}
-{{- $models := .Values.storage.models -}}
-{{- if and $models.enabled (not $models.existingClaim) (eq $models.accessMode "ReadWriteOnce") -}}true{{- end -}}
+{{- $found := "" -}}
+{{- range $claim := list .Values.storage.models .Values.storage.uploads -}}
+{{- if and $claim.enabled (not $claim.existingClaim) (eq $claim.accessMode "ReadWriteOnce") -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- $found -}}
 {{- end -}}
 
 {{/* The affinity from values; with such a claim, also to the trainer's node. Takes a dict of root and of. */}}

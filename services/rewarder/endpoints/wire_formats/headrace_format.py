@@ -55,7 +55,7 @@ class HeadraceFormat:
             "run_id": context.run_id,
             "group_id": call.group_id,
             "policy_version": call.policy_version,
-            "trainer_state": call.trainer_state,
+            "trainer_state": call.trainer_state.known(),
             "max_completion_length": call.max_completion_length,
             "deadline_at_s": context.deadline_at_s,
             "items": items,

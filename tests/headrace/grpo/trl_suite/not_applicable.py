@@ -8,6 +8,7 @@ _GENERATE = "it replaces transformers' generate in the script's process, and com
 _LIGER = "it tests which of TRL's two implementations of the loss is called"
 _IMAGES = "prompts are text"
 _DATALOADER = "it tests the data loader in the script's process; prompts are read by the training ranks"
+_OF_ENVIRONMENT = "it looks for get_reward among reward_funcs, and environments are processes of the sessions service"
 _CONTINUOUS = "transformers' own generation is not used"
 
 REASONS: Final[Mapping[str, str]] = {
@@ -34,7 +35,9 @@ REASONS: Final[Mapping[str, str]] = {
     "test_train_with_tools": _GENERATE,
     "test_train_with_environment_factory": _GENERATE,
     "test_train_with_environment_owned_reward": _GENERATE,
-    "test_environment_owned_reward_coexists_with_reward_funcs": _GENERATE,
+    "test_train_with_multiple_environments": _GENERATE,
+    "test_environment_owned_reward_coexists_with_reward_funcs": _OF_ENVIRONMENT,
+    "test_environment_owned_reward_mixed_environments": _OF_ENVIRONMENT,
     "test_train_with_environment_owned_data": _GENERATE,
     "test_train_with_malformed_tool_calls": _GENERATE,
 }

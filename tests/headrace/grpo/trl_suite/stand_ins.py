@@ -70,14 +70,19 @@ _SENTENCES: Final = (
 )
 
 
-def make_stand_ins(hub: Path) -> None:
-    """Make all models and data sets below ``hub``, unless they are there."""
+def make_stand_ins(hub: Path, *, further: Mapping[str, str] | None = None) -> None:
+    """Make all models and data sets below ``hub``, unless they are there.
+
+    Args:
+        hub: The directory.
+        further: Kinds of further models, by name.
+    """
     owner = hub / OWNER
     for name, (kind, more) in CAUSAL.items():
         _save(AutoModelForCausalLM, owner / name, kind, more)
     for name, kind in CLASSIFIERS.items():
         _save(AutoModelForSequenceClassification, owner / name, kind, {"num_labels": 1})
-    for name, kind in DOCUMENTED.items():
+    for name, kind in {**DOCUMENTED, **(further or {})}.items():
         _save(AutoModelForCausalLM, hub / name, kind, {})
     _save_zen(owner / "zen")
     _write(owner / "zen-standard" / "train.jsonl", [{"prompt": it, "ground_truth": "better"} for it in _SENTENCES])

@@ -24,7 +24,8 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     batch_size,
     slices,
 )
-from services.rewarder.reward_call import CallError, RewardCall, TrainerState, Verdict
+from services.rewarder.reward_call import CallError, RewardCall, Verdict
+from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
 
 pytestmark = pytest.mark.unit

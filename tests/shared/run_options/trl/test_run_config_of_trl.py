@@ -111,7 +111,9 @@ def test_checkpoints_are_written_when_trl_writes_them() -> None:
     assert translated(save_strategy="epoch", num_train_epochs=2).save_steps == 0.5
     assert translated(save_strategy=False, save_steps=7).save_steps == RunConfig.model_fields["save_steps"].default
     assert translated(save_total_limit=None).save_total_limit == 2
-    assert "save_strategy" in refused(save_strategy="best")
+    by_best = run_config_of({**MINIMAL, "save_strategy": "best", "save_steps": 7})
+    assert "save_steps" not in by_best[0]
+    assert any(note.startswith("save_steps: left out; save_strategy is best") for note in by_best[1])
 
 
 def test_adapters_have_trls_defaults_and_need_use_peft() -> None:
@@ -148,6 +150,28 @@ def test_the_optimizer_is_torchs_of_that_name() -> None:
     assert (config.optim, config.adam_beta1) == ("sgd", 0.9), "TRL ignores the options of Adam"
 
 
+def test_arguments_of_an_optimizer_are_kept_where_it_takes_some() -> None:
+    assert translated(optim="sgd", optim_args="momentum=0.9").optimizer_arguments() == {"momentum": 0.9}
+    assert translated(optim_args="momentum=0.9").optim_args is None, "transformers ignores arguments of AdamW"
+    assert "optim_args: left out; optim adamw_torch_fused does not use it" in notes(optim_args="momentum=0.9")
+    assert translated(optim="lion_8bit", adam_beta1=0.5, adam_epsilon=1e-6).adam_beta1 == 0.5
+
+
+def test_a_backend_or_a_mode_turns_compilation_on_as_in_transformers() -> None:
+    assert not translated().torch_compile
+    config = translated(torch_compile_backend="aot_eager")
+    assert (config.torch_compile, config.compile_backend) == (True, "aot_eager")
+    assert translated(torch_compile=True).compile_backend == "inductor"
+    assert translated(torch_compile_mode="default").torch_compile
+    config = translated(torch_compile_mode="reduce-overhead")
+    assert (config.torch_compile, config.torch_compile_mode) == (True, None)
+    assert any("records CUDA graphs" in note for note in notes(torch_compile_mode="reduce-overhead"))
+
+
+def test_a_streamed_data_set_stays_one() -> None:
+    assert translated(dataset_streaming=True, max_steps=5).dataset_streaming
+
+
 def test_options_of_older_releases_are_translated() -> None:
     assert translated(warmup_ratio=0.1).warmup_steps == 0.1
     assert translated(torch_dtype="float32", bf16=False).dtype == "float32"
@@ -178,11 +202,9 @@ def test_defaults_and_what_is_so_anyway_are_not_worth_a_note() -> None:
     ("options", "sentence"),
     [
         ({"fp16": True}, "bf16: true"),
-        ({"use_dora": True, "use_peft": True}, "two small matrices"),
-        ({"optim": "lion_32bit"}, "lion_32bit is not offered; a run has adamw_torch_fused"),
-        ({"trust_remote_code": True}, "is never run"),
-        ({"resume_from_checkpoint": "x"}, "name the checkpoint's directory"),
-        ({"load_best_model_at_end": True}, "the final model comes from the last step"),
+        ({"use_dora": True, "use_peft": True}, "vLLM does not serve DoRA; set use_rslora: true"),
+        ({"lora_modules_to_save": ["lm_head"], "use_peft": True}, "leave use_peft out to train all weights"),
+        ({"optim": "galore_adamw"}, "galore_adamw is not offered; a run has adamw_torch_fused"),
         ({"num_generation": 8}, "did you mean num_generations?"),
         ({"train_dataset": "x"}, "set dataset_name"),
         ({"gpu_memory_utilization": 0.5}, "table vllm"),

@@ -1,0 +1,130 @@
+"""The settings of a run that `headrace submit` is given: a run file, the run or directory of --from, and --set.
+
+FILE, or the settings of the run that --from names  <--  --from, --only-model  <--  --set
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, cast
+
+from headrace.client import HeadraceApiError, HeadraceClient
+from headrace.run_file import parse_settings, read_run_file, read_trl_file, with_absolute_paths
+from shared.errors import UserError
+from shared.run_options.run_config import RunConfig
+
+_SOURCE, _ONLY_MODEL, _SKIPS_NOT = "resume_from_checkpoint", "resume_only_model", "ignore_data_skip"
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,4})")
+_MAX_NAME = 64
+_STEP = re.compile(r":\d+$")
+
+
+@dataclass(frozen=True)
+class GivenSettings:
+    """The settings on the command line."""
+
+    file: Path | None
+    """The run file; without one, `settings` change the settings of the source's run."""
+    settings: dict[str, Any]
+    notes: list[str] = field(default_factory=list[str])
+
+
+def settings_given(arguments: argparse.Namespace) -> GivenSettings:
+    """Return the settings in the arguments and in the run file.
+
+    Raises:
+        UserError: The arguments do not go together, or a file cannot be read.
+    """
+    if arguments.file is None and arguments.source is None:
+        raise UserError("give a run file, or --from RUN to continue or fork a run")
+    if arguments.file is None and arguments.trl:
+        raise UserError("--trl says what FILE is: give a file")
+    if arguments.only_model and arguments.source is None:
+        raise UserError("--only-model goes with --from RUN or --from DIR; in a run file it is resume_only_model: true")
+    changes: dict[str, Any] = {}
+    if arguments.source is not None:
+        changes[_SOURCE] = arguments.source
+    if arguments.only_model:
+        changes[_ONLY_MODEL] = True
+    changes |= parse_settings(arguments.changes)
+    changes = with_absolute_paths(changes, Path.cwd())
+    if arguments.file is None:
+        return GivenSettings(None, changes)
+    file = Path(arguments.file)
+    config, notes = read_trl_file(file) if arguments.trl else (read_run_file(file), [])
+    return GivenSettings(file, config | changes, notes)
+
+
+def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of the run that wrote the checkpoint, with the given changes, and notes for the user.
+
+    The new run gets the name of that run with a number that no run has yet.
+
+    Raises:
+        UserError: The settings of a directory are not known.
+        HeadraceApiError: The run was not found, or several fit.
+    """
+    said = str(given.settings[_SOURCE])
+    if said.startswith("/"):
+        settings, what = _settings_of_directory(Path(said)), said
+    else:
+        run = client.get(_STEP.sub("", said))
+        # The id, so that a name that the new run might share cannot become ambiguous.
+        given.settings[_SOURCE] = run["run_id"] + said[len(_STEP.sub("", said)) :]
+        settings, what = run["config"], str(run["run_id"])
+    settings = _chosen(settings)
+    for name in (_SOURCE, _ONLY_MODEL, _SKIPS_NOT):
+        settings.pop(name, None)
+    notes = [f"the settings are those of {what}"]
+    old_name = settings.get("name")
+    if isinstance(old_name, str) and "name" not in given.settings:
+        settings["name"] = _next_name(client, old_name)
+    return settings | given.settings, notes
+
+
+def _settings_of_directory(path: Path) -> dict[str, Any]:
+    """Return the settings of the run whose directory, or a checkpoint in whose directory, this is."""
+    for directory in (path, path.parent, path.parent.parent):
+        try:
+            found: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and "reward_funcs" in found:
+            return cast("dict[str, Any]", found)
+    raise UserError(
+        f"{path} is not in the directory of a run, so its settings are not known: give a run file, "
+        f"`headrace submit FILE --from {path}`"
+    )
+
+
+def _chosen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out settings with their default value: the API warns about settings that were set without effect."""
+    known = RunConfig.model_fields
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in known or known[name].is_required() or value != known[name].get_default(call_default_factory=True)
+    }
+
+
+def _next_name(client: HeadraceClient, name: str) -> str:
+    match = _NUMBERED.fullmatch(name)
+    stem, number = (match["stem"], int(match["number"])) if match else (name, 1)
+    while True:
+        number += 1
+        suffix = f"-{number}"
+        new = stem[: _MAX_NAME - len(suffix)] + suffix
+        if not _is_taken(client, new):
+            return new
+
+
+def _is_taken(client: HeadraceClient, name: str) -> bool:
+    try:
+        found: Mapping[str, Any] = client.get(name)
+    except HeadraceApiError as error:
+        return error.status != HTTPStatus.NOT_FOUND  # several have it
+    return found.get("name") == name

@@ -1,0 +1,249 @@
+"""Sends files to a deployment, and fetches the files of a model, in pieces that survive a broken connection.
+
+    upload:   hash every file --> POST /v1/uploads --> PUT the bytes that are missing --> the path that a run names
+    download: GET .../model --> GET .../model/file from the first missing byte on --> hash right? --> its name
+
+A connection that breaks is tried again for a minute. Then the error is raised, and the same call goes on later.
+"""
+
+import functools
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.api_connection import ApiConnection, HeadraceApiError
+from shared.errors import UserError
+from shared.file_set import MAX_FILES, SetFile, is_hash, why_no_set
+
+OnProgress = Callable[[int, int], object]
+"""Called with the number of bytes that are there, and the total."""
+
+_PIECE_BYTES: Final = 8 * 1024 * 1024
+_PATIENCE_S, _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 60.0, 0.2, 5.0
+_ANSWER_S, _BYTES_HASHED_IN_A_SECOND = 60.0, 100_000_000
+_WORTH_A_RETRY = frozenset(
+    {
+        None,
+        HTTPStatus.REQUEST_TIMEOUT,
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+_ANOTHER_CLIENT_IS_AHEAD = ("/problems/no-such-upload", "/problems/wrong-offset")
+
+
+def upload(api: ApiConnection, path: Path, *, on_progress: OnProgress | None = None) -> str:
+    """Upload a file or directory, and return its path on the services' machines.
+
+    Raises:
+        UserError: There is nothing to upload, or a file changed in the meantime.
+        HeadraceApiError: The API refused the upload, or was unreachable for a minute.
+    """
+    sources = dict(itertools.islice(_sources(path), MAX_FILES + 1))
+    if len(sources) > MAX_FILES:
+        raise UserError(f"{path} cannot be uploaded: it has more than {MAX_FILES} files")
+    files = [SetFile(name, source.stat().st_size, _hash(source)) for name, source in sources.items()]
+    if why := why_no_set(files):
+        raise UserError(f"{path} cannot be uploaded: {why}")
+    try:
+        target = _Upload(api, files, on_progress).send({file.sha256: sources[file.path] for file in files})
+    except HeadraceApiError as error:
+        raise _about(path, "uploaded", error) from error
+    return target if path.is_dir() else f"{target}/{files[0].path}"
+
+
+def download(api: ApiConnection, where: str, directory: Path, *, on_progress: OnProgress | None = None) -> Path:
+    """Download the files of a model, and return the directory.
+
+    Args:
+        api: Connections to the run API.
+        where: Path of the model's files at the API.
+        directory: Where they are written.
+        on_progress: Called with the number of bytes that are there, and the total.
+
+    Raises:
+        HeadraceApiError: The run has left no model, or the API was unreachable for a minute.
+    """
+    patience = _Patience()
+    while True:
+        try:
+            listed = api.request("GET", where, timeout_s=600.0)["files"]
+            break
+        except HeadraceApiError as error:
+            patience.wait_or_raise(error)
+    files = [SetFile(str(file["path"]), int(file["size"]), str(file["sha256"])) for file in listed]
+    if why := why_no_set(files) or next((f"{it.sha256!r} is not a hash" for it in files if not is_hash(it.sha256)), ""):
+        raise HeadraceApiError(f"the run API names files that a model cannot have: {why}")
+    total, done = sum(file.size for file in files), 0
+    for file in files:
+        _fetch(api, where, file, directory / file.path, functools.partial(_tell, on_progress, total=total, before=done))
+        done += file.size
+        _tell(on_progress, done, total=total)
+    return directory
+
+
+class _Upload:
+    """One upload under way.
+
+    Args:
+        api: Connections to the run API.
+        files: The files.
+        on_progress: Called with the number of bytes that are there, and the total.
+    """
+
+    def __init__(self, api: ApiConnection, files: list[SetFile], on_progress: OnProgress | None) -> None:
+        self._api = api
+        self._files = files
+        self._on_progress = on_progress
+        self._sizes = {file.sha256: file.size for file in files}
+        self._received: dict[str, int] = {}
+        self._patience = _Patience()
+
+    def send(self, sources: dict[str, Path]) -> str:
+        """Send what is missing of all files, by their hashes, and return the directory."""
+        while True:
+            try:
+                state = self._begin()
+                if state["is_complete"]:
+                    return str(state["path"])
+                whole = {file["sha256"] for file in state["files"] if file["is_whole"]}
+                for sha256, source in sources.items():
+                    if sha256 not in whole:
+                        self._send_file(str(state["upload_id"]), sha256, source)
+            except HeadraceApiError as error:
+                if error.problem.get("type") in _ANOTHER_CLIENT_IS_AHEAD:
+                    self._patience.spend(error)
+                else:
+                    self._patience.wait_or_raise(error)
+
+    def _begin(self) -> dict[str, Any]:
+        body = {"files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in self._files]}
+        state = self._api.request("POST", "/v1/uploads", json=body, timeout_s=_ANSWER_S)
+        self._note({file["sha256"]: int(file["received"]) for file in state["files"]})
+        return state
+
+    def _send_file(self, upload_id: str, sha256: str, source: Path) -> None:
+        size, offset = self._sizes[sha256], self._received[sha256]
+        with source.open("rb") as file:
+            file.seek(offset)
+            is_whole = False
+            while not is_whole:
+                data = file.read(min(_PIECE_BYTES, size - offset))
+                if not data and offset < size:
+                    raise _has_changed(source)
+                is_last = offset + len(data) == size
+                hashing_s = size / _BYTES_HASHED_IN_A_SECOND if is_last else 0.0
+                try:
+                    answer = self._api.request(
+                        "PUT",
+                        f"/v1/uploads/{upload_id}/files/{sha256}",
+                        params={"offset": offset},
+                        content=data,
+                        headers={"Content-Type": "application/octet-stream"},
+                        timeout_s=_ANSWER_S + hashing_s,
+                    )
+                except HeadraceApiError as error:
+                    if error.problem.get("type") == "/problems/wrong-hash":
+                        raise _has_changed(source) from error
+                    raise
+                offset, is_whole = int(answer["received"]), bool(answer["is_whole"])
+                self._note({sha256: offset})
+                if is_last and not is_whole:
+                    return
+
+    def _note(self, received: dict[str, int]) -> None:
+        before = sum(self._received.values())
+        self._received |= received
+        if sum(self._received.values()) > before:
+            self._patience = _Patience()
+        _tell(self._on_progress, sum(self._received.values()), total=sum(self._sizes.values()))
+
+
+class _Patience:
+    """How long a transfer that gets nowhere is tried again."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + _PATIENCE_S
+        self._backoff_s = _FIRST_BACKOFF_S
+
+    def wait_or_raise(self, error: HeadraceApiError) -> None:
+        """Wait a moment, or raise the error if another try makes no sense."""
+        if error.status not in _WORTH_A_RETRY:
+            raise error
+        self.spend(error)
+
+    def spend(self, error: HeadraceApiError) -> None:
+        """Wait a moment, or raise the error if the patience is over."""
+        if time.monotonic() > self._until:
+            raise error
+        time.sleep(self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
+
+
+def _sources(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name in the upload and the file, for each file."""
+    if path.is_file():
+        yield path.name, path
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} cannot be uploaded: no such file or directory")
+    for top, directories, names in os.walk(path, followlinks=True):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        for name in sorted(names):
+            source = Path(top) / name
+            if not name.startswith(".") and source.is_file():
+                yield source.relative_to(path).as_posix(), source
+
+
+def _hash(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Callable[[int], object]) -> None:
+    """Fetch one file, unless it is there."""
+    if target.is_file() and target.stat().st_size == file.size and _hash(target) == file.sha256:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name[:200]}.{file.sha256[:12]}.part")
+    patience = _Patience()
+    with part.open("ab") as opened:
+
+        def take(data: bytes) -> None:
+            nonlocal patience
+            opened.write(data)
+            tell(opened.tell())
+            patience = _Patience()
+
+        while opened.tell() < file.size:
+            try:
+                api.stream_bytes(f"{where}/file", params={"path": file.path}, first=opened.tell(), take=take)
+            except HeadraceApiError as error:
+                patience.wait_or_raise(error)
+    if _hash(part) != file.sha256:
+        part.unlink()
+        raise HeadraceApiError(f"{file.path} of the model has changed while it was downloaded; download it again")
+    part.replace(target)
+
+
+def _tell(on_progress: OnProgress | None, done: int, *, total: int, before: int = 0) -> None:
+    if on_progress is not None:
+        on_progress(before + done, total)
+
+
+def _has_changed(source: Path) -> UserError:
+    return UserError(f"{source} has changed while it was uploaded; upload it again once it is complete")
+
+
+def _about(path: Path, done: str, error: HeadraceApiError) -> HeadraceApiError:
+    return HeadraceApiError(f"{path} cannot be {done}: {error}", status=error.status, problem=error.problem)

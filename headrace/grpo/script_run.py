@@ -1,0 +1,218 @@
+"""The training run of a script's trainer: begun or found again, followed to its end, paused by Ctrl-C.
+
+begin --> run --events--> training_events.py
+            |
+            +-- headrace-run.json in output_dir, with which another process goes on
+"""
+
+import contextlib
+import json
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
+from headrace.event_stream import Event
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.live_model import LiveModel
+from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
+from headrace.grpo.script_services import ScriptServices, begin_run, find_services
+from headrace.grpo.training_events import TrainingEvents
+from headrace.run_file import with_absolute_paths
+from headrace.terminal import say
+from headrace.watch.watch import final_sentence, follow
+from shared.errors import HeadraceError
+
+_PIPE_WIDTH: Final = 120
+_LINK: Final = "headrace-run.json"
+"""File in ``output_dir`` that names the run, so that another process can go on with it."""
+
+
+class ScriptRun:
+    """The runs of one trainer: one training at a time, and evaluations.
+
+    Args:
+        script: The trainer's arguments.
+        events: Receive the training's steps and evaluations.
+    """
+
+    def __init__(self, script: Script, events: TrainingEvents) -> None:
+        self.run: Run | None = None
+        """The training run, as the API shows it; None before it began."""
+        self.trained_run: Run | None = None
+        """The last run that was followed to its end."""
+        self._script = script
+        self._events = events
+        self._services: ScriptServices | None = None
+        self._files = Files(lambda: self._connected().inputs())
+        self._epochs_per_step = 0.0
+
+    @property
+    def client(self) -> HeadraceClient:
+        """A client of the services, which are started if none run."""
+        return self._connected().client
+
+    def begin(self, resume: bool | str | None) -> None:
+        """Begin a run, which may continue another, or go on with the paused one.
+
+        Args:
+            resume: True to go on with a run that failed, or that another process began; a text for a new run that
+                begins from a checkpoint. See GRPOTrainer.train.
+
+        Raises:
+            ArgumentError: An argument or option is refused, or no earlier run was found.
+        """
+        run = self.run = self._begun(resume)
+        self._events.describe(run, epochs_per_step=self._epochs_per_step)
+        self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
+
+    def follow_to_the_end(self) -> list[float]:
+        """Tell the events of all steps, and return their losses. An exception, such as Ctrl-C, pauses the run.
+
+        Raises:
+            HeadraceError: The run failed.
+        """
+        assert self.run is not None
+        client, run_id = self.client, self.run["run_id"]
+        try:
+            self.run = follow(client, run_id, console=self._console(), on_event=self._take).run
+        except BaseException:  # Ctrl-C, or an error in a callback
+            with contextlib.suppress(HeadraceApiError):
+                client.pause(run_id)
+                say(f"{run_id} pauses after its batch; train() goes on with it, or `headrace resume`")
+            raise
+        if self.run["status"] == "failed":
+            raise HeadraceError(final_sentence(self.run))
+        # Steps and evaluations whose events did not arrive.
+        steps, config = client.metrics(run_id), self.run["config"]
+        for metrics in steps:
+            self._events.take_metrics(metrics, config)
+        for metrics in client.evaluations(run_id):
+            self._events.take_evaluation_once(metrics)
+        self._events.take_best(self.run["progress"].get("best"))
+        return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
+
+    def evaluate(self, data: Any) -> dict[str, Any]:
+        """Return the metrics of an evaluation on ``data``, in a run of its own.
+
+        Raises:
+            ArgumentError: The training is paused, or there is nothing to evaluate on.
+            HeadraceError: The evaluation failed.
+        """
+        client = self.client
+        if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
+            raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
+        settings = evaluation_settings(self._script, self._files, data=data)
+        submission = begin_run(client, settings, say=say)
+        run = follow(client, submission.run_id, console=self._console()).run
+        evaluations = client.evaluations(submission.run_id)
+        if run["status"] != "finished" or not evaluations:
+            raise HeadraceError(final_sentence(run))
+        return evaluations[-1]
+
+    def give_weights_to(self, live: LiveModel) -> None:
+        """Have the model use the run's weights. If the services are elsewhere, they are downloaded when needed."""
+        run, services = self._followed(), self._connected()
+        self.trained_run = run
+        directory = Path(run["run_dir"]) / "model"
+        if services.see_here(directory):
+            live.take(directory)
+        elif services.are_elsewhere:
+            live.take(lambda: self._download(run, services.own_directory() / str(run["run_id"]), base=live.name))
+        else:
+            say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
+
+    def download(self, directory: Path, *, base: str) -> Path:
+        """Download the last training's final model. An adapter gets ``base``, the script's name for it, as its base."""
+        assert self.trained_run is not None
+        return self._download(self.trained_run, directory, base=base)
+
+    def _download(self, run: Run, directory: Path, *, base: str) -> Path:
+        self._connected().download_model(run["run_id"], directory)
+        file = directory / "adapter_config.json"
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            if config.get("base_model_name_or_path") == run["config"]["model"]:
+                config["base_model_name_or_path"] = base
+                file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        return directory
+
+    def _followed(self) -> Run:
+        assert self.run is not None
+        return self.run
+
+    def _connected(self, *, resumed: Path | None = None) -> ScriptServices:
+        if self._services is None:
+            self._services = find_services(resumed=resumed, say=say)
+            weakref.finalize(self, self._services.client.close)
+        return self._services
+
+    def _begun(self, resume: bool | str | None) -> Run:
+        """Return the run to follow: the paused run, or a new one, which may begin from a checkpoint."""
+        source = resume if isinstance(resume, str) else None
+        if resume is True and self.run is None:
+            self.run = self._run_of_another_process()
+        client = self.client
+        if self.run is not None and source is None:
+            run = client.get(self.run["run_id"])
+            if run["status"] not in ENDED or (run["status"] == "failed" and resume):
+                return client.resume(run["run_id"])
+            if resume:
+                source = str(run["run_id"])
+        if self.run is not None:
+            self._events.begin_anew()
+        settings, notes = training_settings(self._script, self._files, callbacks=self._events.callbacks)
+        if source is not None:
+            settings["resume_from_checkpoint"] = source
+        if "resume_from_checkpoint" in settings:
+            settings = with_absolute_paths(settings, Path.cwd())
+        submission = begin_run(client, settings, say=say)
+        for note in (*notes, *submission.warnings):
+            say(f"note: {note}")
+        derived = submission.derived
+        self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * derived["num_rows"])
+        self._remember(submission.run_id)
+        run = client.get(submission.run_id)
+        run["progress"]["max_steps"] = derived["steps"]
+        return run
+
+    def _remember(self, run_id: str) -> None:
+        output_dir = self._script.args.output_dir
+        if output_dir is not None:
+            directory = Path(output_dir)
+            directory.mkdir(parents=True, exist_ok=True)
+            state_dir = self._connected().state_dir
+            link = {
+                "run_id": run_id,
+                "epochs_per_step": self._epochs_per_step,
+                "state_dir": None if state_dir is None else str(state_dir),
+            }
+            (directory / _LINK).write_text(json.dumps(link) + "\n", encoding="utf-8")
+
+    def _run_of_another_process(self) -> Run:
+        file = Path(self._script.args.output_dir or ".") / _LINK
+        try:
+            link = json.loads(file.read_text(encoding="utf-8"))
+            self._epochs_per_step = float(link["epochs_per_step"])
+            state_dir = link["state_dir"] and Path(link["state_dir"])
+            return self._connected(resumed=state_dir).client.get(link["run_id"])
+        except (OSError, ValueError, KeyError, HeadraceApiError) as error:
+            raise ArgumentError(f"resume_from_checkpoint: no run to go on with ({file}: {error})") from error
+
+    def _take(self, event: Event) -> None:
+        """Tell callbacks of an event of the run."""
+        config: Mapping[str, Any] = (self.run or {})["config"]
+        if event.kind == "metrics":
+            self._events.take_metrics(event.data, config)
+        elif event.kind == "evaluation":
+            self._events.take_evaluation_once(event.data)
+        if self._events.control.should_training_stop and self.run is not None:
+            self.client.stop(self.run["run_id"])
+            self._events.control.should_training_stop = False
+
+    def _console(self) -> Console:
+        console = Console(emoji=False, quiet=bool(self._script.args.disable_tqdm))
+        return console if console.is_terminal or console.is_jupyter else Console(emoji=False, width=_PIPE_WIDTH)

@@ -1,0 +1,101 @@
+"""Attributes of TRL's trainer that scripts read: those with a meaning here, and a sentence for each of the others.
+
+The training runs in services, so a script has no optimizer, no batches and no loss of its own.
+"""
+
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+_NOT_TOOLS: Final = ("reset", "get_reward")
+_BATCHES: Final = "prompts are read by the training ranks; trainer.train_dataset and trainer.eval_dataset are the rows"
+_STEPS: Final = "the training ranks make the steps; a trainer.add_callback() sees each, with its metrics"
+_OPTIMIZER: Final = "the training ranks have it; options of GRPOConfig set it, and metrics have its learning rate"
+_SAMPLING: Final = "completions are sampled by the generators; trainer.client.rollouts(trainer.run['run_id']) has them"
+ELSEWHERE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "data_collator"), _BATCHES),
+    **dict.fromkeys(("training_step", "compute_loss", "prediction_step", "evaluation_loop"), _STEPS),
+    **dict.fromkeys(("optimizer", "lr_scheduler", "create_optimizer", "create_scheduler"), _OPTIMIZER),
+    "create_optimizer_and_scheduler": _OPTIMIZER,
+    **dict.fromkeys(("vllm_generation", "llm", "generation_config"), _SAMPLING),
+    "environments": "environments are processes of the sessions service; reward functions get their attributes",
+    "ref_model": "the training ranks have the reference model, if beta is not 0; it is the model before the training",
+    "rollout_func": "write it as an agent program, which plays one rollout: run_options={'agent': 'my_agent:run'}",
+    "predict": "trainer.evaluate() has metrics, and trainer.model.generate() has completions",
+    "hyperparameter_search": "make a trainer for each set of options",
+    "model_wrapped": "the training ranks wrap it; trainer.model has the weights of the last training",
+}
+"""Attribute to the reason why a script's trainer does not have it, and what to use instead."""
+
+
+def missing(name: str) -> AttributeError:
+    """Return the error of an attribute that a script's trainer does not have."""
+    why = ELSEWHERE.get(name)
+    return AttributeError(f"GRPOTrainer has no {name}" + (f" here: {why}" if why else ""))
+
+
+class ScriptProcess:
+    """Stands for ``trainer.accelerator`` in a script, which is one process."""
+
+    is_main_process = is_local_main_process = is_last_process = True
+    process_index = local_process_index = 0
+    num_processes = 1
+
+    def print(self, *values: object) -> None:
+        """Print the values, as every line of a script."""
+        sys.stdout.write(" ".join(map(str, values)) + "\n")
+
+    def wait_for_everyone(self) -> None:
+        """Return at once: there is no other process."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Say why an attribute is missing."""
+        raise AttributeError(
+            f"trainer.accelerator has no {name} here: a script is one process, and the training runs in the services"
+        )
+
+
+def environment_classes(environment_factory: Any) -> list[type]:
+    """Return the classes among the factories of environments, each once. A function shows no class before it runs."""
+    factories: Sequence[Any] = [environment_factory]
+    if isinstance(environment_factory, Mapping):
+        factories = [*cast("Mapping[str, Any]", environment_factory).values()]
+    return list(dict.fromkeys(factory for factory in factories if isinstance(factory, type)))
+
+
+def reward_func_names(reward_funcs: Sequence[Any], environment_factory: Any) -> list[str]:
+    """Return the names of rewards as in metrics: of functions and models, then of environments with ``get_reward``."""
+    return [*map(_name, reward_funcs), *(kind.__name__ for kind in _rewarding(environment_factory))]
+
+
+def reward_weights(given: Sequence[float] | None, *, num_functions: int, environment_factory: Any) -> npt.NDArray[Any]:
+    """Return a weight for each of ``reward_func_names``; that of an environment is always 1."""
+    functions = [1.0] * num_functions if given is None else [*given]
+    return np.array([*functions, *(1.0 for _ in _rewarding(environment_factory))], dtype=np.float32)
+
+
+def all_tools(tools: Sequence[Any], environment_factory: Any) -> list[Any]:
+    """Return the tools, and the methods of environments that are tools."""
+    methods = [
+        method
+        for kind in environment_classes(environment_factory)
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if name not in _NOT_TOOLS and not name.startswith("_")
+    ]
+    return [*tools, *dict.fromkeys(methods)]
+
+
+def _rewarding(environment_factory: Any) -> list[type]:
+    return [kind for kind in environment_classes(environment_factory) if hasattr(kind, "get_reward")]
+
+
+def _name(function: Any) -> str:
+    if isinstance(function, str):
+        return function.rstrip("/").rpartition("/")[2].rpartition(":")[2]
+    if hasattr(function, "save_pretrained"):
+        return str(function.config._name_or_path).rstrip("/").rpartition("/")[2]  # noqa: SLF001  as in transformers
+    return str(getattr(function, "__name__", type(function).__name__))

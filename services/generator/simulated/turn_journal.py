@@ -1,0 +1,54 @@
+"""Notes each turn that a simulated replica has sampled, for tests that look for turns sampled twice.
+
+    begin --> sampled --> one JSON line for each turn: run, request, turn, by, began_at_s
+         +-> cancelled: no line
+
+A line is written once the turn is whole, as the answer is. A turn whose client has gone is cancelled and has no line.
+``turn`` is the number of assistant messages before it.
+"""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from shared.turns import TurnRequest
+
+_MAX_BEGUN = 10_000
+"""Turns that were cancelled are forgotten when there are so many."""
+
+
+class TurnJournal:
+    """Appends to a file that several replicas may share; the lines of one write are never mixed.
+
+    Args:
+        path: The file.
+        by: Name of this replica.
+    """
+
+    def __init__(self, path: Path, *, by: str) -> None:
+        self._path = path
+        self._by = by
+        self._began_at_s: dict[str, float] = {}
+
+    def begin(self, request: TurnRequest) -> None:
+        """Remember when the sampling of a request's turns began."""
+        while len(self._began_at_s) >= _MAX_BEGUN:
+            self._began_at_s.pop(next(iter(self._began_at_s)))
+        self._began_at_s[request.request_id] = time.time()
+
+    def note(self, request: TurnRequest) -> None:
+        """Write one sampled turn of a request."""
+        line = {
+            "run": request.run_id,
+            "request": request.request_id,
+            "turn": sum(message.get("role") == "assistant" for message in request.messages),
+            "by": self._by,
+            "began_at_s": self._began_at_s.get(request.request_id, 0.0),
+        }
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, msgspec.json.encode(line) + b"\n")
+        finally:
+            os.close(file)

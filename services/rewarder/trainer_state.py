@@ -1,0 +1,71 @@
+"""``trainer_state`` of reward functions: the progress of training, under the names of transformers' TrainerState.
+
+the run's settings, its progress in Redis --of--> TrainerState, about a second old
+"""
+
+import math
+from typing import Any, Self
+
+import msgspec
+
+from shared.redis.run_record import Progress
+from shared.run_options.run_config import RunConfig
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """All fields of transformers' TrainerState. One without a meaning here keeps its default."""
+
+    global_step: int = 0
+    max_steps: int = 0
+    epoch: float = 0.0
+    num_train_epochs: int = 0
+    logging_steps: int = 0
+    eval_steps: int = 0
+    """0 if the run makes no evaluations."""
+    save_steps: int = 0
+    train_batch_size: int | None = None
+    """Completions in an optimizer step."""
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0.0
+    """Not counted."""
+    log_history: list[dict[str, float]] = []
+    """Empty: metrics are read from the run API."""
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, str | float | int | bool] | None = None
+    stateful_callbacks: dict[str, Any] | None = None
+
+    def known(self) -> dict[str, Any]:
+        """Return the steps, and what else a run knows, for an endpoint."""
+        unknown = TrainerState()
+        return {
+            name: value
+            for name, value in msgspec.structs.asdict(self).items()
+            if name in ("global_step", "max_steps") or value != getattr(unknown, name)
+        }
+
+    @classmethod
+    def of(cls, config: RunConfig, progress: Progress, *, run_dir: str) -> Self:
+        """Return the state of a run."""
+        steps, best = progress.max_steps, progress.best
+        in_steps = config.in_steps(steps)
+        epochs = progress.epoch * steps / progress.step if progress.step else 0.0
+        return cls(
+            global_step=progress.step,
+            max_steps=steps,
+            epoch=progress.epoch,
+            num_train_epochs=math.ceil(epochs),
+            logging_steps=config.logging_steps,
+            eval_steps=int(in_steps.eval_steps or 0),
+            save_steps=int(in_steps.save_steps),
+            train_batch_size=config.groups_per_step * config.num_generations,
+            num_input_tokens_seen=progress.num_tokens,
+            best_metric=None if best is None else best.value,
+            best_global_step=None if best is None else best.step,
+            best_model_checkpoint=None if best is None else f"{run_dir}/checkpoints/step_{best.step:08d}",
+        )

@@ -1,0 +1,197 @@
+"""Checks that a run can take over from a checkpoint, without torch and without reading a tensor.
+
+    model       its config has the same shape; a LoRA run takes adapters of its own rank, scale and layers
+    optimizer   the checkpoint has the moments of the run's optimizer
+    data        the rows go on where the checkpoint left them, if both runs read the same data in the same order
+
+The training rank compares every tensor when it loads them; these checks find the common mistakes before the queue.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from services.trainer.beginning.source import ADAPTER_CONFIG, FIELD, MODEL_CONFIG, FoundSource, read_table
+from services.trainer.checkpoints.tensor_headers import damaged_tensor_file, tensor_headers
+from services.trainer.groups.ledger import Ledger
+from shared.beginning import Beginning, RowCursor
+from shared.errors import HeadraceError, UserError
+from shared.run_options.run_config import RunConfig
+from shared.run_options.section import LARGEST
+
+_CORE_STATE, _OPTIMIZER, _REFERENCE = "core_state.json", "optimizer", "reference"
+_SHAPE: Final = (
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "num_experts", "num_local_experts"),
+)
+_MOMENTS: Final[Mapping[str, frozenset[str]]] = {
+    "adamw_torch": frozenset({"exp_avg", "exp_avg_sq"}),
+    "adamw_torch_fused": frozenset({"exp_avg", "exp_avg_sq"}),
+    "rmsprop": frozenset({"square_avg"}),
+    "adagrad": frozenset({"sum"}),
+    "sgd": frozenset(),
+}
+"""State of each optimizer that has the shape of the weights."""
+_FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
+_ROW_ORDER: Final = (*("dataset_name", "dataset_config", "dataset_train_split", "datasets", "shuffle_dataset", "seed"),)
+_MAX_ADMITTED = 2_000_000
+"""Prompt groups of a run whose ledger is read here, in the memory of the run API."""
+_ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"
+
+
+def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list[str]]:
+    """Return the beginning of a run and notes for the user. Blocks on the disk.
+
+    Raises:
+        UserError: The run cannot begin from this; ``problems`` has a sentence for each reason.
+    """
+    assert config.resume_from_checkpoint is not None
+    notes = list(found.notes)
+    weights_only = config.resume_only_model
+    if found.source != "checkpoint" and not weights_only:
+        weights_only = True
+        notes.append(
+            f"{found.directory} has only weights: this run takes them, and begins optimizer, schedule and data anew"
+        )
+    reasons = [*_weights_misfit(config, found)]
+    if not weights_only:
+        reasons += _optimizer_misfit(config, found.directory)
+    if reasons:
+        summary = "; ".join(reasons)
+        raise UserError(summary, field=FIELD, problems=[(FIELD, reason) for reason in reasons])
+    steps_before, rows = 0, RowCursor()
+    if not weights_only:
+        steps_before = _steps_made(found)
+        rows, row_notes = _rows_left(config, found)
+        notes += row_notes
+    beginning = Beginning(
+        source=found.source,
+        directory=str(found.directory),
+        said=config.resume_from_checkpoint,
+        weights_only=weights_only,
+        run_id=found.run_id,
+        run_name=found.run_name,
+        step=None if found.state is None else found.state.step,
+        steps_before=steps_before,
+        rows=rows,
+    )
+    return beginning, notes
+
+
+def _weights_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
+    if found.source != "checkpoint" and (cut := damaged_tensor_file(found.directory)) is not None:
+        yield f"{cut} is damaged: its header cannot be read, or its size is not the one in it; copy it again"
+        return
+    has_adapters = (found.weights / ADAPTER_CONFIG).is_file()
+    if has_adapters and not config.use_peft:
+        yield f"{found.directory} has LoRA adapters, but this run trains all weights: set use_peft and its options"
+        return
+    if config.use_peft and not has_adapters:
+        yield (
+            f"{found.directory} has the weights of a whole model, but this run trains adapters (use_peft): to put them "
+            "on these weights, export the checkpoint and give its directory as model"
+        )
+        return
+    if has_adapters:
+        yield from _adapter_misfit(config, read_table(found.weights / ADAPTER_CONFIG), found.directory)
+    else:
+        yield from _shape_misfit(config, read_table(found.weights / MODEL_CONFIG), found.directory)
+    strange = sorted(
+        {str(about.get("dtype")) for about in tensor_headers(found.weights).values()} - _FLOATS,
+    )
+    if strange:
+        yield f"{found.directory} has weights of dtype {', '.join(strange)}; only floating-point weights are loaded"
+
+
+def _shape_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path) -> Iterator[str]:
+    own = read_table(Path(config.model) / MODEL_CONFIG) if config.model.startswith("/") else {}
+    different = [
+        f"{name} is {saved[name]} there and {own[name]} in {config.model}"
+        for name in _SHAPE
+        if name in saved and name in own and saved[name] != own[name]
+    ]
+    if different:
+        listed = ", ".join(different)
+        yield f"{directory} has the weights of another model: {listed}. Set model to the one it was made of"
+
+
+def _adapter_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path) -> Iterator[str]:
+    pairs = {
+        "lora_r": ("r", config.lora_r),
+        "lora_alpha": ("lora_alpha", config.lora_alpha),
+        "use_rslora": ("use_rslora", config.use_rslora),
+    }
+    for ours, (theirs, wanted) in pairs.items():
+        if theirs in saved and saved[theirs] != wanted:
+            there = saved[theirs]
+            yield f"the adapters in {directory} have {ours}: {there}, and this run has {wanted}; set it to theirs"
+    if config.lora_target_modules is not None and isinstance(saved.get("target_modules"), list):
+        theirs_names = sorted(map(str, cast("list[object]", saved["target_modules"])))
+        if theirs_names != sorted(config.lora_target_modules):
+            yield (
+                f"the adapters in {directory} are for {', '.join(theirs_names)}, and this run has lora_target_modules: "
+                f"{', '.join(sorted(config.lora_target_modules))}; set it to theirs"
+            )
+    for unsupported in ("modules_to_save", "use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices"):
+        if saved.get(unsupported):
+            yield f"the adapters in {directory} have {unsupported}, which a run does not train; give a plain adapter"
+
+
+def _optimizer_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
+    names = tensor_headers(checkpoint / _OPTIMIZER)
+    there = frozenset(name.split("/", 1)[0] for name in names)
+    wanted = _MOMENTS[config.optim]
+    is_before_first_step = not _core_state(checkpoint).get("adam_steps") and not there
+    if there != wanted and not is_before_first_step:
+        kinds = [optim for optim, moments in _MOMENTS.items() if moments == there]
+        of = f"that of optim: {' or '.join(kinds)}" if kinds else f"another optimizer ({', '.join(sorted(there))})"
+        yield f"the optimizer state in {checkpoint} is {of}, and this run has optim: {config.optim}{_ONLY_WEIGHTS}"
+    if config.sync_ref_model and config.beta and not (checkpoint / _REFERENCE).is_dir():
+        yield (
+            f"{checkpoint} has no reference model, which sync_ref_model moves on: its run did not have "
+            f"one{_ONLY_WEIGHTS}"
+        )
+
+
+def _steps_made(found: FoundSource) -> int:
+    """Return the optimizer steps in the schedule of a checkpoint, those before its own run included."""
+    schedule: Any = _core_state(found.directory).get("schedule")
+    steps: object = cast("dict[str, object]", schedule).get("last_epoch") if isinstance(schedule, dict) else None
+    if not isinstance(steps, int) or not 0 <= steps <= LARGEST:
+        raise UserError(f"{found.directory / _CORE_STATE} has no step of the schedule{_ONLY_WEIGHTS}", field=FIELD)
+    return steps
+
+
+def _core_state(checkpoint: Path) -> dict[str, Any]:
+    return read_table(checkpoint / _CORE_STATE)
+
+
+def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[str]]:
+    """Return the rows that are left, and a note if the data begin anew though they were to go on."""
+    if config.ignore_data_skip or found.state is None:
+        return RowCursor(), []
+    mine = json.loads(config.model_dump_json(include=set(_ROW_ORDER)))
+    if changed := [name for name in _ROW_ORDER if name in found.config and found.config[name] != mine[name]]:
+        return RowCursor(), [
+            f"{', '.join(changed)} differ from the run that is continued: the data begin with their first row"
+        ]
+    extra = found.state.extra
+    try:
+        ledger = _ledger(extra["ledger"])
+        cursor = msgspec.convert(extra.get("rows", {}), RowCursor)
+    except (KeyError, TypeError, HeadraceError, msgspec.ValidationError) as error:
+        raise UserError(
+            f"the position in the data cannot be read from {found.directory} ({error}); set ignore_data_skip: true to "
+            "begin with the first row",
+            field=FIELD,
+        ) from error
+    return cursor.after(admitted=ledger.admitted, in_flight=ledger.in_flight()), []
+
+
+def _ledger(data: Any) -> Ledger:
+    if data["admitted"] > _MAX_ADMITTED:
+        raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
+    return Ledger.from_json(data)

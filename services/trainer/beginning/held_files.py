@@ -1,0 +1,51 @@
+"""Keeps the checkpoint that a queued run begins from, although the run that wrote it may prune it meanwhile.
+
+    source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
+
+Links cost no space until the source is deleted. A checkpoint on another file system, or with symbolic links, is not
+linked: the run reads the source itself, and fails with a sentence if it is gone by then.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from services.trainer.run_files import RunFiles
+from shared.beginning import BEGINNING_FILE, Beginning
+from shared.disk_sync import write_whole
+from shared.errors import UserError
+
+
+def hold(beginning: Beginning, run_dir: Path) -> Beginning:
+    """Link the source's files into the new run's directory and write its beginning.json; return what the run reads.
+
+    Raises:
+        UserError: The source was deleted since it was checked.
+        OSError: The directory of the run cannot be written.
+    """
+    source = Path(beginning.directory)
+    held = RunFiles(run_dir).beginning
+    if beginning.source == "checkpoint" and not any(path.is_symlink() for path in source.rglob("*")):
+        shutil.rmtree(held, ignore_errors=True)
+        try:
+            shutil.copytree(source, held, copy_function=os.link)
+        except (OSError, shutil.Error) as error:
+            shutil.rmtree(held, ignore_errors=True)
+            if not source.is_dir():
+                raise UserError(
+                    f"{source} was deleted while the run was submitted: the run that wrote it keeps save_total_limit "
+                    "checkpoints. Submit again",
+                    field="resume_from_checkpoint",
+                ) from error
+        else:
+            beginning = msgspec.structs.replace(beginning, directory=str(held))
+    write_whole(run_dir / BEGINNING_FILE, msgspec.json.format(msgspec.json.encode(beginning), indent=2) + b"\n")
+    return beginning
+
+
+def let_go(run_dir: Path) -> None:
+    """Remove the links and beginning.json of a run."""
+    shutil.rmtree(RunFiles(run_dir).beginning, ignore_errors=True)
+    (run_dir / BEGINNING_FILE).unlink(missing_ok=True)

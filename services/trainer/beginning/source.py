@@ -1,0 +1,227 @@
+"""Finds the directory that ``resume_from_checkpoint`` means.
+
+    RUN, RUN:STEP                    a checkpoint of a run, whatever its state; the newest complete one without a step
+    /directory                       a checkpoint; or a run's directory, or its checkpoints/, for the newest one
+                                     a transformers model or a PEFT adapter: weights only
+
+A directory must be in a place that runs may name (file_roots.py). Nothing is changed here, and no tensor is read.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from services.trainer.checkpoints.checkpoint import (
+    STATE_FILE,
+    CheckpointState,
+    checkpoint_path,
+    checkpoint_paths,
+    incarnation_that_wrote,
+    parse_state,
+)
+from services.trainer.checkpoints.manifest import MANIFEST_FILE, find_damage, has_all_files
+from services.trainer.run_files import RunFiles
+from shared.beginning import Source
+from shared.errors import UserError
+from shared.file_roots import FileRoots
+from shared.redis.run_record import TERMINAL, RunRecord
+
+FIELD: Final = "resume_from_checkpoint"
+ADAPTER_CONFIG, MODEL_CONFIG = "adapter_config.json", "config.json"
+_RUN_AND_STEP = re.compile(r"(?P<run>[^:]+)(?::(?P<step>\d{1,12}))?", re.ASCII)
+_MAX_READ_BYTES = 4 * 1024**3
+"""Checkpoints up to this size are read whole at submit. Of larger ones only the files' sizes are compared; the training
+rank compares the checksums."""
+_MAX_STATE_BYTES = 64 << 20
+_MAX_SHOWN = 10
+_MAX_NAME = 64
+
+
+@dataclass(frozen=True)
+class FoundSource:
+    """A directory to begin from."""
+
+    source: Source
+    directory: Path
+    """The checkpoint, or the directory with the weights."""
+    state: CheckpointState | None = None
+    """The state in a checkpoint."""
+    run_id: str | None = None
+    run_name: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The settings of the run that wrote a checkpoint; empty if they are unknown."""
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def weights(self) -> Path:
+        """Directory of the weights."""
+        return self.directory / "model" if self.source == "checkpoint" else self.directory
+
+
+def run_reference(said: str) -> str | None:
+    """Return the id or name of the run that ``resume_from_checkpoint`` names; None if it names a directory."""
+    match = _RUN_AND_STEP.fullmatch(said)
+    return None if match is None or "/" in said else match["run"]
+
+
+def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundSource:
+    """Return the directory to begin from. Blocks on the disk.
+
+    Args:
+        said: The value of ``resume_from_checkpoint``.
+        runs: The runs that `run_reference` fits.
+        roots: The places that runs may name.
+
+    Raises:
+        UserError: There is no such checkpoint, or it is damaged; the message says what to do.
+    """
+    reference = run_reference(said)
+    if reference is None:
+        return _in_directory(said, roots)
+    step = said[len(reference) + 1 :]
+    if not runs:
+        raise UserError(
+            f"there is no run {reference!r}; `headrace runs` lists them. Give the absolute path of a directory if the "
+            "checkpoint is not from a run of these services",
+            field=FIELD,
+        )
+    if len(runs) > 1:
+        shown = ", ".join(f"{run.run_id} ({run.status})" for run in runs[:_MAX_SHOWN])
+        raise UserError(f"several runs fit {reference!r}: {shown}; use the id of one", field=FIELD)
+    (run,) = runs
+    path, notes = _of_run(Path(run.run_dir), step=int(step) if step else None, name=run.run_id)
+    if run.status not in TERMINAL and not step:
+        notes.append(
+            f"{run.run_id} is {run.status}: this run begins from its step {_state(path).step}, and does not follow it"
+        )
+    return FoundSource(
+        "checkpoint",
+        path,
+        state=_state(path),
+        run_id=run.run_id,
+        run_name=run.name,
+        config=run.config,
+        notes=notes,
+    )
+
+
+def _in_directory(said: str, roots: FileRoots) -> FoundSource:
+    if not said.startswith("/"):
+        raise UserError(
+            f"{said[:200]!r} is neither a run (its id or name, then :STEP for an older checkpoint) nor an absolute "
+            "path. The trainer cannot resolve a relative path: give the absolute one (`headrace submit` makes it "
+            "absolute for you)",
+            field=FIELD,
+        )
+    roots.require(said, field=FIELD, whole=True)
+    path = Path(said)
+    if not path.is_dir():
+        raise UserError(f"there is no directory {path} on the trainer's machine", field=FIELD)
+    notes: list[str] = []
+    if path.name == "checkpoints" and checkpoint_paths(path):
+        path = path.parent
+    if checkpoint_paths(RunFiles(path).checkpoints):
+        path, notes = _of_run(path, step=None, name=str(path))
+    if (path / MANIFEST_FILE).exists() or (path / STATE_FILE).exists():
+        _refuse_damage(path)
+        run_dir = path.parent.parent
+        config = read_table(run_dir / MODEL_CONFIG)
+        is_run = path.parent.name == "checkpoints" and bool(config) and "model_type" not in config
+        name = config.get("name") if is_run else None
+        return FoundSource(
+            "checkpoint",
+            path,
+            state=_state(path),
+            run_id=run_dir.name if is_run else None,
+            run_name=name if isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME else None,
+            config=config if is_run else {},
+            notes=notes,
+        )
+    weights: Source | None = None
+    if (path / ADAPTER_CONFIG).is_file():
+        weights = "adapter"
+    elif "model_type" in read_table(path / MODEL_CONFIG):
+        weights = "model"
+    if weights is None:
+        raise UserError(
+            f"{path} is not a checkpoint ({STATE_FILE}), a transformers model ({MODEL_CONFIG} with model_type) or a "
+            f"PEFT adapter ({ADAPTER_CONFIG}), nor the directory of a run that has a checkpoint",
+            field=FIELD,
+        )
+    if not any(path.glob("*.safetensors")):
+        raise UserError(
+            f"{path} has no .safetensors weights; save them with save_pretrained. Pickled weights (.bin) are not "
+            "loaded",
+            field=FIELD,
+        )
+    return FoundSource(weights, path)
+
+
+def _of_run(run_dir: Path, *, step: int | None, name: str) -> tuple[Path, list[str]]:
+    """Return a checkpoint of a run, and notes about newer ones that are damaged."""
+    root = RunFiles(run_dir).checkpoints
+    paths = checkpoint_paths(root)
+    if not paths:
+        raise UserError(
+            f"{name} has no checkpoint: a run writes one every save_steps, and one when it ends", field=FIELD
+        )
+    if step is not None:
+        path = checkpoint_path(root, step)
+        if path not in paths:
+            there = ", ".join(str(int(found.name.removeprefix("step_"))) for found in reversed(paths))
+            raise UserError(
+                f"{name} has no checkpoint of step {step}; it has {there} (save_total_limit says how many are kept)",
+                field=FIELD,
+            )
+        _refuse_damage(path)
+        return path, []
+    notes: list[str] = []
+    for path in sorted(paths, key=incarnation_that_wrote, reverse=True):
+        damage = damage_of(path)
+        if damage is None:
+            return path, notes
+        notes.append(f"{path.name} of {name} is damaged and was left out: {damage}")
+    raise UserError(f"every checkpoint of {name} is damaged: {'; '.join(notes)}", field=FIELD)
+
+
+def damage_of(checkpoint: Path) -> str | None:
+    """Return a sentence about the first damage, or None. The contents of large checkpoints are not compared."""
+    try:
+        num_bytes = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+    except OSError as error:
+        return f"{checkpoint} cannot be read: {error}"
+    if num_bytes <= _MAX_READ_BYTES or not has_all_files(checkpoint):
+        damage = find_damage(checkpoint)
+        if damage is not None:
+            return damage
+    try:
+        _state(checkpoint)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _refuse_damage(checkpoint: Path) -> None:
+    if (damage := damage_of(checkpoint)) is not None:
+        raise UserError(f"the checkpoint is damaged: {damage}. Name another one", field=FIELD)
+
+
+def _state(checkpoint: Path) -> CheckpointState:
+    file = checkpoint / STATE_FILE
+    try:
+        with file.open("rb") as opened:
+            return parse_state(opened.read(_MAX_STATE_BYTES))  # a longer one cannot be decoded
+    except (OSError, ValueError) as error:
+        raise UserError(f"{checkpoint / STATE_FILE} cannot be read: {error}", field=FIELD) from error
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file; empty if it is missing or not a table."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MAX_STATE_BYTES else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,77 @@
+"""Gives the core of a new run the weights, and usually the optimizer, of the checkpoint that it begins from.
+
+    no own checkpoint --> files intact? --> core.begin_from --> policy version 0 --> first push --> prompts
+
+The same path as a resume: the core has the weights before the training loop is built, and the loop pushes them before
+it admits the first prompt.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from services.trainer.checkpoints.manifest import find_damage
+from services.trainer.data.dataset import PromptDataset, Row
+from services.trainer.data.streamed_dataset import StreamedDataset, StreamedRow
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.run_context import RunContext
+from shared.beginning import Beginning, RowCursor
+from shared.errors import UserError
+from shared.file_roots import FileRoots
+
+log = logging.getLogger(__name__)
+
+
+class ContinuedRows:
+    """The rows of a data set, numbered from where another run left them.
+
+    Args:
+        rows: The data set.
+        cursor: The rows that are left.
+    """
+
+    def __init__(self, rows: PromptDataset | StreamedDataset, cursor: RowCursor) -> None:
+        self._rows = rows
+        self._cursor = cursor
+
+    def row_at(self, admission_number: int) -> Row | StreamedRow:
+        """See PromptDataset."""
+        return self._rows.row_at(self._cursor.row(admission_number))
+
+
+async def load_beginning(run: RunContext, core: TrainingCore, *, roots: FileRoots | None) -> None:
+    """Restore the state that the run begins with into the core. Does nothing if it begins with its model's weights.
+
+    Raises:
+        HeadraceError: The checkpoint is gone, damaged, or belongs to another model.
+    """
+    beginning = run.record.beginning
+    if beginning is None:
+        return
+    await run.starting(f"loading {beginning.in_words()}")
+    await asyncio.to_thread(_require_intact, beginning, run_dir=run.files.run_dir, roots=roots)
+    directory = Path(beginning.directory)
+    if beginning.weights_only:
+        weights = directory / "model" if beginning.source == "checkpoint" else directory
+        await asyncio.to_thread(core.take_weights, weights)
+    else:
+        await asyncio.to_thread(core.begin_from, directory)
+    log.info("began from %s (%s)", beginning.in_words(), directory)
+
+
+def _require_intact(beginning: Beginning, *, run_dir: Path, roots: FileRoots | None) -> None:
+    directory = Path(beginning.directory)
+    of = f"this run was to begin from {beginning.in_words()}"
+    if not directory.is_relative_to(run_dir) and beginning.said.startswith("/") and roots is not None:
+        roots.require(str(directory), field="resume_from_checkpoint", whole=True)
+    if not directory.is_dir():
+        raise UserError(
+            f"{of}, but {directory} was deleted before the run had read it. Submit the run again from another "
+            "checkpoint",
+            field="resume_from_checkpoint",
+        )
+    if beginning.source == "checkpoint" and (damage := find_damage(directory)) is not None:
+        raise UserError(
+            f"{of}, which is damaged: {damage}. Submit the run again from another checkpoint",
+            field="resume_from_checkpoint",
+        )

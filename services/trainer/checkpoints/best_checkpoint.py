@@ -1,0 +1,154 @@
+"""Finds the best checkpoint of a run by its evaluations, and when to stop early.
+
+    evaluations, oldest first --judge--> step and value of the best, evaluations since the last improvement
+
+The rules are those of transformers' Trainer and EarlyStoppingCallback. An equal value is not better, so the earlier
+step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
+evaluation without a value, because no group came back or it is not a number, is passed over.
+
+The state follows from the evaluations in the run's log, which a resumed trainer cuts back to its checkpoint and judges
+again. So nothing else has to be stored.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from services.trainer.run_outputs import read_evaluations
+from shared.errors import UserError
+from shared.redis.run_record import BestEvaluation
+from shared.run_options.keeping import ABOUT_BEST
+from shared.run_options.run_config import RunConfig, parse_run_config
+
+log = logging.getLogger(__name__)
+
+_DONE = "eval_groups/done"
+_NOT_OF_ROLLOUTS = ("eval_groups/", "eval_policy_version/", "eval_runtime", "eval_skipped")
+"""Beginnings of metrics that say nothing about the policy."""
+
+
+@dataclass(frozen=True)
+class BestRule:
+    """How evaluations are compared.
+
+    Args:
+        metric: The metric that decides, with the prefix ``eval_``.
+        is_greater_better: Whether the larger value is the better one.
+        patience: Evaluations in a row without an improvement after which the run ends; None for no early stopping.
+        threshold: Only a larger difference from the best value is an improvement.
+    """
+
+    metric: str
+    is_greater_better: bool = True
+    patience: int | None = None
+    threshold: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self | None:
+        """Return the rule of a run; None if it does not look for its best checkpoint."""
+        if not config.finds_best:
+            return None
+        return cls(
+            config.best_metric_name,
+            is_greater_better=config.is_greater_better,
+            patience=config.early_stopping_patience,
+            threshold=config.early_stopping_threshold,
+        )
+
+
+class BestCheckpoint:
+    """The best checkpoint so far.
+
+    Args:
+        rule: Compares evaluations.
+        evaluations: The evaluations so far, oldest first, as lines of the run's log.
+
+    Raises:
+        UserError: They do not have the metric of the rule.
+    """
+
+    def __init__(self, rule: BestRule, evaluations: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.rule = rule
+        self.step: int | None = None
+        """Step of the best evaluation; None before the first with a value."""
+        self.value = math.nan
+        self.num_without_improvement = 0
+        """Evaluations since the last improvement."""
+        for line in evaluations:
+            self.judge(line, step=int(line["step"]))
+
+    def judge(self, metrics: Mapping[str, Any], *, step: int) -> bool:
+        """Compare the evaluation of a step with the best one, and return whether it is better.
+
+        Raises:
+            UserError: No evaluation has had the metric, and this one does not either.
+        """
+        value = self._value(metrics)
+        if value is None:
+            return False
+        gain = math.inf
+        if self.step is not None:
+            gain = value - self.value if self.rule.is_greater_better else self.value - value
+        self.num_without_improvement = 0 if gain > self.rule.threshold else self.num_without_improvement + 1
+        if gain > 0:
+            self.step, self.value = step, value
+        return gain > 0
+
+    def _value(self, metrics: Mapping[str, Any]) -> float | None:
+        if self.rule.metric not in metrics:
+            if self.step is None and metrics.get(_DONE):
+                raise UserError(_missing(self.rule.metric, metrics), field="metric_for_best_model")
+            return None
+        value = metrics[self.rule.metric]
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the run is to end, because its evaluations no longer improve."""
+        return self.rule.patience is not None and self.num_without_improvement >= self.rule.patience
+
+    def why_it_stops(self) -> str:
+        """Return why the run ends early, a sentence without its full stop."""
+        number = self.num_without_improvement
+        more = f" by more than {self.rule.threshold:g}" if self.rule.threshold else ""
+        evaluations = "in the last evaluation" if number == 1 else f"in the last {number} evaluations"
+        return (
+            f"stopped early: {self.rule.metric} did not improve{more} {evaluations}; the best is {self.value:.6g} at "
+            f"step {self.step}"
+        )
+
+    def seen(self) -> BestEvaluation | None:
+        """Return the best evaluation for the run's record; None before the first."""
+        if self.step is None:
+            return None
+        return BestEvaluation(
+            step=self.step,
+            metric=self.rule.metric,
+            value=self.value,
+            num_without_improvement=self.num_without_improvement,
+        )
+
+
+def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | None:
+    """Return the best checkpoint by the files of a run; None if it does not look for one, or they cannot be read."""
+    if not any(config.get(name) for name in ABOUT_BEST):
+        return None
+    try:
+        rule = BestRule.of(parse_run_config(dict(config)))
+        lines, _ = read_evaluations(run_dir, after_step=-1, limit=sys.maxsize)
+        return None if rule is None else BestCheckpoint(rule, lines)
+    except UserError as error:  # another release has written the config
+        log.warning("the best checkpoint of %s is not known: %s", run_dir, error)
+        return None
+
+
+def _missing(name: str, metrics: Mapping[str, Any]) -> str:
+    there = sorted(each for each in metrics if each.startswith("eval_") and not each.startswith(_NOT_OF_ROLLOUTS))
+    return (
+        f"metric_for_best_model names {name}, which the evaluations of the run do not have; they have "
+        f"{', '.join(there)}. Submit the run again with one of them"
+    )

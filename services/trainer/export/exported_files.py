@@ -1,0 +1,69 @@
+"""The files of a run's final model: their sizes and hashes, and their bytes. Blocks on the disk; call it in a thread.
+
+The model's directory appears whole, and is replaced if the run goes on and ends again (export.py). Links are left out.
+"""
+
+import hashlib
+import os
+import stat
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import BinaryIO
+
+from shared.file_set import MAX_FILES, SetFile, why_no_path
+
+_MAX_KNOWN = 10_000
+_Mark = tuple[str, int, int, int]
+
+
+class ExportedFiles:
+    """Reads models, and remembers the hashes of their files."""
+
+    def __init__(self) -> None:
+        self._hashing = threading.Lock()
+        """Held while files are read for their hashes: one client after the other."""
+        self._known: OrderedDict[_Mark, str] = OrderedDict()
+
+    def list(self, directory: Path) -> list[SetFile]:
+        """Return the model's files, in the order of their paths; none if there is no model yet.
+
+        Raises:
+            OSError: The model was replaced in the meantime.
+        """
+        with self._hashing:
+            found = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
+            named = [(path, path.relative_to(directory).as_posix()) for path in found[:MAX_FILES]]
+            return [self._described(path, name) for path, name in named if not why_no_path(name)]
+
+    def open(self, directory: Path, name: str) -> BinaryIO | None:
+        """Open a file of the model; return None if the model has no such file."""
+        if why_no_path(name):
+            return None
+        at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        *parents, last = name.split("/")
+        try:
+            # From directory to directory, so that no link is followed, also not one that was put there just now.
+            for parent in parents:
+                inside = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+                os.close(at)
+                at = inside
+            descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
+        except OSError:
+            return None
+        finally:
+            os.close(at)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            return None
+        return os.fdopen(descriptor, "rb")
+
+    def _described(self, path: Path, name: str) -> SetFile:
+        with path.open("rb") as file:
+            now = os.fstat(file.fileno())
+            mark = (str(path), now.st_size, now.st_mtime_ns, now.st_ino)
+            if mark not in self._known:
+                self._known[mark] = hashlib.file_digest(file, "sha256").hexdigest()
+                if len(self._known) > _MAX_KNOWN:
+                    self._known.popitem(last=False)
+        return SetFile(name, now.st_size, self._known[mark])

@@ -1,0 +1,33 @@
+"""Muon (https://kellerjordan.github.io/posts/muon) for matrices, and AdamW for everything else, as one optimizer.
+
+    matrices of the layers, adapters    --Muon-->   momentum, orthogonalised
+    embeddings, last projection, norms  --AdamW-->
+
+One learning rate and one schedule serve both: by default Muon's update has the size of AdamW's (arXiv 2502.16982).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Optimizers that share their state and their parameter groups.
+
+    Args:
+        optimizers: Optimizers of different parameters.
+    """
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        for optimizer in optimizers:
+            optimizer.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make a step with each of them."""
+        del closure
+        for optimizer in self._optimizers:
+            optimizer.step()

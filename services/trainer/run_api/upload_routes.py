@@ -1,0 +1,197 @@
+"""Routes that take data sets and models from clients. They are closed unless HEADRACE_UPLOADS_DIR is set.
+
+    POST /v1/uploads {"files": [{"path", "size", "sha256"}, ...]}     --> which bytes are here already
+    PUT  /v1/uploads/{upload_id}/files/{sha256}?offset=N  piece       --> how many are here now
+    ...                                              the last piece   --> the directory that a run may name
+
+A body goes to the disk as it comes. If it breaks off, its first bytes stay, and the next piece follows it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
+
+from services.trainer.problems import Problem, documented
+from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.uploads.upload_part import Part
+from services.trainer.uploads.upload_store import UploadStore
+from shared.access.route_table import MAX_UPLOADED_PIECE
+from shared.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
+from shared.run_options.wording import what_is_wrong
+from shared.serving.http_guard import declared_length
+from shared.serving.json_body import BodyError, decode_json, require_json
+from shared.serving.query_number import WHOLE
+
+_OCTETS = "application/octet-stream"
+_MAX_NESTED = 10 + 5 * MAX_FILES
+_MAX_ERRORS = 10
+_WRITE_BYTES = 1024 * 1024
+"""How much is collected before it is written."""
+
+router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+
+Api = Annotated[TrainerApi, Depends(trainer_api)]
+
+
+class UploadFile(BaseModel):
+    """One file to upload."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    path: str = Field(min_length=1, max_length=MAX_PATH, description="Path below the upload's directory")
+    size: int = Field(ge=0, le=MAX_FILE_BYTES, description="Size in bytes")
+    sha256: str = Field(pattern=SHA256, description="Hash of the content, in lower-case hexadecimal digits")
+
+
+class NewUpload(BaseModel):
+    """Files that form one directory: a data set, a model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    files: list[UploadFile] = Field(min_length=1, max_length=MAX_FILES)
+
+
+class UploadedFile(BaseModel):
+    """A file of an upload, and how much of it is here."""
+
+    path: str
+    size: int
+    sha256: str
+    received: int = Field(description="Bytes that are here; send what follows them")
+    is_whole: bool = Field(description="Whether all of it is here, with the right hash")
+
+
+class Upload(BaseModel):
+    """An upload."""
+
+    upload_id: str = Field(description="Names the content: the same files have the same id")
+    path: str = Field(description="The directory that a run may name once the upload is complete")
+    is_complete: bool
+    expires_after_s: float = Field(description="The upload is deleted when it was not used for this long, in seconds")
+    files: list[UploadedFile]
+
+
+class UploadedPiece(BaseModel):
+    """The answer to a piece of a file."""
+
+    received: int = Field(description="Bytes of the file that are here")
+    is_whole: bool = Field(description="Whether all of the file is here, with the right hash")
+    is_complete: bool = Field(description="Whether this was the last file of the upload")
+
+
+def upload_store(api: Api) -> UploadStore:
+    """Return the uploads; a FastAPI dependency.
+
+    Raises:
+        Problem: 404 if this deployment takes no uploads.
+    """
+    if api.uploads is None:
+        raise Problem(
+            404,
+            "Uploads off",
+            "This deployment takes no uploads. Its operator allows them with HEADRACE_UPLOADS_DIR of the trainer: a "
+            "directory that the generators and the rewarder can read too.",
+        )
+    return api.uploads
+
+
+Store = Annotated[UploadStore, Depends(upload_store)]
+
+
+def _schema() -> dict[str, Any]:
+    """Return the schema of a new upload, without references."""
+    schema = NewUpload.model_json_schema()
+    del schema["$defs"]
+    schema["properties"]["files"]["items"] = UploadFile.model_json_schema()
+    return schema
+
+
+@router.post(
+    "",
+    response_model=Upload,
+    responses=documented(404, 413, 415, 422, 507),
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
+)
+async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
+    """Begin an upload, or ask how much of it is here. It can be repeated: files that are here are not sent again."""
+    require_json(request.headers.get("content-type", ""))
+    upload = _parsed(decode_json(await request.body(), max_nested=_MAX_NESTED))
+    files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
+    state = await asyncio.to_thread(store.begin, files)
+    return Upload(**asdict(state), expires_after_s=api.settings.upload_expiry_s)
+
+
+@router.put(
+    "/{upload_id}/files/{sha256}",
+    response_model=UploadedPiece,
+    responses=documented(404, 409, 413, 415, 422, 507),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": f"The bytes from `offset` on, at most {MAX_UPLOADED_PIECE}",
+            "content": {_OCTETS: {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+async def upload_piece(
+    request: Request,
+    store: Store,
+    upload_id: Annotated[str, Path(pattern=SET_ID)],
+    sha256: Annotated[str, Path(pattern=SHA256)],
+    offset: Annotated[int, Query(ge=0, le=MAX_FILE_BYTES, description="Where in the file the piece begins"), WHOLE],
+) -> UploadedPiece:
+    """Add a piece to a file. Pieces come in order; the answer to the last one says whether the hash is right.
+
+    A piece of no bytes checks a file whose last piece was not answered.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _OCTETS:
+        raise BodyError(415, "Not bytes", f"Send the bytes as they are, with the header 'Content-Type: {_OCTETS}'.")
+    size = declared_length(request.scope)
+    if size > MAX_UPLOADED_PIECE:
+        raise BodyError(413, "Body too large", f"A piece may have at most {MAX_UPLOADED_PIECE} bytes.")
+    async with store.lock_of(upload_id, sha256):
+        part = await asyncio.to_thread(store.open_part, upload_id, sha256, offset=offset, size=size)
+        try:
+            await _write(request.stream(), part, store)
+        finally:
+            await asyncio.to_thread(part.close)
+        state = await asyncio.to_thread(store.close_part, upload_id, part)
+    (file, *_) = (file for file in state.files if file.sha256 == sha256)
+    return UploadedPiece(received=file.received, is_whole=file.is_whole, is_complete=state.is_complete)
+
+
+async def _write(pieces: AsyncIterator[bytes], part: Part, store: UploadStore) -> None:
+    """Write a body to the disk as it comes. A body that breaks off counts as far as it came; one without room, not."""
+    waiting = bytearray()
+    try:
+        try:
+            async for piece in pieces:
+                waiting += piece
+                if len(waiting) >= _WRITE_BYTES:
+                    data, waiting = bytes(waiting), bytearray()
+                    await asyncio.to_thread(part.write, data)
+        except ClientDisconnect:
+            await asyncio.to_thread(part.write, bytes(waiting))
+            raise
+        await asyncio.to_thread(part.write, bytes(waiting))
+    except OSError as error:
+        await asyncio.to_thread(part.undo)
+        raise store.disk.in_words(error) from error
+    except Problem:
+        await asyncio.to_thread(part.undo)
+        raise
+
+
+def _parsed(raw: Any) -> NewUpload:
+    try:
+        return NewUpload.model_validate(raw)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[:_MAX_ERRORS]
+        errors = [(".".join(map(str, item["loc"]))[:100], what_is_wrong([item])) for item in found]
+        detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
+        raise Problem(422, "Invalid request", detail, errors=errors) from error

@@ -1,0 +1,1 @@
+"""Files that clients upload for their runs: data sets and models."""

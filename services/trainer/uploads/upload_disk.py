@@ -1,0 +1,56 @@
+"""The disk that uploads are written to: how much of it they may take, and its errors in words."""
+
+import contextlib
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+from services.trainer.problems import Problem
+from services.trainer.room import is_disk_full
+
+
+class UploadDisk:
+    """The disk of one directory.
+
+    Args:
+        directory: Where uploads are kept.
+        keep_free_bytes: Free space that they leave.
+    """
+
+    def __init__(self, directory: Path, *, keep_free_bytes: int) -> None:
+        self._directory = directory
+        self._keep_free_bytes = keep_free_bytes
+
+    def require(self, num_bytes: int) -> None:
+        """Raise a Problem if this many bytes have no room."""
+        free = shutil.disk_usage(self._directory).free
+        if num_bytes and free - num_bytes < self._keep_free_bytes:
+            raise self._no_space(f"{num_bytes} bytes are to come, and {free} are free")
+
+    @contextlib.contextmanager
+    def or_507(self) -> Generator[None]:
+        """Turn errors of the disk into problems."""
+        try:
+            yield
+        except OSError as error:
+            raise self.in_words(error) from error
+
+    def in_words(self, error: OSError) -> Problem:
+        """Return the problem of an upload that cannot be written."""
+        if is_disk_full(error):
+            return self._no_space("it is full")
+        return Problem(
+            503,
+            "Storage unavailable",
+            f"Uploads cannot be written to {self._directory}: {error.strerror}. Fix the permissions there, or set "
+            "HEADRACE_UPLOADS_DIR of the trainer to another directory.",
+        )
+
+    def _no_space(self, why: str) -> Problem:
+        return Problem(
+            507,
+            "No space for uploads",
+            f"The disk of {self._directory} has no space for this upload: {why}. {self._keep_free_bytes} bytes stay "
+            "free for the runs (HEADRACE_UPLOADS_KEEP_FREE_BYTES). Delete unneeded files there, or enlarge the disk; "
+            "the upload then goes on where it was.",
+        )

@@ -1,0 +1,46 @@
+"""Deletes uploads that no run has used for a while. Uploads of runs that have not ended count as used."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any, cast
+
+from services.trainer.uploads.upload_store import UploadStore
+from shared.errors import HeadraceError
+from shared.redis.run_store import RunStore
+
+log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 3600.0
+
+
+async def expire_for_ever(uploads: UploadStore, runs: RunStore, *, after_s: float) -> None:
+    """Delete uploads that were not used for ``after_s`` seconds, until cancelled."""
+    while True:
+        try:
+            await expire_once(uploads, runs, after_s=after_s)
+        except (HeadraceError, OSError) as error:
+            log.warning("uploads are not looked through now: %s", error)
+        await asyncio.sleep(min(after_s / 10, _LONGEST_PAUSE_S))
+
+
+async def expire_once(uploads: UploadStore, runs: RunStore, *, after_s: float) -> None:
+    """Delete uploads that were not used for ``after_s`` seconds. Queued, running and paused runs use theirs now."""
+    live = [*await runs.queued(), *await runs.served()]
+    in_use = {text for record in live for text in texts_in(record.config)}
+    num_deleted = await asyncio.to_thread(uploads.expire, in_use, after_s=after_s)
+    if num_deleted:
+        log.info("deleted %d uploads that were not used for %g s", num_deleted, after_s)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a run's settings, at any depth."""
+    waiting: list[Any] = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, dict):
+            waiting += cast("dict[str, Any]", found).values()
+        elif isinstance(found, list):
+            waiting += found

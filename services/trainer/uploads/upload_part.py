@@ -1,0 +1,61 @@
+"""A file that has come in part: further bytes are appended to it, and dropped again if they cannot all be written."""
+
+import os
+import threading
+from pathlib import Path
+
+from services.trainer.problems import Problem
+from shared.file_set import SetFile
+
+
+class Part:
+    """A file that has come in part, open for writing.
+
+    Args:
+        path: Where it is.
+        file: The announced file.
+        offset: Bytes that have come.
+    """
+
+    def __init__(self, path: Path, file: SetFile, offset: int) -> None:
+        self.path = path
+        self.file = file
+        self.received = offset
+        self._began_at = offset
+        self._working = threading.Lock()
+        """Held while the file is used: a request may be cancelled, and close it, while a thread writes."""
+        self._is_open = True
+        self._opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+    def write(self, data: bytes) -> None:
+        """Write the next bytes.
+
+        Raises:
+            Problem: 422 if they are more than announced.
+            OSError: They cannot be written.
+        """
+        if self.received + len(data) > self.file.size:
+            raise too_long(self.file)
+        left = memoryview(data)
+        with self._working:
+            while left and self._is_open:
+                num_written = os.pwrite(self._opened, left, self.received)
+                self.received += num_written
+                left = left[num_written:]
+
+    def undo(self) -> None:
+        """Drop what was written since it was opened."""
+        with self._working:
+            os.ftruncate(self._opened, self._began_at)
+            self.received = self._began_at
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._working:
+            self._is_open = False
+            os.close(self._opened)
+
+
+def too_long(file: SetFile) -> Problem:
+    """Return the problem of a file that gets longer than it was announced."""
+    return Problem(422, "File too long", f"The file was announced with {file.size} bytes, and these go beyond its end.")

@@ -1,0 +1,333 @@
+"""Keeps uploaded files on the disk. Every function blocks; call them in a thread.
+
+    begin: the set's files ---> .incoming/ID/manifest.json
+    write: pieces, in order --> .incoming/ID/HASH.part --hash right--> .incoming/ID/HASH
+    finish, with the last file -------------------------> ID/                 the directory that runs name
+                                                          .files/HASH         the same file, for later sets
+
+A directory ID/ is complete and never changes. A file that an earlier set has is linked and not sent again. Files that
+have arrived in part stay for the next try. Names come from file_set.py's checks, so they stay below their directory.
+
+The time of the last use of a set is the modification time of its directory.
+"""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from services.trainer.problems import Problem
+from services.trainer.uploads.upload_disk import UploadDisk
+from services.trainer.uploads.upload_part import Part, too_long
+from shared.disk_sync import sync, write_whole
+from shared.file_set import SET_ID, SetFile, set_id, why_no_set
+
+_INCOMING, _FILES = ".incoming", ".files"
+_MANIFEST, _WHOLE, _SET = "manifest.json", "whole", "sha256-"
+_EMPTY = hashlib.sha256().hexdigest()
+_WITHOUT_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES})
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One file of a set, and how much of it is here.
+
+    Args:
+        path: Path in the set.
+        size: Size in bytes.
+        sha256: Hash of the content.
+        received: Bytes that are here; a client sends the rest.
+        is_whole: Whether the whole file is here, with the right hash.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    received: int
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class SetState:
+    """A set, and how much of it is here.
+
+    Args:
+        upload_id: The set's id.
+        path: The directory that a run may name once the set is complete.
+        is_complete: Whether all files are here.
+        files: The files of the set, with their paths.
+    """
+
+    upload_id: str
+    path: str
+    is_complete: bool
+    files: list[FileState]
+
+
+class UploadStore:
+    """The uploads in one directory.
+
+    Args:
+        directory: Where they are kept.
+        max_bytes: Largest sum of the sizes of a set's files.
+        keep_free_bytes: Free space that uploads leave on the disk.
+    """
+
+    def __init__(self, directory: Path, *, max_bytes: int, keep_free_bytes: int) -> None:
+        self.directory = directory
+        self._max_bytes = max_bytes
+        self.disk = UploadDisk(directory, keep_free_bytes=keep_free_bytes)
+        self._changing = threading.Lock()
+        """Held while sets come, are completed, are used, or expire."""
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def lock_of(self, upload_id: str, sha256: str) -> asyncio.Lock:
+        """Return the lock that a request holds while it adds to a file. Called on the event loop."""
+        found = self._locks.get((upload_id, sha256))
+        if found is None:
+            found = self._locks[upload_id, sha256] = asyncio.Lock()
+        return found
+
+    def begin(self, files: list[SetFile]) -> SetState:
+        """Begin an upload, or continue it. It is a use of the set, from which the time to its expiry counts.
+
+        Raises:
+            Problem: 422 for files that are not a set, 413 for too many bytes, 507 without space for them.
+        """
+        if why := why_no_set(files):
+            raise Problem(422, "Invalid upload", f"These files are not a directory: {why}.")
+        if any(file.size == 0 and file.sha256 != _EMPTY for file in files):
+            raise Problem(422, "Invalid upload", "A file of 0 bytes has another hash than nothing has.")
+        total = sum({file.sha256: file.size for file in files}.values())
+        if total > self._max_bytes:
+            raise Problem(
+                413,
+                "Upload too large",
+                f"The files have {total} bytes, and an upload may have {self._max_bytes}. The operator raises "
+                "HEADRACE_MAX_UPLOAD_BYTES of the trainer for more.",
+            )
+        upload_id = set_id(files)
+        with self._changing, self.disk.or_507():
+            if self._use(upload_id):
+                return self._complete(upload_id, files)
+            incoming = self._incoming(upload_id)
+            incoming.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                self._link_known(incoming, file)
+            missing = total - sum({file.sha256: self._received(incoming, file) for file in files}.values())
+            self.disk.require(missing)
+            manifest = msgspec.json.encode([asdict(file) for file in files])
+            write_whole(incoming / _MANIFEST, manifest)
+            return self._finished_or_not(upload_id, files)
+
+    def state(self, upload_id: str) -> SetState:
+        """Return how much of an upload is here.
+
+        Raises:
+            Problem: 404 if it was never begun, is complete, or has expired.
+        """
+        return self._state(upload_id, self._manifest(upload_id))
+
+    def open_part(self, upload_id: str, sha256: str, *, offset: int, size: int) -> Part:
+        """Return the part of a file, to write ``size`` more bytes at ``offset``; ``size`` is -1 if it is not known.
+
+        Raises:
+            Problem: 404 for an unknown upload or file, 409 if the file does not go on at ``offset``, 422 if it would
+                get longer than announced, 507 without space.
+        """
+        file = next((file for file in self._manifest(upload_id) if file.sha256 == sha256), None)
+        if file is None:
+            raise Problem(404, "No such file", "This upload has no file with this hash. POST /v1/uploads names them.")
+        incoming = self._incoming(upload_id)
+        received = self._received(incoming, file)
+        if offset != received or (incoming / sha256).exists():
+            raise Problem(
+                409,
+                "Wrong offset",
+                f"{received} bytes of this file of {file.size} bytes are here; send what follows, not what begins at "
+                f"{offset}.",
+                received=received,
+            )
+        if offset + size > file.size:
+            raise too_long(file)
+        with self.disk.or_507():
+            self.disk.require(size if size >= 0 else file.size - offset)
+            os.utime(incoming / _MANIFEST)
+            return Part(incoming / f"{sha256}.part", file, offset)
+
+    def close_part(self, upload_id: str, part: Part) -> SetState:
+        """Check a file whose last bytes have come, and complete the set if that was its last file.
+
+        Raises:
+            Problem: 422 if the file has another hash than announced. Its bytes are deleted.
+        """
+        file = part.file
+        if part.received < file.size:
+            return self.state(upload_id)
+        with part.path.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+            os.fsync(opened.fileno())
+        if found != file.sha256:
+            part.path.unlink(missing_ok=True)
+            raise Problem(
+                422,
+                "Wrong hash",
+                f"The bytes that came have the hash {found}, and not {file.sha256} as announced. They are deleted: "
+                "send the file again from its beginning, or begin another upload if it has changed.",
+            )
+        with self._changing, self.disk.or_507():
+            incoming = self._incoming(upload_id)
+            part.path.replace(incoming / file.sha256)
+            (self.directory / _FILES).mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                _place(incoming / file.sha256, self.directory / _FILES / file.sha256, may_copy=False)
+            return self._finished_or_not(upload_id, self._manifest(upload_id))
+
+    def use(self, *texts: str) -> None:
+        """Note a use of the sets whose directories a run's settings name."""
+        with self._changing:
+            for upload_id in self._named_in(texts):
+                self._use(upload_id)
+
+    def expire(self, in_use: Collection[str], *, after_s: float) -> int:
+        """Delete what was not used for ``after_s`` seconds, and return the number of sets that were deleted.
+
+        Args:
+            in_use: Texts from the settings of runs that have not ended: their sets count as used now.
+            after_s: Seconds without a use.
+        """
+        self.use(*in_use)
+        num_deleted = 0
+        oldest = time.time() - after_s
+        with self._changing:
+            for path in _entries(self.directory):
+                if path.name.startswith(_SET):
+                    num_deleted += _delete_if_older(path, path, oldest)
+            for path in _entries(self.directory / _INCOMING):
+                num_deleted += _delete_if_older(path / _MANIFEST, path, oldest)
+            for path in _entries(self.directory / _FILES):
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_nlink == 1:  # no set has it any more
+                        path.unlink()
+        return num_deleted
+
+    def _named_in(self, texts: Collection[str]) -> set[str]:
+        above = f"{self.directory}/"
+        found = {text.removeprefix(above).partition("/")[0] for text in texts if text.startswith(f"{above}{_SET}")}
+        return {name for name in found if re.fullmatch(SET_ID, name)}
+
+    def _use(self, upload_id: str) -> bool:
+        """Note a use of a complete set; return False if it is not here."""
+        try:
+            os.utime(self.directory / upload_id)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _incoming(self, upload_id: str) -> Path:
+        return self.directory / _INCOMING / upload_id
+
+    def _manifest(self, upload_id: str) -> list[SetFile]:
+        try:
+            data = (self._incoming(upload_id) / _MANIFEST).read_bytes()
+        except FileNotFoundError as error:
+            raise Problem(
+                404,
+                "No such upload",
+                "No upload with this id is under way: it is complete, was never begun, or has expired. POST "
+                "/v1/uploads begins it, or says where its files are.",
+            ) from error
+        return msgspec.json.decode(data, type=list[SetFile])
+
+    def _link_known(self, incoming: Path, file: SetFile) -> None:
+        whole, known = incoming / file.sha256, self.directory / _FILES / file.sha256
+        if whole.exists():
+            return
+        if file.size == 0:
+            whole.touch()
+        elif known.is_file() and known.stat().st_size == file.size:
+            _place(known, whole)
+
+    def _received(self, incoming: Path, file: SetFile) -> int:
+        if (incoming / file.sha256).exists():
+            return file.size
+        try:
+            return min(file.size, (incoming / f"{file.sha256}.part").stat().st_size)
+        except FileNotFoundError:
+            return 0
+
+    def _state(self, upload_id: str, files: list[SetFile]) -> SetState:
+        incoming = self._incoming(upload_id)
+        states = [
+            FileState(
+                **asdict(file),
+                received=self._received(incoming, file),
+                is_whole=(incoming / file.sha256).exists(),
+            )
+            for file in files
+        ]
+        return SetState(upload_id, str(self.directory / upload_id), is_complete=False, files=states)
+
+    def _complete(self, upload_id: str, files: list[SetFile]) -> SetState:
+        states = [FileState(**asdict(file), received=file.size, is_whole=True) for file in files]
+        return SetState(upload_id, str(self.directory / upload_id), is_complete=True, files=states)
+
+    def _finished_or_not(self, upload_id: str, files: list[SetFile]) -> SetState:
+        """Make the set's directory if all files are here."""
+        state = self._state(upload_id, files)
+        if not all(file.is_whole for file in state.files):
+            return state
+        incoming = self._incoming(upload_id)
+        whole = incoming / _WHOLE
+        shutil.rmtree(whole, ignore_errors=True)
+        whole.mkdir()
+        for file in files:
+            target = whole / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _place(incoming / file.sha256, target)
+        sync(*(path for path in (whole, *whole.rglob("*")) if path.is_dir()))
+        whole.rename(self.directory / upload_id)
+        sync(self.directory)
+        shutil.rmtree(incoming, ignore_errors=True)
+        return self._complete(upload_id, files)
+
+
+def _place(source: Path, target: Path, *, may_copy: bool = True) -> None:
+    """Link a file, or copy it on a file system without links."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        if may_copy:
+            shutil.copyfile(source, target)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return [*directory.iterdir()]
+    except FileNotFoundError:
+        return []
+
+
+def _delete_if_older(used: Path, path: Path, oldest: float) -> bool:
+    """Delete a directory if its last use, the time of ``used``, was before ``oldest``."""
+    try:
+        last = used.stat().st_mtime
+    except FileNotFoundError:
+        last = path.stat().st_mtime
+    if last >= oldest:
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    return True

@@ -1,0 +1,94 @@
+"""Describes files that form one directory, such as a data set or a model, for their way over HTTP.
+
+    client: path, size, sha256 of each file --> set_id --> trainer: the same id for the same files
+
+Both ends check the paths: a trainer writes what a client names, and a client writes what a trainer names.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+MAX_FILES: Final = 1000
+"""Most files of one set."""
+MAX_PATH: Final = 512
+"""Most characters of a path in a set."""
+MAX_FILE_BYTES: Final = 1 << 44
+_MAX_DEPTH, _MAX_PART_BYTES = 8, 255
+_NOT_IN_A_PART: Final = re.compile(r"[\x00-\x1f\x7f\\:]")
+SHA256: Final = r"^[0-9a-f]{64}$"
+"""Pattern of a file's hash."""
+SET_ID: Final = r"^sha256-[0-9a-f]{64}$"
+"""Pattern of a set's id."""
+
+
+@dataclass(frozen=True)
+class SetFile:
+    """One file of a set.
+
+    Args:
+        path: Path below the directory, with ``/`` between its parts.
+        size: Size in bytes.
+        sha256: Hash of the content, in hexadecimal digits.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+
+def is_hash(text: str) -> bool:
+    """Whether a text can be the hash of a file."""
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+def why_no_path(path: str) -> str:
+    """Return why a path cannot be that of a file in a set; empty if it can. It follows the path in a sentence."""
+    parts = path.split("/")
+    if not path or len(path) > MAX_PATH or len(parts) > _MAX_DEPTH:
+        return f"must have 1 to {MAX_PATH} characters and at most {_MAX_DEPTH} parts"
+    if path.startswith("/"):
+        return "must be relative to the directory"
+    if any(part in ("", ".", "..") for part in parts):
+        return "may not have '.', '..' or an empty part"
+    try:
+        is_too_long = any(len(part.encode()) > _MAX_PART_BYTES for part in parts)
+    except UnicodeEncodeError:
+        return "is not Unicode text"
+    if is_too_long:
+        return f"may not have a part of more than {_MAX_PART_BYTES} bytes"
+    if _NOT_IN_A_PART.search(path):
+        return "may not have control characters, backslashes or colons"
+    return ""
+
+
+def why_no_set(files: Iterable[SetFile]) -> str:
+    """Return why files cannot form a directory; empty if they can."""
+    paths: dict[str, None] = {}
+    sizes: dict[str, int] = {}
+    for file in files:
+        if why := why_no_path(file.path):
+            return f"the path {file.path[:MAX_PATH]!r} {why}"
+        if file.path in paths:
+            return f"the path {file.path!r} is there twice"
+        if sizes.setdefault(file.sha256, file.size) != file.size:
+            return f"the hash {file.sha256} is given with two sizes"
+        paths[file.path] = None
+    if not paths:
+        return "there are no files"
+    if len(paths) > MAX_FILES:
+        return f"there are {len(paths)} files, and a set has at most {MAX_FILES}"
+    for path in paths:
+        parts = path.split("/")
+        for end in range(1, len(parts)):
+            if (parent := "/".join(parts[:end])) in paths:
+                return f"{parent!r} is both a file and a directory"
+    return ""
+
+
+def set_id(files: Iterable[SetFile]) -> str:
+    """Return the id of a set, which names its content: paths, sizes and hashes, in any order."""
+    lines = sorted(f"{file.sha256} {file.size} {file.path}\n" for file in files)
+    return f"sha256-{hashlib.sha256(''.join(lines).encode()).hexdigest()}"

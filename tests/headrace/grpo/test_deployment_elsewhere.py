@@ -1,0 +1,112 @@
+"""A script trains with services that share no directory with it: files go there over HTTP, and the model back."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from headrace import GRPOConfig, GRPOTrainer
+from headrace.grpo.script_services import ScriptServices
+from headrace.local.detached import start_detached, wait_until_up
+from headrace.local.service_specs import UpSettings
+from headrace.local.state_dir import StateDir
+from tests.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.slow
+
+ROWS = [{"prompt": f"{number}+{number}=", "solution": str(2 * number)} for number in range(16)]
+
+
+def _never(_services: ScriptServices, _directory: Path) -> bool:
+    return False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run all services but vLLM, which is simulated, as a deployment that takes uploads, and return their directory."""
+    directory = tmp_path_factory.mktemp("uploads")
+    settings = UpSettings(state_dir=tmp_path_factory.mktemp("elsewhere") / "state", num_simulated=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_UPLOADS_DIR", str(directory))
+        patch.setenv("HEADRACE_UPLOADS_KEEP_FREE_BYTES", "0")
+        process = start_detached(settings, outlives_us=False)
+        patch.delenv("HEADRACE_UPLOADS_DIR")
+        patch.setattr(ScriptServices, "see_here", _never)
+        try:
+            wait_until_up(settings, process)
+            state = StateDir(settings.state_dir)
+            endpoint = state.endpoint()
+            assert endpoint is not None
+            patch.setenv("HEADRACE_URL", endpoint.api_url)
+            patch.setenv("HEADRACE_API_KEY", state.keys().api_key)
+            yield directory
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def options(output_dir: Path) -> GRPOConfig:
+    return GRPOConfig(
+        output_dir=str(output_dir),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        max_steps=1,
+        learning_rate=1e-2,
+        weight_decay=0.5,
+        bf16=False,
+        disable_tqdm=True,
+    )
+
+
+def test_data_and_model_are_uploaded_and_the_trained_model_is_downloaded(
+    uploads: Path, model: Path, tmp_path: Path
+) -> None:
+    mine = AutoModelForCausalLM.from_pretrained(model)
+    script = GRPOTrainer(
+        model=mine,
+        processing_class=AutoTokenizer.from_pretrained(model),
+        reward_funcs="accuracy_reward",
+        args=options(tmp_path / "out"),
+        train_dataset=Dataset.from_list(ROWS),
+    )
+    script.train()
+    assert script.run is not None
+    config, there = script.run["config"], Path(script.run["run_dir"]) / "model"
+    assert all(config[name].startswith(f"{uploads}/sha256-") for name in ("model", "dataset_name"))
+    trained = AutoModelForCausalLM.from_pretrained(there).state_dict()
+    assert all(torch.equal(value, trained[name]) for name, value in mine.state_dict().items())
+    script.save_model(str(tmp_path / "saved"))
+    saved = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    assert saved == {path.name: path.read_bytes() for path in there.iterdir()}
+
+
+def test_paths_are_uploaded_and_a_saved_adapter_names_the_scripts_own_base(
+    uploads: Path, model: Path, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    script = GRPOTrainer(
+        model=str(model),
+        reward_funcs="accuracy_reward",
+        args=options(tmp_path / "out"),
+        train_dataset=str(rows),
+        peft_config=LoraConfig(r=4, target_modules=["q_proj"]),
+    )
+    script.train()
+    assert script.run is not None
+    assert script.run["config"]["model"].startswith(f"{uploads}/sha256-")
+    script.save_model(str(tmp_path / "saved"))
+    adapter = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(model)

@@ -1,0 +1,106 @@
+"""A script finds what it reads from TRL's trainer, or a sentence that says where it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.grpo.trainer_attributes import ScriptProcess, all_tools, missing, reward_func_names, reward_weights
+
+pytestmark = pytest.mark.unit
+
+
+class Scored:
+    def reset(self, **row: Any) -> None:
+        """Begin."""
+
+    def act(self, x: int) -> int:
+        """Act."""
+        return x
+
+    def get_reward(self) -> float:
+        """Return the reward."""
+        return 1.0
+
+    def _private(self) -> None:
+        """No tool."""
+
+
+class Plain:
+    def reset(self, **row: Any) -> None:
+        """Begin."""
+
+    def play(self) -> int:
+        """Play."""
+        return 0
+
+
+def brevity(**columns: Any) -> list[float]:
+    return []
+
+
+def names(tools: list[Any]) -> list[str]:
+    return [tool.__name__ for tool in tools]
+
+
+def test_rewards_have_the_names_of_their_metrics_and_an_environment_adds_its_class_once() -> None:
+    several = {"a": Scored, "b": Scored, "c": Plain}
+    assert reward_func_names([brevity, "org/model", "my.rewards:style"], several) == [
+        "brevity",
+        "model",
+        "style",
+        "Scored",
+    ]
+    assert reward_weights([0.5], num_functions=1, environment_factory=several).tolist() == [0.5, 1.0]
+    assert reward_weights(None, num_functions=2, environment_factory=None).tolist() == [1.0, 1.0]
+    assert reward_func_names([], Scored) == ["Scored"]
+
+
+def test_tools_are_functions_and_methods_of_environments() -> None:
+    assert names(all_tools([brevity], {"a": Scored, "b": Scored, "c": Plain})) == ["brevity", "act", "play"]
+    assert names(all_tools([], Scored)) == ["act"]
+    assert all_tools([], "my_envs:Game") == []
+
+
+def test_the_accelerator_is_that_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    accelerator = ScriptProcess()
+    accelerator.print("done", 1)
+    accelerator.wait_for_everyone()
+    assert capsys.readouterr().out == "done 1\n"
+    assert (accelerator.is_main_process, accelerator.process_index, accelerator.num_processes) == (True, 0, 1)
+    with pytest.raises(AttributeError, match=r"trainer.accelerator has no gather here: a script is one process"):
+        _ = accelerator.gather
+
+
+@pytest.mark.parametrize("name", ["optimizer", "get_train_dataloader", "environments", "vllm_generation", "ref_model"])
+def test_a_missing_attribute_says_where_it_is(name: str) -> None:
+    assert str(missing(name)).startswith(f"GRPOTrainer has no {name} here: ")
+    assert str(missing("colour")) == "GRPOTrainer has no colour"
+
+
+def test_a_trainer_has_them(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from headrace import GRPOConfig, GRPOTrainer
+
+    args = GRPOConfig(output_dir=str(tmp_path), reward_weights=[0.5])
+    rows = [{"environment": "a"}, {"environment": "b"}]
+    script: Any = GRPOTrainer(
+        model="org/model",
+        reward_funcs=brevity,
+        args=args,
+        train_dataset=rows,
+        environment_factory={"a": Scored, "b": Plain},
+    )
+    assert script.args is args
+    assert script.train_dataset is rows
+    assert (script.reward_func_names, script.reward_weights.tolist()) == (["brevity", "Scored"], [0.5, 1.0])
+    assert names(script.tools) == ["act", "play"]
+    assert script.is_world_process_zero()
+    assert script.is_local_process_zero()
+    script.log({"mine": 2.0})
+    assert script.state.log_history == [{"mine": 2.0, "epoch": 0.0, "step": 0}]
+    assert not hasattr(script, "optimizer")
+    with pytest.raises(AttributeError, match="GRPOTrainer has no get_train_dataloader here: prompts are read by"):
+        script.get_train_dataloader()
+    with pytest.raises(ValueError, match=r"requires a `train_dataset` with a column environment.*: a, b"):
+        GRPOTrainer(model="org/model", reward_funcs=brevity, args=args, environment_factory={"a": Scored, "b": Plain})

@@ -1,0 +1,57 @@
+"""Reward functions see the progress of training under transformers' names."""
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.rewarder.trainer_state import TrainerState
+from shared.redis.run_record import BestEvaluation, Progress
+from shared.run_options.run_config import RunConfig
+
+pytestmark = pytest.mark.unit
+
+
+def a_run(**settings: Any) -> RunConfig:
+    return RunConfig(model="m", dataset_name="d", reward_funcs=["accuracy_reward"], groups_per_step=4, **settings)
+
+
+def test_it_has_the_progress_the_intervals_and_the_best_checkpoint() -> None:
+    config = a_run(num_generations=8, save_steps=0.5, eval_dataset_name="e", eval_steps=5, load_best_model_at_end=True)
+    progress = Progress(
+        step=10, max_steps=40, epoch=0.5, num_tokens=12_345, best=BestEvaluation(5, "eval_reward", 0.75)
+    )
+    state = TrainerState.of(config, progress, run_dir="/runs/run-a")
+    assert msgspec.structs.asdict(state) == msgspec.structs.asdict(TrainerState()) | {
+        "global_step": 10,
+        "max_steps": 40,
+        "epoch": 0.5,
+        "num_train_epochs": 2,  # 40 steps are four times as many as the half epoch so far
+        "logging_steps": 1,
+        "eval_steps": 5,
+        "save_steps": 20,
+        "train_batch_size": 32,
+        "num_input_tokens_seen": 12_345,
+        "best_metric": 0.75,
+        "best_global_step": 5,
+        "best_model_checkpoint": "/runs/run-a/checkpoints/step_00000005",
+    }
+
+
+def test_before_the_first_step_there_is_no_epoch_and_no_best() -> None:
+    state = TrainerState.of(a_run(), Progress(max_steps=3), run_dir="/runs/run-a")
+    assert (state.global_step, state.epoch, state.num_train_epochs, state.eval_steps) == (0, 0.0, 0, 0)
+    assert (state.best_metric, state.best_global_step, state.best_model_checkpoint) == (None, None, None)
+    assert state.is_world_process_zero
+
+
+def test_an_endpoint_gets_the_steps_and_what_is_known() -> None:
+    assert TrainerState().known() == {"global_step": 0, "max_steps": 0}
+    assert TrainerState(3, 9, best_metric=0.5).known() == {"global_step": 3, "max_steps": 9, "best_metric": 0.5}
+
+
+def test_it_has_every_field_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = {field.name for field in dataclasses.fields(transformers.TrainerState)}
+    assert {field.name for field in msgspec.structs.fields(TrainerState)} == theirs

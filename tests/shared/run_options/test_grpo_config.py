@@ -1,0 +1,28 @@
+"""TRL's options as a dataclass: None means that an option is not set."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from shared.run_options.grpo_config import NULL_MEANS, GRPOConfig
+
+pytestmark = pytest.mark.unit
+
+
+def test_none_is_the_default_of_every_option_but_those_with_a_meaning_for_it() -> None:
+    nones: dict[str, Any] = {option.name: None for option in fields(GRPOConfig) if option.name not in NULL_MEANS}
+    assert GRPOConfig(**nones) == GRPOConfig()
+    assert GRPOConfig(None) == GRPOConfig()
+
+
+def test_a_default_that_is_made_is_not_shared() -> None:
+    nothing: Any = None
+    first, second = GRPOConfig(run_options=nothing), GRPOConfig(run_options=nothing)
+    first.run_options["max_staleness"] = 0
+    assert second.run_options == {}
+
+
+def test_no_bound_of_the_importance_weight_is_a_choice() -> None:
+    assert GRPOConfig(vllm_importance_sampling_clip_max=None).vllm_importance_sampling_clip_max is None
+    assert GRPOConfig().vllm_importance_sampling_clip_max == 3.0

@@ -1,0 +1,150 @@
+"""What a core takes over from a checkpoint, to the last bit, and at which learning rate it goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from services.trainer.policy.lora import write_adapters
+from services.trainer.policy.policy_core import PolicyCore
+from shared.errors import HeadraceError
+from tests.checkpoints import save_checkpoint
+from tests.tiny_model import VOCAB_SIZE
+from tests.trainer.cores import assert_same_weights, make_core, random_rows, weights
+from tests.trainer.tensor_files import load_file
+
+LORA: dict[str, Any] = {"use_peft": True, "lora_r": 4, "lora_alpha": 8}
+
+
+def adam(model: Path, *, total_steps: int = 6, **settings: Any) -> PolicyCore:
+    chosen = {"learning_rate": 1e-3, "lr_scheduler_type": "linear", "weight_decay": 0.1} | settings
+    return make_core(model, total_steps=total_steps, **chosen)
+
+
+def train(core: PolicyCore, steps: range) -> list[float]:
+    """Make steps, and return their learning rates."""
+    rates: list[float] = []
+    for step in steps:
+        core.accumulate(random_rows(4, seed=step))
+        rates.append(core.step().learning_rate)
+    return rates
+
+
+def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return weights and moments."""
+    return {
+        f"{path.relative_to(checkpoint)}:{name}": tensor
+        for path in sorted(checkpoint.rglob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def saved(core: PolicyCore, root: Path) -> Path:
+    return save_checkpoint(root, core, {}, step=core.policy_version, keep=9)
+
+
+@pytest.mark.parametrize("lora", [{}, LORA])
+def test_a_run_that_continues_has_weights_and_optimizer_to_the_last_bit_and_its_own_count(
+    tiny_model: Path, tmp_path: Path, lora: dict[str, Any]
+) -> None:
+    source = adam(tiny_model, **lora)
+    train(source, range(4))
+    checkpoint = saved(source, tmp_path / "source")
+    forked = adam(tiny_model, total_steps=2, **lora)
+    forked.begin_from(checkpoint)
+    assert forked.policy_version == 0
+    assert_same_weights(weights(forked), weights(source))
+    before, after = tensors(checkpoint), tensors(saved(forked, tmp_path / "forked"))
+    assert before.keys() == after.keys()
+    assert any(name.startswith("optimizer/") for name in before)
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_steps_go_on_as_if_the_source_had_made_them(tiny_model: Path, tmp_path: Path) -> None:
+    """Four steps and a run of two more are six steps: rates fall by a sixth each."""
+    straight = adam(tiny_model)
+    rates = train(straight, range(6))
+    assert rates == pytest.approx([1e-3 * left / 6 for left in (6, 5, 4, 3, 2, 1)])
+    source = adam(tiny_model)
+    train(source, range(4))
+    forked = adam(tiny_model, total_steps=2)
+    forked.begin_from(saved(source, tmp_path))
+    assert train(forked, range(4, 6)) == rates[4:]
+    assert forked.policy_version == 2
+    assert_same_weights(weights(forked), weights(straight))
+
+
+def test_a_fork_that_crashes_and_one_that_is_forked_again_keep_their_place_in_the_schedule(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    source = adam(tiny_model)
+    rates = train(source, range(2))
+    forked = adam(tiny_model, total_steps=4)
+    forked.begin_from(saved(source, tmp_path / "source"))
+    rates += train(forked, range(2, 4))
+    checkpoint = saved(forked, tmp_path / "forked")
+    assert checkpoint.name == "step_00000002"
+    resumed = adam(tiny_model, total_steps=4)
+    resumed.load_state(checkpoint)
+    assert resumed.policy_version == 2
+    again = adam(tiny_model, total_steps=2)
+    again.begin_from(checkpoint)
+    assert again.policy_version == 0
+    rest = train(forked, range(4, 6))
+    assert train(resumed, range(4, 6)) == train(again, range(4, 6)) == rest
+    assert rates + rest == pytest.approx([1e-3 * left / 6 for left in (6, 5, 4, 3, 2, 1)])
+
+
+def test_a_changed_learning_rate_and_length_hold_from_the_first_step(tiny_model: Path, tmp_path: Path) -> None:
+    source = adam(tiny_model)
+    train(source, range(4))
+    forked = adam(tiny_model, total_steps=4, learning_rate=2e-3)
+    forked.begin_from(saved(source, tmp_path))
+    assert train(forked, range(4)) == pytest.approx([2e-3 * left / 8 for left in (4, 3, 2, 1)])
+
+
+def test_with_only_the_weights_the_optimizer_and_the_schedule_are_fresh(tiny_model: Path, tmp_path: Path) -> None:
+    source = adam(tiny_model)
+    train(source, range(4))
+    checkpoint = saved(source, tmp_path / "source")
+    forked = adam(tiny_model)
+    forked.take_weights(checkpoint / "model")
+    assert_same_weights(weights(forked), weights(source))
+    state = json.loads((saved(forked, tmp_path / "forked") / "core_state.json").read_text())
+    assert (state["policy_version"], state["schedule"]["last_epoch"], state["adam_steps"]) == (0, 0, {})
+    assert train(forked, range(1)) == [1e-3]
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_directory_of_transformers_gives_its_weights(tmp_path: Path, tiny_model: Path, is_tied: bool) -> None:
+    config = Qwen3Config.from_pretrained(tiny_model, tie_word_embeddings=is_tied)
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for seed, path in enumerate((theirs, ours)):
+        torch.manual_seed(seed)
+        model: Any = Qwen3ForCausalLM(config)
+        model.to(torch.bfloat16 if path == theirs else torch.float32).save_pretrained(path)
+    core = adam(ours)
+    core.take_weights(theirs)
+    expected = AutoModelForCausalLM.from_pretrained(theirs, dtype=torch.float32).state_dict()
+    found = weights(core)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_an_adapter_of_peft_gives_its_weights(tiny_model: Path, tmp_path: Path) -> None:
+    source = adam(tiny_model, **LORA)
+    train(source, range(2))
+    write_adapters(weights(source), tmp_path)
+    core = adam(tiny_model, **LORA)
+    core.take_weights(tmp_path)
+    assert_same_weights(weights(core), weights(source))
+
+
+def test_weights_of_another_model_are_refused_with_the_name_of_a_weight(tiny_model: Path, tmp_path: Path) -> None:
+    Qwen3ForCausalLM(Qwen3Config.from_pretrained(tiny_model, vocab_size=VOCAB_SIZE + 1)).save_pretrained(tmp_path)
+    with pytest.raises(HeadraceError, match=r"belong to another model: .* has shape \(\d+, 64\) in the checkpoint"):
+        adam(tiny_model).take_weights(tmp_path)
+    with pytest.raises(HeadraceError, match=r"belong to another model: .* is not in the checkpoint"):
+        adam(tiny_model, **LORA).take_weights(tmp_path)

@@ -1,0 +1,176 @@
+"""What a run takes over from a checkpoint, and which checkpoints do not fit it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.trainer.beginning.fit import beginning_of
+from services.trainer.beginning.source import find_source
+from services.trainer.checkpoints.manifest import write_manifest
+from shared.beginning import Beginning, RowCursor
+from shared.errors import UserError
+from shared.file_roots import FileRoots
+from shared.run_options.run_config import parse_run_config
+from tests.trainer.beginning.made_checkpoints import make_adapter, make_checkpoint, make_model, write_tensors
+
+pytestmark = pytest.mark.unit
+
+LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+
+
+def begin(tmp_path: Path, directory: Path, **settings: Any) -> tuple[Beginning, list[str]]:
+    model = tmp_path / "base"
+    if not model.exists():
+        make_model(model)
+    plain = {"model": str(model), "dataset_name": "/data.jsonl", "reward_funcs": ["accuracy_reward"]}
+    config = parse_run_config(plain | {"resume_from_checkpoint": str(directory)} | settings)
+    return beginning_of(config, find_source(str(directory), runs=[], roots=FileRoots((str(tmp_path),), "ROOTS")))
+
+
+def refusal(tmp_path: Path, directory: Path, **settings: Any) -> str:
+    with pytest.raises(UserError) as refused:
+        begin(tmp_path, directory, **settings)
+    assert {field for field, _ in refused.value.problems} == {"resume_from_checkpoint"}
+    return str(refused.value)
+
+
+def source(tmp_path: Path, **about: Any) -> Path:
+    """Write a checkpoint of a run on /data.jsonl: 10 rows were taken, and 4, 7 and 8 are not settled."""
+    run_dir = tmp_path / "run-source"
+    ledger = {"admitted": 10, "trained": [[0, 3], [5, 6]], "dropped": {"too_stale": [[9, 9]]}}
+    given: dict[str, Any] = {"step": 4, "ledger": ledger} | about
+    path = make_checkpoint(run_dir, **given)
+    config = {"reward_funcs": ["x"], "dataset_name": "/data.jsonl", "seed": 42, "shuffle_dataset": True}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_everything_is_continued_by_default(tmp_path: Path) -> None:
+    beginning, notes = begin(tmp_path, source(tmp_path, steps_before=3))
+    assert (beginning.weights_only, beginning.step, beginning.steps_before, notes) == (False, 4, 7, [])
+    assert beginning.rows == RowCursor(left=(4, 7, 8), next=10)
+
+
+def test_with_only_the_model_everything_else_begins_anew(tmp_path: Path) -> None:
+    beginning, notes = begin(tmp_path, source(tmp_path), resume_only_model=True, optim="sgd")
+    assert (beginning.weights_only, beginning.steps_before, beginning.rows, notes) == (True, 0, RowCursor(), [])
+
+
+def test_data_may_begin_anew_while_the_schedule_goes_on(tmp_path: Path) -> None:
+    beginning, notes = begin(tmp_path, source(tmp_path), ignore_data_skip=True)
+    assert (beginning.steps_before, beginning.rows, notes) == (4, RowCursor(), [])
+
+
+@pytest.mark.parametrize("change", [{"dataset_name": "/more.jsonl"}, {"seed": 7}, {"shuffle_dataset": False}])
+def test_other_data_begin_with_their_first_row_and_the_user_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
+    beginning, notes = begin(tmp_path, source(tmp_path), **change)
+    assert beginning.rows == RowCursor()
+    assert notes == [f"{next(iter(change))} differ from the run that is continued: the data begin with their first row"]
+
+
+def test_the_rows_of_a_continued_run_are_those_that_were_left_to_it(tmp_path: Path) -> None:
+    ledger: dict[str, Any] = {"admitted": 2, "trained": [[0, 0]], "dropped": {}}
+    beginning, _ = begin(tmp_path, source(tmp_path, ledger=ledger, rows={"left": [4, 7, 8], "next": 10}))
+    assert beginning.rows == RowCursor(left=(7, 8), next=10)
+
+
+def test_a_checkpoint_of_a_release_that_cannot_be_read_says_how_to_go_on_without_the_position(tmp_path: Path) -> None:
+    broken = source(tmp_path, ledger={"admitted": 1, "trained": [[0, 5]], "dropped": {}})
+    with pytest.raises(UserError, match=r"the position in the data cannot be read.*set ignore_data_skip: true"):
+        begin(tmp_path, broken)
+    begin(tmp_path, broken, ignore_data_skip=True)
+
+
+@pytest.mark.parametrize("last_epoch", [-1, 1e999, "4", 2**60, None])
+def test_a_forged_step_never_gets_into_the_record_of_a_run(tmp_path: Path, last_epoch: Any) -> None:
+    forged = source(tmp_path)
+    state = json.loads((forged / "core_state.json").read_text())
+    state["schedule"]["last_epoch"] = last_epoch
+    (forged / "core_state.json").write_text(json.dumps(state))
+    (forged / "manifest.json").unlink()
+    write_manifest(forged)
+    with pytest.raises(UserError, match=r"core_state\.json has no step of the schedule"):
+        begin(tmp_path, forged)
+
+
+@pytest.mark.parametrize("admitted", [10**8, 10**30, "many", None])
+def test_a_ledger_that_would_fill_the_memory_is_not_read(tmp_path: Path, admitted: Any) -> None:
+    forged = source(tmp_path, ledger={"admitted": admitted, "trained": [[0, 10**8]], "dropped": {}})
+    with pytest.raises(UserError, match="the position in the data cannot be read"):
+        begin(tmp_path, forged)
+
+
+def test_a_model_directory_gives_only_weights_and_the_user_is_told(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "theirs")
+    beginning, notes = begin(tmp_path, model)
+    assert (beginning.weights_only, beginning.step) == (True, None)
+    assert "has only weights: this run takes them, and begins optimizer, schedule and data anew" in notes[0]
+    assert begin(tmp_path, model, resume_only_model=True)[1] == []
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    said = refusal(tmp_path, make_model(tmp_path / "theirs", hidden_size=128))
+    assert "has the weights of another model: hidden_size is 128 there and 64 in" in said
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4, 40])
+def test_a_weight_file_that_was_cut_off_is_refused(tmp_path: Path, kept_bytes: int) -> None:
+    file = make_model(tmp_path / "theirs") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept_bytes])
+    assert f"{file} is damaged: its header cannot be read" in refusal(tmp_path, file.parent)
+
+
+def test_weights_that_are_not_floats_are_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "theirs")
+    write_tensors(model / "model.safetensors", ["w"], dtype="F8_E4M3")
+    assert "has weights of dtype F8_E4M3" in refusal(tmp_path, model)
+
+
+def test_whole_models_and_adapters_do_not_replace_each_other(tmp_path: Path) -> None:
+    adapter = make_adapter(tmp_path / "adapter")
+    assert "has LoRA adapters, but this run trains all weights" in refusal(tmp_path, adapter)
+    said = refusal(tmp_path, make_model(tmp_path / "theirs"), use_peft=True)
+    assert "has the weights of a whole model, but this run trains adapters" in said
+
+
+@pytest.mark.parametrize("is_checkpoint", [True, False])
+def test_adapters_must_have_the_rank_scale_and_layers_of_the_run(tmp_path: Path, is_checkpoint: bool) -> None:
+    where = source(tmp_path, adapter=LORA) if is_checkpoint else make_adapter(tmp_path / "adapter", **LORA)
+    same: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_alpha": 16}
+    beginning, _ = begin(tmp_path, where, **same, lora_target_modules=["v_proj", "q_proj"])
+    assert beginning.source == ("checkpoint" if is_checkpoint else "adapter")
+    said = refusal(tmp_path, where, use_peft=True, lora_r=16, lora_alpha=32, lora_target_modules=["k_proj"])
+    assert "have lora_r: 8, and this run has 16; set it to theirs" in said
+    assert "have lora_alpha: 16, and this run has 32" in said
+    assert "are for q_proj, v_proj, and this run has lora_target_modules: k_proj" in said
+
+
+def test_an_adapter_with_more_than_two_matrices_is_refused(tmp_path: Path) -> None:
+    adapter = make_adapter(tmp_path / "adapter", use_dora=True)
+    assert "have use_dora, which a run does not train" in refusal(tmp_path, adapter, use_peft=True)
+
+
+@pytest.mark.parametrize(
+    ("moments", "optim", "kind"),
+    [
+        (("exp_avg", "exp_avg_sq"), "sgd", "adamw_torch or adamw_torch_fused"),
+        (("square_avg",), "adamw_torch", "rmsprop"),
+        ((), "adagrad", "sgd"),
+    ],
+)
+def test_the_state_of_another_optimizer_is_refused(
+    tmp_path: Path, moments: tuple[str, ...], optim: str, kind: str
+) -> None:
+    said = refusal(tmp_path, source(tmp_path, moments=moments), optim=optim)
+    assert f"is that of optim: {kind}, and this run has optim: {optim}; or set resume_only_model: true" in said
+
+
+def test_both_adams_continue_each_other(tmp_path: Path) -> None:
+    begin(tmp_path, source(tmp_path), optim="adamw_torch")
+
+
+def test_a_moving_reference_needs_one_to_go_on_with(tmp_path: Path) -> None:
+    said = refusal(tmp_path, source(tmp_path), beta=0.1, sync_ref_model=True)
+    assert "has no reference model, which sync_ref_model moves on" in said
