@@ -210,12 +210,16 @@ class UploadStore:
         self.use(*in_use)
         num_deleted = 0
         oldest = time.time() - after_s
+        incoming = self.directory / _INCOMING
         with self._changing:
             for path in _entries(self.directory):
-                if path.name.startswith(_SET):
-                    num_deleted += _delete_if_older(path, path, oldest)
-            for path in _entries(self.directory / _INCOMING):
-                num_deleted += _delete_if_older(path / _MANIFEST, path, oldest)
+                if path.name.startswith(_SET) and path.stat().st_mtime < oldest:
+                    # It loses its name first: one that was deleted only in part would still count as complete.
+                    incoming.mkdir(exist_ok=True)
+                    shutil.rmtree(path.rename(incoming / f"{path.name}.{time.time_ns()}"), ignore_errors=True)
+                    num_deleted += 1
+            for path in _entries(incoming):
+                num_deleted += _delete_if_older(path, oldest)
             for path in _entries(self.directory / _FILES):
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_nlink == 1:  # no set has it any more
@@ -321,10 +325,10 @@ def _entries(directory: Path) -> list[Path]:
         return []
 
 
-def _delete_if_older(used: Path, path: Path, oldest: float) -> bool:
-    """Delete a directory if its last use, the time of ``used``, was before ``oldest``."""
+def _delete_if_older(path: Path, oldest: float) -> bool:
+    """Delete the directory of an upload under way if its last use was before ``oldest``."""
     try:
-        last = used.stat().st_mtime
+        last = (path / _MANIFEST).stat().st_mtime
     except FileNotFoundError:
         last = path.stat().st_mtime
     if last >= oldest:

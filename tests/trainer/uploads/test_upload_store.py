@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -205,6 +206,31 @@ def test_a_set_that_a_run_names_does_not_expire(store: UploadStore) -> None:
     assert (Path(done.path) / "a.jsonl").read_bytes() == ROWS
     assert Path(done.path).stat().st_mtime > time.time() - 3600  # the time counts from this use on
     assert store.expire([], after_s=3600) == 0
+
+
+def test_a_set_that_expired_only_in_part_does_not_count_as_complete(
+    store: UploadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [described("a.jsonl", ROWS), described("b.jsonl", b"{}")]
+    began = store.begin(files)
+    for data in (ROWS, b"{}"):
+        done = send(store, began.upload_id, data)
+    make_old(store)
+
+    def delete_one_file(directory: Path, **_: bool) -> None:
+        (directory / "a.jsonl").unlink()
+        raise KeyboardInterrupt  # as if the process were killed now
+
+    with monkeypatch.context() as during:
+        during.setattr(shutil, "rmtree", delete_one_file)
+        with pytest.raises(KeyboardInterrupt):
+            store.expire([], after_s=3600)
+    assert not Path(done.path).exists()
+    assert store.begin(files).path == done.path
+    assert sorted(path.name for path in Path(done.path).iterdir()) == ["a.jsonl", "b.jsonl"]
+    make_old(store)
+    assert store.expire([], after_s=3600) == 2  # what was left half deleted is too
+    assert not any((store.directory / ".incoming").iterdir())
 
 
 def test_the_answer_that_a_set_is_there_keeps_it_there(store: UploadStore) -> None:
