@@ -31,7 +31,7 @@ from services.trainer.problems import Problem
 from services.trainer.uploads.upload_disk import UploadDisk
 from services.trainer.uploads.upload_part import Part, too_long
 from shared.disk_sync import sync, write_whole
-from shared.file_set import SET_ID, SetFile, set_id, why_no_set
+from shared.file_set import SetFile, set_id, why_no_set
 
 _INCOMING, _FILES = ".incoming", ".files"
 _MANIFEST, _WHOLE, _SET = "manifest.json", "whole", "sha256-"
@@ -195,9 +195,9 @@ class UploadStore:
             return self._finished_or_not(upload_id, self._manifest(upload_id))
 
     def use(self, *texts: str) -> None:
-        """Note a use of the sets whose directories a run's settings name."""
+        """Note a use of the sets that a run's settings name, however they spell the path: also with ``file://``."""
         with self._changing:
-            for upload_id in self._named_in(texts):
+            for upload_id in {name for text in texts for name in re.findall(r"sha256-[0-9a-f]{64}", text)}:
                 self._use(upload_id)
 
     def expire(self, in_use: Collection[str], *, after_s: float) -> int:
@@ -225,11 +225,6 @@ class UploadStore:
                     if path.stat().st_nlink == 1:  # no set has it any more
                         path.unlink()
         return num_deleted
-
-    def _named_in(self, texts: Collection[str]) -> set[str]:
-        above = f"{self.directory}/"
-        found = {text.removeprefix(above).partition("/")[0] for text in texts if text.startswith(f"{above}{_SET}")}
-        return {name for name in found if re.fullmatch(SET_ID, name)}
 
     def _use(self, upload_id: str) -> bool:
         """Note a use of a complete set; return False if it is not here."""

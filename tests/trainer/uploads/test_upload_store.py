@@ -198,11 +198,12 @@ def test_what_nobody_used_for_long_expires(store: UploadStore) -> None:
     assert not store.begin([described("a.jsonl", ROWS)]).is_complete
 
 
-def test_a_set_that_a_run_names_does_not_expire(store: UploadStore) -> None:
+@pytest.mark.parametrize("spelling", ["{}/a.jsonl", "{}", "file://{}/a.jsonl", "/{}//a.jsonl", "/linked{}/a.jsonl"])
+def test_a_set_that_a_run_names_does_not_expire(store: UploadStore, spelling: str) -> None:
     done = store.begin([described("a.jsonl", ROWS)])
     send(store, done.upload_id, ROWS)
     make_old(store)
-    assert store.expire([f"{done.path}/a.jsonl", "gsm8k", f"{done.path}-other"], after_s=3600) == 0
+    assert store.expire([spelling.format(done.path), "gsm8k"], after_s=3600) == 0
     assert (Path(done.path) / "a.jsonl").read_bytes() == ROWS
     assert Path(done.path).stat().st_mtime > time.time() - 3600  # the time counts from this use on
     assert store.expire([], after_s=3600) == 0
