@@ -156,16 +156,17 @@ async def upload_piece(
         raise BodyError(413, "Body too large", f"A piece may have at most {MAX_UPLOADED_PIECE} bytes.")
     async with store.lock_of(upload_id, sha256):
         part = await asyncio.to_thread(store.open_part, upload_id, sha256, offset=offset, size=size)
-        try:
-            await _write(request.stream(), part, store)
-        finally:
-            await asyncio.to_thread(part.close)
+        with store.disk.or_507():
+            try:
+                await _write(request.stream(), part)
+            finally:
+                await asyncio.to_thread(part.close)
         state = await asyncio.to_thread(store.close_part, upload_id, part)
     (file, *_) = (file for file in state.files if file.sha256 == sha256)
     return UploadedPiece(received=file.received, is_whole=file.is_whole, is_complete=state.is_complete)
 
 
-async def _write(pieces: AsyncIterator[bytes], part: Part, store: UploadStore) -> None:
+async def _write(pieces: AsyncIterator[bytes], part: Part) -> None:
     """Write a body to the disk as it comes. A body that breaks off counts as far as it came; one without room, not."""
     waiting = bytearray()
     try:
@@ -179,10 +180,7 @@ async def _write(pieces: AsyncIterator[bytes], part: Part, store: UploadStore) -
             await asyncio.to_thread(part.write, bytes(waiting))
             raise
         await asyncio.to_thread(part.write, bytes(waiting))
-    except OSError as error:
-        await asyncio.to_thread(part.undo)
-        raise store.disk.in_words(error) from error
-    except Problem:
+    except (OSError, Problem):
         await asyncio.to_thread(part.undo)
         raise
 

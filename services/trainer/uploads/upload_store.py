@@ -20,7 +20,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -161,7 +161,7 @@ class UploadStore:
             )
         if offset + size > file.size:
             raise too_long(file)
-        with self.disk.or_507():
+        with self._under_way():
             self.disk.require(size if size >= 0 else file.size - offset)
             os.utime(incoming / _MANIFEST)
             return Part(incoming / f"{sha256}.part", file, offset)
@@ -170,12 +170,13 @@ class UploadStore:
         """Check a file whose last bytes have come, and complete the set if that was its last file.
 
         Raises:
-            Problem: 422 if the file has another hash than announced. Its bytes are deleted.
+            Problem: 422 if the file has another hash than announced, and its bytes are deleted; 404 if another request
+                has completed the set, or it has expired; 507 without space.
         """
         file = part.file
         if part.received < file.size:
             return self.state(upload_id)
-        with part.path.open("rb") as opened:
+        with self._under_way(), part.path.open("rb") as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
             os.fsync(opened.fileno())
         if found != file.sha256:
@@ -186,7 +187,7 @@ class UploadStore:
                 f"The bytes that came have the hash {found}, and not {file.sha256} as announced. They are deleted: "
                 "send the file again from its beginning, or begin another upload if it has changed.",
             )
-        with self._changing, self.disk.or_507():
+        with self._changing, self._under_way():
             incoming = self._incoming(upload_id)
             part.path.replace(incoming / file.sha256)
             (self.directory / _FILES).mkdir(exist_ok=True)
@@ -238,16 +239,23 @@ class UploadStore:
         return self.directory / _INCOMING / upload_id
 
     def _manifest(self, upload_id: str) -> list[SetFile]:
-        try:
+        with self._under_way():
             data = (self._incoming(upload_id) / _MANIFEST).read_bytes()
-        except FileNotFoundError as error:
-            raise Problem(
-                404,
-                "No such upload",
-                "No upload with this id is under way: it is complete, was never begun, or has expired. POST "
-                "/v1/uploads begins it, or says where its files are.",
-            ) from error
         return msgspec.json.decode(data, type=list[SetFile])
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Generator[None]:
+        """Turn errors of the disk into problems. A file that is missing means that its upload is not under way."""
+        with self.disk.or_507():
+            try:
+                yield
+            except FileNotFoundError as error:
+                raise Problem(
+                    404,
+                    "No such upload",
+                    "No upload with this id is under way: it is complete, was never begun, or has expired. POST "
+                    "/v1/uploads begins it, or says where its files are.",
+                ) from error
 
     def _link_known(self, incoming: Path, file: SetFile) -> None:
         whole, known = incoming / file.sha256, self.directory / _FILES / file.sha256

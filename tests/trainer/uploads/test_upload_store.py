@@ -100,6 +100,37 @@ def test_more_bytes_than_announced_are_refused(store: UploadStore) -> None:
     part.close()
 
 
+def test_a_full_disk_that_shows_only_when_the_file_is_synced_is_told_as_such(
+    store: UploadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as NFS does
+
+    began = store.begin([described("train.jsonl", ROWS)])
+    with monkeypatch.context() as during:
+        during.setattr(os, "fsync", fsync)
+        with pytest.raises(Problem) as refused:
+            send(store, began.upload_id, ROWS)
+    assert (refused.value.status, refused.value.body["type"]) == (507, "/problems/no-space-for-uploads")
+    # A piece of no bytes has the file checked again.
+    assert send(store, began.upload_id, b"", of=ROWS, offset=len(ROWS)).is_complete
+
+
+def test_last_bytes_that_come_after_another_request_has_completed_the_set_are_told_so(store: UploadStore) -> None:
+    files = [described("a.jsonl", ROWS), described("b.jsonl", b"{}")]
+    began = store.begin(files)
+    late = store.open_part(began.upload_id, files[0].sha256, offset=0, size=len(ROWS))
+    late.write(ROWS)
+    late.close()
+    other = store.begin([described("other.jsonl", ROWS)])
+    send(store, other.upload_id, ROWS)
+    store.begin(files)  # finds a.jsonl in the other set
+    assert send(store, began.upload_id, b"{}").is_complete
+    with pytest.raises(Problem) as refused:
+        store.close_part(began.upload_id, late)
+    assert refused.value.body["type"] == "/problems/no-such-upload"
+
+
 def test_a_set_that_is_there_is_not_sent_again(store: UploadStore) -> None:
     began = store.begin([described("train.jsonl", ROWS)])
     send(store, began.upload_id, ROWS)
