@@ -126,8 +126,8 @@ class UploadStore:
             for file in files:
                 self._link_known(incoming, file)
             missing = total - sum({file.sha256: self._received(incoming, file) for file in files}.values())
-            self.disk.require(missing)
             manifest = msgspec.json.encode([asdict(file) for file in files])
+            self.disk.require(missing + len(manifest))
             write_whole(incoming / _MANIFEST, manifest)
             return self._finished_or_not(upload_id, files)
 

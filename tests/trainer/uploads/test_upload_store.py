@@ -186,10 +186,11 @@ def test_an_upload_that_is_too_large_is_refused_with_the_setting(store: UploadSt
     assert not store.begin([described("big", b"x" * 600), described("same", b"x" * 600)]).is_complete
 
 
-def test_without_space_an_upload_is_refused_before_it_begins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [ROWS, b""])
+def test_without_space_an_upload_is_refused_before_it_begins(tmp_path: Path, data: bytes) -> None:
     store = UploadStore(tmp_path, max_bytes=1000, keep_free_bytes=1 << 60)
     with pytest.raises(Problem, match="HEADRACE_UPLOADS_KEEP_FREE_BYTES") as refused:
-        store.begin([described("train.jsonl", ROWS)])
+        store.begin([described("train.jsonl", data)])
     assert (refused.value.status, refused.value.body["type"]) == (507, "/problems/no-space-for-uploads")
 
 
