@@ -145,7 +145,7 @@ TRAINER: Final = RouteTable(
     Route("list_model_files", "GET", f"{_RUN}/model", "read"),
     Route("get_model_file", "GET", f"{_RUN}/model/file", "read", query=("path",)),
     Route("begin_upload", "POST", "/v1/uploads", "upload", "upload.begin"),
-    # Without a line in the audit log: a model has thousands of pieces, and `upload.begin` names all of its files.
+    # Without a line in the audit log: a model has thousands of pieces, and `upload.begin` has the hash of them all.
     Route(
         "upload_piece",
         "PUT",

@@ -41,7 +41,7 @@ def current_request_id() -> str:
 
 
 def name_subject(subject: str) -> None:
-    """Set the subject of the audit line: the id of a new run, or a name from the body."""
+    """Set the subject of the audit line: the id of a new run or upload, or a name from the body."""
     request = _current.get()
     if request is not None:
         request.subject = subject

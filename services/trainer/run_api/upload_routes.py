@@ -23,6 +23,7 @@ from services.trainer.uploads.upload_store import UploadStore
 from shared.access.route_table import MAX_UPLOADED_PIECE
 from shared.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
 from shared.run_options.wording import what_is_wrong
+from shared.service.current_request import name_subject
 from shared.serving.http_guard import declared_length
 from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.serving.query_number import WHOLE
@@ -123,6 +124,7 @@ async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
     upload = _parsed(decode_json(await request.body(), max_nested=_MAX_NESTED))
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
     state = await asyncio.to_thread(store.begin, files)
+    name_subject(state.upload_id)
     return Upload(**asdict(state), expires_after_s=api.settings.upload_expiry_s)
 
 

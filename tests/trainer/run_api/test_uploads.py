@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from services.trainer.uploads.upload_expiry import expire_once
 from shared.access.named_keys import NamedKey, digest_of
 from shared.errors import UserError
 from shared.redis.redis_connection import Redis
+from shared.service.logs import AUDIT_LOGGER
 from tests.http.raw_client import RawClient
 from tests.small_disk import small_disk
 from tests.trainer.api_rig import KEY, serving, wait_until
@@ -78,6 +80,16 @@ async def test_without_the_setting_uploads_are_refused_with_its_name(client: htt
     assert (refused.status_code, refused.json()["type"]) == (404, "/problems/uploads-off")
     assert "HEADRACE_UPLOADS_DIR" in refused.json()["detail"]
     assert (await put(client, f"sha256-{'0' * 64}", b"x")).json()["type"] == "/problems/uploads-off"
+
+
+async def test_the_beginning_of_an_upload_is_a_line_in_the_audit_log(
+    uploader: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger=AUDIT_LOGGER):
+        began = await begin(uploader, {"x": b"x"})
+        await put(uploader, began["upload_id"], b"x")
+    told = [record.getMessage() for record in caplog.records if record.name == AUDIT_LOGGER]
+    assert told == [f"upload.begin {began['upload_id']} by api-key: done (200)"]
 
 
 async def test_a_run_may_name_what_was_uploaded(
