@@ -6,7 +6,6 @@ The model's directory appears whole, and is replaced if the run goes on and ends
 import hashlib
 import os
 import stat
-import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import BinaryIO
@@ -21,20 +20,17 @@ class ExportedFiles:
     """Reads models, and remembers the hashes of their files."""
 
     def __init__(self) -> None:
-        self._hashing = threading.Lock()
-        """Held while files are read for their hashes: one client after the other."""
         self._known: OrderedDict[_Mark, str] = OrderedDict()
 
     def list(self, directory: Path) -> list[SetFile]:
-        """Return the model's files, in the order of their paths; none if there is no model yet.
+        """Return the model's files, in the order of their paths; none if there is no model yet. One call at a time.
 
         Raises:
             OSError: The model was replaced in the meantime.
         """
-        with self._hashing:
-            found = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
-            named = [(path, path.relative_to(directory).as_posix()) for path in found[:MAX_FILES]]
-            return [self._described(path, name) for path, name in named if not why_no_path(name)]
+        found = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
+        named = [(path, path.relative_to(directory).as_posix()) for path in found[:MAX_FILES]]
+        return [self._described(path, name) for path, name in named if not why_no_path(name)]
 
     def open(self, directory: Path, name: str) -> BinaryIO | None:
         """Open a file of the model; return None if the model has no such file."""

@@ -46,10 +46,11 @@ class Model(BaseModel):
 @router.get("", response_model=Model, responses=documented(404, 409))
 async def list_model_files(run: RunToRead, api: Api) -> Model:
     """List the files of the run's final model. The first request reads all of them, for their hashes."""
-    try:
-        found = await asyncio.to_thread(api.exported_files.list, _directory(run))
-    except FileNotFoundError:  # it was replaced
-        found = await asyncio.to_thread(api.exported_files.list, _directory(run))
+    async with api.hashing:
+        try:
+            found = await asyncio.to_thread(api.exported_files.list, _directory(run))
+        except FileNotFoundError:  # it was replaced
+            found = await asyncio.to_thread(api.exported_files.list, _directory(run))
     if not found:
         raise _no_model(run)
     return Model(run_id=run.run_id, files=[_shown(file) for file in found])

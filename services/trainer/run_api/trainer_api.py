@@ -38,6 +38,8 @@ class TrainerApi:
     uploads: UploadStore | None = None
     """None if this deployment takes no uploads."""
     exported_files: ExportedFiles = field(default_factory=ExportedFiles)
+    hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a model's files are read for their hashes. Clients that wait for it take no threads from others."""
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a run is added to the queue."""
     editing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -1,7 +1,9 @@
 """The final model of a run over HTTP: listed with hashes, sent in ranges, without anything else of the machine."""
 
+import asyncio
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,28 @@ async def test_a_file_is_sent_whole_or_in_ranges(client: httpx.AsyncClient, run_
 async def test_nothing_but_the_models_own_files_is_sent(client: httpx.AsyncClient, run_dir: Path, path: str) -> None:
     refused = await client.get(url(run_dir, "/file"), params={"path": path})
     assert (refused.status_code, refused.json()["type"]) == (404, "/problems/no-such-file")
+
+
+@pytest.mark.usefixtures("model")
+async def test_clients_that_wait_for_the_hashes_of_a_model_do_not_hold_up_others(
+    client: httpx.AsyncClient, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, goes_on = hashlib.file_digest, threading.Event()
+
+    def read_slowly(*given: Any) -> Any:
+        goes_on.wait(120)
+        return read(*given)
+
+    monkeypatch.setattr(hashlib, "file_digest", read_slowly)
+    waiting = [asyncio.create_task(client.get(url(run_dir))) for _ in range(40)]  # more than there are threads
+    try:
+        shown = asyncio.create_task(client.get(f"/v1/runs/{run_dir.name}/metrics"))
+        await asyncio.wait({shown, *waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        assert shown.done()
+    finally:
+        goes_on.set()
+    assert (await shown).status_code == 200
+    assert {len((await reply).json()["files"]) for reply in waiting} == {3}
 
 
 async def test_a_run_without_a_model_says_when_there_will_be_one(client: httpx.AsyncClient, run_dir: Path) -> None:
