@@ -229,6 +229,8 @@ def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Ca
             try:
                 api.stream_bytes(f"{where}/file", params={"path": file.path}, first=opened.tell(), take=take)
             except HeadraceApiError as error:
+                if error.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    break  # it is shorter now
                 patience.wait_or_raise(error)
     if _hash(part) != file.sha256:
         part.unlink()

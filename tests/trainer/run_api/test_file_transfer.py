@@ -170,3 +170,24 @@ def test_a_final_model_comes_back_and_goes_on_where_it_broke_off(
     (model / "config.json").write_text("[]")
     client.download_model(run_id, mine)
     assert (mine / "config.json").read_text() == "[]"
+
+
+def test_a_model_that_gets_shorter_while_it_is_downloaded_is_told_so(
+    service: Service, client: HeadraceClient, run: dict[str, Any], tmp_path: Path
+) -> None:
+    run_id = service.submit(run)
+    wait_until(lambda: service.status(run_id) == "finished")
+    model = Path(client.get(run_id)["run_dir"]) / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"w" * 1000)
+
+    def shorten(_done: int, _total: int) -> None:
+        (model / "model.safetensors").write_bytes(b"short")
+
+    mine = tmp_path / "mine"
+    with pytest.raises(HeadraceApiError, match=r"model.safetensors of the model has changed while it was downloaded"):
+        client.download_model(run_id, mine, on_progress=shorten)
+    assert files_in(mine) == {"config.json": b"{}"}
+    client.download_model(run_id, mine)
+    assert files_in(mine) == files_in(model)
