@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,7 +132,7 @@ class _Upload:
 
     def _send_file(self, upload_id: str, sha256: str, source: Path) -> None:
         size, offset = self._sizes[sha256], self._received[sha256]
-        with source.open("rb") as file:
+        with _opened(source) as file:
             file.seek(offset)
             is_whole = False
             while not is_whole:
@@ -202,12 +203,16 @@ def _sources(path: Path) -> Iterator[tuple[str, Path]]:
                 yield source.relative_to(path).as_posix(), source
 
 
-def _hash(path: Path) -> str:
+def _opened(path: Path) -> BufferedReader:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return path.open("rb")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _hash(path: Path) -> str:
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Callable[[int], object]) -> None:

@@ -127,6 +127,13 @@ def test_a_file_that_changes_on_its_way_is_refused(
         client.upload(growing, on_progress=change)
 
 
+def test_a_file_that_is_deleted_on_its_way_is_named(client: HeadraceClient, tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_bytes(b"{}")
+    with pytest.raises(UserError, match=r"rows.jsonl cannot be read: No such file or directory"):
+        client.upload(source, on_progress=lambda _done, _total: source.unlink())
+
+
 def test_a_key_without_the_scope_says_which_scope_it_lacks(service: Service, saved: Path) -> None:
     with (
         HeadraceClient(f"http://127.0.0.1:{service.port}", "narrow") as client,
