@@ -319,6 +319,7 @@ def _place(source: Path, target: Path, *, may_copy: bool = True) -> None:
             raise
         if may_copy:
             shutil.copyfile(source, target)
+            sync(target)
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -159,6 +159,29 @@ def test_a_set_of_files_that_are_all_there_is_complete_at_once(store: UploadStor
     assert store.begin([described("b.jsonl", ROWS), described("c.jsonl", ROWS)]).is_complete
 
 
+def test_without_hard_links_files_are_copied_and_survive_a_power_loss(
+    store: UploadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def link(_source: Path, _target: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "link", link)
+    began = store.begin([described("a.jsonl", ROWS), described("same.jsonl", ROWS)])
+    done = send(store, began.upload_id, ROWS)
+    for name in ("a.jsonl", "same.jsonl"):
+        assert (Path(done.path) / name).read_bytes() == ROWS
+        assert (Path(done.path) / name).stat().st_ino in synced
+    assert not any((store.directory / ".incoming").iterdir())
+
+
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "a\0b", ".", "a//b"])
 def test_a_path_that_leaves_the_upload_is_refused_and_nothing_is_written(store: UploadStore, path: str) -> None:
     with pytest.raises(Problem) as refused:
