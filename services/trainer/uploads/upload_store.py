@@ -264,7 +264,7 @@ class UploadStore:
         if file.size == 0:
             whole.touch()
         elif known.is_file() and known.stat().st_size == file.size:
-            _place(known, whole)
+            _place(known, whole, may_copy=False)  # a copy that broke off would count as whole
 
     def _received(self, incoming: Path, file: SetFile) -> int:
         if (incoming / file.sha256).exists():

@@ -1,5 +1,6 @@
 """Uploads on the disk: resumed, checked, shared between sets, confined, expired."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -180,6 +181,28 @@ def test_without_hard_links_files_are_copied_and_survive_a_power_loss(
         assert (Path(done.path) / name).read_bytes() == ROWS
         assert (Path(done.path) / name).stat().st_ino in synced
     assert not any((store.directory / ".incoming").iterdir())
+
+
+def test_a_known_file_that_cannot_be_linked_is_never_there_in_part(
+    store: UploadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.begin([described("a.jsonl", ROWS)])
+    send(store, first.upload_id, ROWS)
+
+    def link(_source: Path, _target: Path) -> None:
+        raise OSError(errno.EMLINK, "Too many links")
+
+    def copy_a_part(_source: Path, target: Path) -> None:
+        target.write_bytes(ROWS[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as during, contextlib.suppress(Problem):
+        during.setattr(os, "link", link)
+        during.setattr(shutil, "copyfile", copy_a_part)
+        assert not store.begin([described("b.jsonl", ROWS)]).is_complete
+    done = store.begin([described("b.jsonl", ROWS)])
+    assert done.is_complete
+    assert (Path(done.path) / "b.jsonl").read_bytes() == ROWS
 
 
 @pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "a\0b", ".", "a//b"])
