@@ -1,7 +1,7 @@
 """Checks that a run can take over from a checkpoint, without torch and without reading a tensor.
 
     model       its config has the same shape; a LoRA run takes adapters of its own rank, scale and layers
-    optimizer   the checkpoint has the moments of the run's optimizer
+    optimizer   the checkpoint has the state of the run's optimizer (optimizer_fit.py)
     data        the rows go on where the checkpoint left them, if both runs read the same data in the same order
 
 The training rank compares every tensor when it loads them; these checks find the common mistakes before the queue.
@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from services.trainer.beginning.optimizer_fit import optimizer_misfit
 from services.trainer.beginning.source import ADAPTER_CONFIG, FIELD, MODEL_CONFIG, FoundSource, read_table
 from services.trainer.checkpoints.tensor_headers import damaged_tensor_file, tensor_headers
 from services.trainer.groups.ledger import Ledger
@@ -22,19 +23,11 @@ from shared.errors import HeadraceError, UserError
 from shared.run_options.run_config import RunConfig
 from shared.run_options.section import LARGEST
 
-_CORE_STATE, _OPTIMIZER, _REFERENCE = "core_state.json", "optimizer", "reference"
+_CORE_STATE, _REFERENCE = "core_state.json", "reference"
 _SHAPE: Final = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "num_experts", "num_local_experts"),
 )
-_MOMENTS: Final[Mapping[str, frozenset[str]]] = {
-    "adamw_torch": frozenset({"exp_avg", "exp_avg_sq"}),
-    "adamw_torch_fused": frozenset({"exp_avg", "exp_avg_sq"}),
-    "rmsprop": frozenset({"square_avg"}),
-    "adagrad": frozenset({"sum"}),
-    "sgd": frozenset(),
-}
-"""State of each optimizer that has the shape of the weights."""
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _ROW_ORDER: Final = (*("dataset_name", "dataset_config", "dataset_train_split", "datasets", "shuffle_dataset", "seed"),)
 _MAX_ADMITTED = 2_000_000
@@ -56,15 +49,19 @@ def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list
         notes.append(
             f"{found.directory} has only weights: this run takes them, and begins optimizer, schedule and data anew"
         )
+    steps_before = 0 if weights_only else _steps_made(found)
     reasons = [*_weights_misfit(config, found)]
     if not weights_only:
-        reasons += _optimizer_misfit(config, found.directory)
+        misfits = [
+            *optimizer_misfit(config, found.directory, theirs=found.config, steps_before=steps_before),
+            *_reference_misfit(config, found.directory),
+        ]
+        reasons += [f"{misfit}{_ONLY_WEIGHTS}" for misfit in misfits]
     if reasons:
         summary = "; ".join(reasons)
         raise UserError(summary, field=FIELD, problems=[(FIELD, reason) for reason in reasons])
-    steps_before, rows = 0, RowCursor()
+    rows = RowCursor()
     if not weights_only:
-        steps_before = _steps_made(found)
         rows, row_notes = _rows_left(config, found)
         notes += row_notes
     beginning = Beginning(
@@ -140,20 +137,9 @@ def _adapter_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path
             yield f"the adapters in {directory} have {unsupported}, which a run does not train; give a plain adapter"
 
 
-def _optimizer_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
-    names = tensor_headers(checkpoint / _OPTIMIZER)
-    there = frozenset(name.split("/", 1)[0] for name in names)
-    wanted = _MOMENTS[config.optim]
-    is_before_first_step = not _core_state(checkpoint).get("adam_steps") and not there
-    if there != wanted and not is_before_first_step:
-        kinds = [optim for optim, moments in _MOMENTS.items() if moments == there]
-        of = f"that of optim: {' or '.join(kinds)}" if kinds else f"another optimizer ({', '.join(sorted(there))})"
-        yield f"the optimizer state in {checkpoint} is {of}, and this run has optim: {config.optim}{_ONLY_WEIGHTS}"
+def _reference_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
     if config.sync_ref_model and config.beta and not (checkpoint / _REFERENCE).is_dir():
-        yield (
-            f"{checkpoint} has no reference model, which sync_ref_model moves on: its run did not have "
-            f"one{_ONLY_WEIGHTS}"
-        )
+        yield f"{checkpoint} has no reference model, which sync_ref_model moves on: its run did not have one"
 
 
 def _steps_made(found: FoundSource) -> int:
