@@ -29,7 +29,10 @@ _SHAPE: Final = (
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "num_experts", "num_local_experts"),
 )
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
-_ROW_ORDER: Final = (*("dataset_name", "dataset_config", "dataset_train_split", "datasets", "shuffle_dataset", "seed"),)
+_ROW_ORDER: Final = (
+    *("dataset_name", "dataset_config", "dataset_train_split", "datasets", "dataset_streaming", "shuffle_dataset"),
+    *("shuffle_buffer_size", "seed"),
+)
 _MAX_ADMITTED = 2_000_000
 """Prompt groups of a run whose ledger is read here, in the memory of the run API."""
 _ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"

@@ -72,6 +72,20 @@ def test_other_data_begin_with_their_first_row_and_the_user_is_told(tmp_path: Pa
     assert notes == [f"{next(iter(change))} differ from the run that is continued: the data begin with their first row"]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "change"),
+    [({}, "dataset_streaming"), ({"dataset_streaming": True, "shuffle_buffer_size": 500}, "shuffle_buffer_size")],
+)
+def test_a_stream_in_another_order_begins_with_its_first_row(
+    tmp_path: Path, theirs: dict[str, Any], change: str
+) -> None:
+    """A row's number means another row if the data are shuffled in other blocks."""
+    path = source(tmp_path, settings={"dataset_streaming": False, "shuffle_buffer_size": 1000} | theirs)
+    beginning, notes = begin(tmp_path, path, dataset_streaming=True, max_steps=9)
+    assert beginning.rows == RowCursor()
+    assert notes == [f"{change} differ from the run that is continued: the data begin with their first row"]
+
+
 def test_the_rows_of_a_continued_run_are_those_that_were_left_to_it(tmp_path: Path) -> None:
     ledger: dict[str, Any] = {"admitted": 2, "trained": [[0, 0]], "dropped": {}}
     beginning, _ = begin(tmp_path, source(tmp_path, ledger=ledger, rows={"left": [4, 7, 8], "next": 10}))
