@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from services.trainer.checkpoints.manifest import has_all_files
 from services.trainer.run_files import RunFiles
 from shared.beginning import BEGINNING_FILE, Beginning
 from shared.disk_sync import write_whole
@@ -27,22 +28,32 @@ def hold(beginning: Beginning, run_dir: Path) -> Beginning:
     """
     source = Path(beginning.directory)
     held = RunFiles(run_dir).beginning
-    if beginning.source == "checkpoint" and not any(path.is_symlink() for path in source.rglob("*")):
-        shutil.rmtree(held, ignore_errors=True)
-        try:
-            shutil.copytree(source, held, copy_function=os.link)
-        except (OSError, shutil.Error) as error:
+    if beginning.source == "checkpoint":
+        is_linked = _link(source, held)
+        if not has_all_files(held if is_linked else source):
             shutil.rmtree(held, ignore_errors=True)
-            if not source.is_dir():
-                raise UserError(
-                    f"{source} was deleted while the run was submitted: the run that wrote it keeps save_total_limit "
-                    "checkpoints. Submit again",
-                    field="resume_from_checkpoint",
-                ) from error
-        else:
+            raise UserError(
+                f"{source} was deleted while the run was submitted: the run that wrote it keeps save_total_limit "
+                "checkpoints. Submit again",
+                field="resume_from_checkpoint",
+            )
+        if is_linked:
             beginning = msgspec.structs.replace(beginning, directory=str(held))
     write_whole(run_dir / BEGINNING_FILE, msgspec.json.format(msgspec.json.encode(beginning), indent=2) + b"\n")
     return beginning
+
+
+def _link(source: Path, held: Path) -> bool:
+    """Link the files that are still in the source, and return whether there can be links."""
+    shutil.rmtree(held, ignore_errors=True)
+    if any(path.is_symlink() for path in source.rglob("*")):
+        return False
+    try:
+        shutil.copytree(source, held, copy_function=os.link)
+    except (OSError, shutil.Error):
+        shutil.rmtree(held, ignore_errors=True)
+        return False
+    return True
 
 
 def let_go(run_dir: Path) -> None:
