@@ -35,6 +35,8 @@ _ROW_ORDER: Final = (
 )
 _MAX_ADMITTED = 2_000_000
 """Prompt groups of a run whose ledger is read here, in the memory of the run API."""
+_MAX_LEFT = 100_000
+"""Rows that a run may leave to the next one, whose record has them. Many more than are ever in flight."""
 _ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"
 
 
@@ -149,7 +151,7 @@ def _steps_made(found: FoundSource) -> int:
     """Return the optimizer steps in the schedule of a checkpoint, those before its own run included."""
     schedule: Any = _core_state(found.directory).get("schedule")
     steps: object = cast("dict[str, object]", schedule).get("last_epoch") if isinstance(schedule, dict) else None
-    if not isinstance(steps, int) or not 0 <= steps <= LARGEST:
+    if type(steps) is not int or not 0 <= steps <= LARGEST:  # true is an int too
         raise UserError(f"{found.directory / _CORE_STATE} has no step of the schedule{_ONLY_WEIGHTS}", field=FIELD)
     return steps
 
@@ -169,18 +171,22 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
         ]
     extra = found.state.extra
     try:
-        ledger = _ledger(extra["ledger"])
-        cursor = msgspec.convert(extra.get("rows", {}), RowCursor)
+        left = _left(extra["ledger"], msgspec.convert(extra.get("rows", {}), RowCursor))
     except (KeyError, TypeError, HeadraceError, msgspec.ValidationError) as error:
         raise UserError(
             f"the position in the data cannot be read from {found.directory} ({error}); set ignore_data_skip: true to "
             "begin with the first row",
             field=FIELD,
         ) from error
-    return cursor.after(admitted=ledger.admitted, in_flight=ledger.in_flight()), []
+    return left, []
 
 
-def _ledger(data: Any) -> Ledger:
-    if data["admitted"] > _MAX_ADMITTED:
+def _left(ledger: Any, rows: RowCursor) -> RowCursor:
+    """Return the rows that a run with this ledger and these rows left; raises HeadraceError if no run can have them."""
+    if ledger["admitted"] > _MAX_ADMITTED:
         raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
-    return Ledger.from_json(data)
+    known = Ledger.from_json(ledger)
+    left = rows.after(admitted=known.admitted, in_flight=known.in_flight())
+    if len(left.left) > _MAX_LEFT or max(left.next, *left.left, 0) > LARGEST:
+        raise HeadraceError(f"it left more than {_MAX_LEFT:,} rows unused, or rows with numbers above {LARGEST:,}")
+    return left

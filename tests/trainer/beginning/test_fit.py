@@ -99,7 +99,7 @@ def test_a_checkpoint_of_a_release_that_cannot_be_read_says_how_to_go_on_without
     begin(tmp_path, broken, ignore_data_skip=True)
 
 
-@pytest.mark.parametrize("last_epoch", [-1, 1e999, "4", 2**60, None])
+@pytest.mark.parametrize("last_epoch", [-1, 1e999, "4", 2**60, None, True])
 def test_a_forged_step_never_gets_into_the_record_of_a_run(tmp_path: Path, last_epoch: Any) -> None:
     forged = source(tmp_path)
     state = json.loads((forged / "core_state.json").read_text())
@@ -115,6 +115,16 @@ def test_a_forged_step_never_gets_into_the_record_of_a_run(tmp_path: Path, last_
 def test_a_ledger_that_would_fill_the_memory_is_not_read(tmp_path: Path, admitted: Any) -> None:
     forged = source(tmp_path, ledger={"admitted": admitted, "trained": [[0, 10**8]], "dropped": {}})
     with pytest.raises(UserError, match="the position in the data cannot be read"):
+        begin(tmp_path, forged)
+
+
+@pytest.mark.parametrize(
+    ("admitted", "rows"),
+    [(10**6, {}), (0, {"left": list(range(200_000))}), (0, {"left": [10**30]}), (0, {"next": 2**62})],
+)
+def test_rows_that_no_run_can_have_left_are_not_taken_over(tmp_path: Path, admitted: int, rows: dict[str, Any]) -> None:
+    forged = source(tmp_path, ledger={"admitted": admitted, "trained": [], "dropped": {}}, rows=rows)
+    with pytest.raises(UserError, match=r"the position in the data cannot be read.*set ignore_data_skip: true"):
         begin(tmp_path, forged)
 
 
