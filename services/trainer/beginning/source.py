@@ -80,7 +80,10 @@ def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundS
     """
     reference = run_reference(said)
     if reference is None:
-        return _in_directory(said, roots)
+        try:
+            return _in_directory(said, roots)
+        except OSError as error:  # a name that is too long, or a directory that may not be read
+            raise UserError(f"{said[:200]} cannot be read: {error.strerror}", field=FIELD) from error
     step = said[len(reference) + 1 :]
     if not runs:
         raise UserError(

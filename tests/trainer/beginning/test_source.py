@@ -128,6 +128,7 @@ def test_other_directories_are_refused_with_what_is_missing(tmp_path: Path) -> N
     for said, sentence in (
         (str(tmp_path / "empty"), r"is not a checkpoint \(trainer_state.json\), a transformers model"),
         (str(tmp_path / "gone"), "there is no directory"),
+        (str(tmp_path / ("long" * 100)), "cannot be read: File name too long"),
         (str(pickled), "Pickled weights"),
         ("checkpoints/step_00000004", "cannot resolve a relative path"),
         ("s3://bucket/checkpoint", "nor an absolute path"),
