@@ -126,5 +126,9 @@ def _is_taken(client: HeadraceClient, name: str) -> bool:
     try:
         found: Mapping[str, Any] = client.get(name)
     except HeadraceApiError as error:
-        return error.status != HTTPStatus.NOT_FOUND  # several have it
+        if error.status == HTTPStatus.NOT_FOUND:
+            return False
+        if error.status == HTTPStatus.CONFLICT:  # several have it
+            return True
+        raise
     return found.get("name") == name

@@ -87,6 +87,21 @@ def test_a_directory_of_a_run_has_the_settings_and_its_path_is_made_absolute(
     assert (body["model"], "resume_only_model" in body) == ("org/model", False)
 
 
+@pytest.mark.parametrize(("status", "names"), [(409, ["math-5"]), (403, [])])
+def test_only_a_name_that_runs_have_is_left_out(status: int, names: list[str]) -> None:
+    """A service that refuses to look up a name must not be asked for the next one, and the next, without an end."""
+
+    def refusing(asked: Asked) -> Any:
+        if asked.path.endswith(("/math-2", "/math-3", "/math-4")):
+            return problem(status, "Not now.")
+        return script(asked)
+
+    with serving(refusing) as api:
+        assert (cli.main(["submit", "--from", "math", "--url", api.url]) == 0) == bool(names)
+    bodies = [asked.body for asked in api.asked if asked.method == "POST"]
+    assert [body["name"] for body in bodies] == names
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
