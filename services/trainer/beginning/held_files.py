@@ -2,8 +2,9 @@
 
     source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
 
-Links cost no space until the source is deleted. A checkpoint on another file system, or with symbolic links, is not
-linked: the run reads the source itself, and fails with a sentence if it is gone by then.
+Links cost no space until the source is deleted, and are also removed if the run is stopped in the queue. A checkpoint
+on another file system, or with symbolic links, is not linked: the run reads the source itself, and fails with a
+sentence if it is gone by then.
 """
 
 import os
@@ -56,7 +57,12 @@ def _link(source: Path, held: Path) -> bool:
     return True
 
 
+def remove_links(run_dir: Path) -> None:
+    """Remove the links of a run, which would keep the space of the source's files after the source is deleted."""
+    shutil.rmtree(RunFiles(run_dir).beginning, ignore_errors=True)
+
+
 def let_go(run_dir: Path) -> None:
     """Remove the links and beginning.json of a run."""
-    shutil.rmtree(RunFiles(run_dir).beginning, ignore_errors=True)
+    remove_links(run_dir)
     (run_dir / BEGINNING_FILE).unlink(missing_ok=True)

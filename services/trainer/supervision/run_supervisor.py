@@ -9,8 +9,10 @@ this process is asked to stop, so is the rank, and its run stays ``running`` for
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Literal
 
+from services.trainer.beginning.held_files import remove_links
 from services.trainer.first_of import first_of
 from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.rank_keeper import RankKeeper
@@ -54,7 +56,7 @@ class RunSupervisor:
                 return
             await self._store.ask_to(run_id, "stop")
             if record.status == "queued":
-                await self._stop_queued(run_id)
+                await self._stop_queued(record)
         self.wake()
 
     async def pause_run(self, run_id: str) -> bool:
@@ -133,13 +135,15 @@ class RunSupervisor:
         """Return the run that has waited longest and was not asked to pause."""
         for record in await self._store.queued():
             if record.desired == "stop":
-                await self._stop_queued(record.run_id)
+                await self._stop_queued(record)
             elif record.desired == "run":
                 return record
         return None
 
-    async def _stop_queued(self, run_id: str) -> None:
-        await self._store.set_status(run_id, "stopped", reason="stopped before it started", waits_for_room=False)
+    async def _stop_queued(self, record: RunRecord) -> None:
+        reason = "stopped before it started"
+        await self._store.set_status(record.run_id, "stopped", reason=reason, waits_for_room=False)
+        await asyncio.to_thread(remove_links, Path(record.run_dir))  # a stopped run is never resumed
 
     async def _pause(self, timeout_s: float) -> None:
         """Wait for news, for the end of this process, or for ``timeout_s`` seconds."""

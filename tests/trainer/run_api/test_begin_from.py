@@ -62,6 +62,17 @@ async def test_a_run_begins_from_a_run_by_its_id_or_name(
     assert (held / "core_state.json").is_file(), "the source may prune its checkpoint while this run is queued"
 
 
+async def test_a_run_that_is_stopped_in_the_queue_holds_no_files_of_its_source(
+    client: httpx.AsyncClient, run: Run, source: str, settings: TrainerSettings
+) -> None:
+    run_id = await submit(client, run | {"resume_from_checkpoint": source})
+    assert (settings.runs_dir / run_id / "beginning").is_dir()
+    assert (await client.post(f"/v1/runs/{run_id}/stop")).is_success
+    stopped = await shown(client, run_id)
+    assert (stopped["status"], stopped["beginning"]["run_id"]) == ("stopped", source)
+    assert [path.name for path in (settings.runs_dir / run_id).glob("beginning*")] == ["beginning.json"]
+
+
 async def test_a_dry_run_says_where_it_would_begin_and_how_many_steps_are_left(
     client: httpx.AsyncClient, run: Run, source: str, settings: TrainerSettings
 ) -> None:
