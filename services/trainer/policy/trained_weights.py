@@ -93,7 +93,8 @@ class AdapterWeights:
         if numbers.get("base") != self._base:
             raise HeadraceError(
                 f"the checkpoint {checkpoint} contains adapters of another base: the weights of {self._model} have "
-                "changed since the run began. Restore the original model, or submit a new run"
+                "changed since they were trained, or they were trained on another model. Restore the original model, "
+                "or submit a run with the model that they belong to"
             )
 
 
