@@ -10,11 +10,13 @@ import asyncio
 import logging
 from pathlib import Path
 
+from services.trainer.checkpoints.checkpoint import checkpoint_paths
 from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.data.dataset import PromptDataset, Row
 from services.trainer.data.streamed_dataset import StreamedDataset, StreamedRow
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.run_context import RunContext
+from services.trainer.run_files import RunFiles
 from shared.beginning import Beginning, RowCursor
 from shared.errors import UserError
 from shared.file_roots import FileRoots
@@ -49,7 +51,7 @@ async def load_beginning(run: RunContext, core: TrainingCore, *, roots: FileRoot
     if beginning is None:
         return
     await run.starting(f"loading {beginning.in_words()}")
-    await asyncio.to_thread(_require_intact, beginning, run_dir=run.files.run_dir, roots=roots)
+    await asyncio.to_thread(_require_intact, beginning, files=run.files, roots=roots)
     directory = Path(beginning.directory)
     if beginning.weights_only:
         weights = directory / "model" if beginning.source == "checkpoint" else directory
@@ -59,11 +61,16 @@ async def load_beginning(run: RunContext, core: TrainingCore, *, roots: FileRoot
     log.info("began from %s (%s)", beginning.in_words(), directory)
 
 
-def _require_intact(beginning: Beginning, *, run_dir: Path, roots: FileRoots | None) -> None:
+def _require_intact(beginning: Beginning, *, files: RunFiles, roots: FileRoots | None) -> None:
     directory = Path(beginning.directory)
     of = f"this run was to begin from {beginning.in_words()}"
-    if not directory.is_relative_to(run_dir) and beginning.said.startswith("/") and roots is not None:
+    if not directory.is_relative_to(files.run_dir) and beginning.said.startswith("/") and roots is not None:
         roots.require(str(directory), field="resume_from_checkpoint", whole=True)
+    if directory == files.beginning and not directory.is_dir() and checkpoint_paths(files.checkpoints):
+        raise UserError(
+            "every checkpoint of this run is damaged, and it did not keep the files that it began from, "
+            f"{beginning.in_words()}, after its first one. Submit the run again"
+        )
     if not directory.is_dir():
         raise UserError(
             f"{of}, but {directory} was deleted before the run had read it. Submit the run again from another "

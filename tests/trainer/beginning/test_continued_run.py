@@ -189,6 +189,15 @@ async def test_a_source_that_is_lost_before_it_was_read_ends_the_run_with_a_sent
         await fork.train()
 
 
+async def test_a_fork_whose_own_checkpoints_are_all_damaged_says_so(fork: Fork) -> None:
+    await fork.submit()
+    await fork.train()
+    for checkpoint in (fork.run_dir / "checkpoints").iterdir():
+        damage(checkpoint)
+    with pytest.raises(UserError, match="every checkpoint of this run is damaged, and it did not keep the files"):
+        await fork.train()
+
+
 async def test_a_run_that_has_nothing_left_to_train_is_refused(fork: Fork) -> None:
     await fork.submit(max_steps=4)
     with pytest.raises(UserError, match="has made 4 optimizer steps, and max_steps ends the run at 4: nothing is left"):
