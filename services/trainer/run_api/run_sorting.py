@@ -2,9 +2,9 @@
 
     wanted runs --a few records at once--> their places in the order --the first after the cursor--> records of a page
 
-The order of names, statuses and steps is in no list in Redis, so each page reads the records of all wanted runs. That
-is bounded: a list of more than MAX_SORTED runs is refused. A run that changes between two pages may be missed or come
-twice, except where the order is by start, which never changes.
+The order of names, statuses and steps is in no list in Redis, so each page looks at every run, a few at a time, and
+keeps the places of those that are wanted; more than MAX_SORTED of them are refused. A run that changes between two
+pages may be missed or come twice, except where the order is by start, which never changes.
 """
 
 import heapq
