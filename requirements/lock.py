@@ -31,7 +31,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 CPU_EXTRAS = ["generator-cpu", "rewarder", "sessions", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
-TEST_EXTRAS = ["report", "s3", "oracle", "clients", "deploy", "tracing", "notebook"]
+TEST_EXTRAS = ["report", "s3", "oracle", "clients", "deploy", "tracing", "notebook", "trainer-8bit"]
 
 IMAGE_EXTRAS = {
     "generator": ["generator-cpu", "s3"],
@@ -152,7 +152,7 @@ def render(name: str, pins: Mapping[str, str]) -> str:
     """Write torch first: where the index has no CPU build of it, pip finds out before it downloads anything else."""
     about = {
         "cpu": "Everything `make demo` runs on a machine without a GPU; `make test` adds dev.txt and test.txt.",
-        "test": "What `make test` and the benchmarks run besides cpu.txt: the oracle, the libraries of report_to, S3.",
+        "test": "What `make test` and the benchmarks run besides cpu.txt: the oracle, trackers, 8-bit optimizers, S3.",
         "dev": "Everything `make check` runs: lint, types, unit tests; no torch, no vLLM. Its test tools join cpu.txt.",
     } | {
         f"image-{one}": f"The packages of the image headrace-{one}:VERSION-cpu (deploy/docker)." for one in IMAGE_EXTRAS

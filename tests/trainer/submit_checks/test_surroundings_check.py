@@ -112,8 +112,8 @@ def test_a_tracker_outside_the_extra_is_installed_by_its_own_name() -> None:
     assert f"Install with {install_packages('mlflow')} there" in sentence
 
 
-@pytest.mark.skipif(is_installed("bitsandbytes"), reason="it is installed")
-def test_an_optimizer_of_a_missing_package_is_refused_with_what_to_install() -> None:
+def test_an_optimizer_of_a_missing_package_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surroundings_check, "is_installed", lambda name: not name)
     ((field, sentence),) = what_optim_needs(run(optim="adamw_8bit"), NO_GPU)
     assert field == "optim"
     assert sentence.startswith("adamw_8bit needs bitsandbytes where the trainer runs; install with ")
