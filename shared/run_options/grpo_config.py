@@ -15,6 +15,8 @@ NULL_MEANS: Final = frozenset({"vllm_importance_sampling_clip_max"})
 class GRPOConfig:
     """TRL's options, and those of headrace that TRL does not have.
 
+    ``TrlParser`` makes arguments of a command line of them. It takes the second type of a union of three.
+
     Args:
         early_stopping_patience: The training ends after this many evaluations in a row without an improvement, as with
             ``transformers.EarlyStoppingCallback``.
@@ -46,7 +48,7 @@ class GRPOConfig:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-08
-    optim_target_modules: str | list[str] | None = None
+    optim_target_modules: list[str] | str | None = None
     max_grad_norm: float = 1.0
 
     # Computation
@@ -79,12 +81,12 @@ class GRPOConfig:
     log_level: str = "passive"
     log_level_replica: str = "warning"
     disable_tqdm: bool | None = None
-    report_to: str | list[str] | None = "none"
+    report_to: list[str] | str | None = "none"
     run_name: str | None = None
     project: str = "huggingface"
     trackio_space_id: str | None = None
     trackio_bucket_id: str | None = None
-    trackio_static_space_id: str | Literal[False] | None = None
+    trackio_static_space_id: Literal[False] | str | None = None
 
     # Evaluation
     eval_strategy: str = "no"

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from shared.run_options.from_trl import ABSENT, ELSEWHERE, INSTEAD
+from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.run_config import RunConfig
 from tests.conformance.oracle import trl
 
@@ -43,6 +44,13 @@ def test_the_page_has_the_number_of_options_under_the_same_name_and_the_defaults
     differ = {name for name in same if ours[name].default != theirs[name]}
     assert differ - MEAN_THE_SAME.keys() == page.DEFAULTS_OF_TRL.keys()
     assert {name: theirs[name] for name in MEAN_THE_SAME} == MEAN_THE_SAME
+
+
+def test_a_script_reads_our_options_with_trls_parser() -> None:
+    given = ["--max_steps", "3", "--no_gradient_checkpointing", "--report_to", "trackio", "--optim", "sgd"]
+    (args,) = trl.TrlParser((GRPOConfig,)).parse_args_and_config(given)
+    assert (args.max_steps, args.gradient_checkpointing, args.report_to, args.optim) == (3, False, "trackio", "sgd")
+    assert (args.learning_rate, args.run_options) == (1e-6, {})
 
 
 def page_maker() -> ModuleType:
