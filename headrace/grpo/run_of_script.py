@@ -30,7 +30,15 @@ _LORA = {
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
     "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
 }
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+        *("inference_mode", "fan_in_fan_out", "runtime_config", "ensure_weight_tying"),
+    }
+)
+"""Options of a ``LoraConfig`` that PEFT fills in, or that do not change what an adapter of linear layers computes."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,15 @@ def _lora(script: Script) -> dict[str, Any]:
         raise ArgumentError(
             f"peft_config is a {type(config).__name__}, but only LoRA is trained here: give a LoraConfig"
         )
-    targets: Any = config.target_modules
+    targets, default = config.target_modules, type(config)()
+    known = {*_LORA, *_WITHOUT_EFFECT, "target_modules"}
+    unknown = [it.name for it in fields(config) if getattr(config, it.name) != getattr(default, it.name)]
+    if unknown := [name for name in unknown if name not in known]:
+        raise ArgumentError(
+            f"peft_config has {', '.join(unknown)}, which a run does not have; leave it out, or train all weights "
+            "without peft_config"
+        )
+    found["lora_dropout"] = config.lora_dropout  # 0 in PEFT, and 0.05 in TRL's ModelConfig
     found |= {ours: getattr(config, theirs) for theirs, ours in _LORA.items() if getattr(config, theirs, None)}
     found |= {"lora_target_modules": targets if isinstance(targets, str) else sorted(targets)} if targets else {}
     return {"use_peft": True, **found}
