@@ -15,6 +15,7 @@ from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.training_events import is_early_stopping
 from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.run_config import RunConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _UNUSED_ROWS = [{"prompt": "A run that makes no step needs a data set too."}]
@@ -85,34 +86,32 @@ def training_settings(
     Raises:
         ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
-    options = _options(script.args) | _early_stopping(callbacks)
-    wants_evaluations = script.args.eval_strategy != "no" or script.args.eval_on_start
-    if not wants_evaluations:
-        options = {name: value for name, value in options.items() if not name.startswith("eval_")}
+    args = script.args
+    options = _options(args) | _early_stopping(callbacks)
+    if args.eval_strategy == "no":
+        options = {name: it for name, it in options.items() if name == "eval_on_start" or not name.startswith("eval_")}
+    if args.eval_strategy != "no" or args.eval_on_start:
+        options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
     settings, notes = run_config_of(
         options | {"model_name_or_path": script.model.save_for_run(files.inputs)} | _lora(script)
     )
     settings |= _rewards(script, files) | _agent(script, files)
     _require_known_environments(script.environment_factory, script.train_dataset)
-    groups = int(settings["groups_per_step"]) * script.args.max_steps if script.args.max_steps > 0 else None
+    groups_per_step = args.run_options.get("groups_per_step", settings["groups_per_step"])
+    groups = int(groups_per_step) * args.max_steps if args.max_steps > 0 else None
     settings["dataset_name"] = _data(script.train_dataset, files, num_rows=groups, what="train_dataset")
-    if wants_evaluations:
-        settings.pop("dataset_test_split", None)  # of a script without eval_dataset; here it is data of its own
-        settings["eval_dataset_name"] = _data(
-            script.eval_dataset, files, num_rows=settings.get("max_eval_prompts", 256), what="eval_dataset"
-        )
-    return settings | script.args.run_options, notes
+    return settings | args.run_options, notes
 
 
 def evaluation_settings(script: Script, files: Files, *, data: Any) -> dict[str, Any]:
     """Return the settings of a run that makes no step and evaluates the model on ``data``."""
-    options = {name: value for name, value in _options(script.args).items() if not name.startswith(_ABOUT_STEPS)}
+    args = script.args
+    options = {name: value for name, value in _options(args).items() if not name.startswith(_ABOUT_STEPS)}
+    options["eval_dataset_name"] = _eval_data(data, args, files)
     settings, _ = run_config_of(options | {"model_name_or_path": script.model.save_for_run(files.inputs)})
     settings |= _rewards(script, files) | _agent(script, files)
-    rows = settings.get("max_eval_prompts", 256)
-    settings["eval_dataset_name"] = _data(data, files, num_rows=rows, what="eval_dataset")
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
-    return settings | script.args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
+    return settings | args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
 
 
 def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict[str, Any]]:
@@ -248,6 +247,11 @@ def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
         names = ", ".join(str(name) for name in cast("Mapping[str, Any]", data))
         raise ArgumentError(f"{what} has several data sets ({names}), but a run takes only one; choose it")
     return files.once(f"data {num_rows}", data, lambda inputs: inputs.dataset(data, num_rows=num_rows, what=what))
+
+
+def _eval_data(data: Any, args: GRPOConfig, files: Files) -> str:
+    num_rows = args.run_options.get("max_eval_prompts", RunConfig.model_fields["max_eval_prompts"].default)
+    return _data(data, files, num_rows=num_rows, what="eval_dataset")
 
 
 def _write_unused_rows(inputs: RunInputs) -> str:

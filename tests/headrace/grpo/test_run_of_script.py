@@ -1,6 +1,7 @@
 """The settings of a run mean what the arguments of a script's trainer mean in TRL."""
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
-from headrace.grpo.run_of_script import Files, Script, training_settings
+from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
 from shared.run_options.grpo_config import GRPOConfig
 
 pytestmark = pytest.mark.unit
@@ -60,3 +61,40 @@ def test_an_adapter_has_the_options_of_its_config_and_pefts_defaults(files: File
 def test_an_option_of_an_adapter_that_a_run_does_not_have_is_refused(files: Files, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"peft_config has {next(iter(options))}, which a run does not have"):
         training_settings(make_script(peft_config=LoraConfig(**options)), files)
+
+
+def test_an_evaluation_at_the_start_needs_no_strategy(files: Files) -> None:
+    script = make_script(eval_on_start=True, num_generations_eval=4, eval_steps=5)
+    settings, _ = training_settings(script, files)
+    assert {name: value for name, value in settings.items() if "eval" in name} == {
+        "eval_on_start": True,
+        "num_generations_eval": 4,
+        "eval_dataset_name": files.written["data 256", id(script.eval_dataset)][1],
+    }
+
+
+def test_without_evaluations_no_option_of_them_is_left(files: Files) -> None:
+    settings, notes = training_settings(make_script(num_generations_eval=4, eval_steps=5), files)
+    assert not [name for name in settings if "eval" in name]
+    assert "num_generations_eval: left out; nothing is evaluated without eval_strategy" in notes
+
+
+def test_evaluations_on_their_own_have_the_samples_and_the_rows_that_were_chosen(files: Files) -> None:
+    script = make_script(num_generations_eval=4, eval_strategy="steps", run_options={"max_eval_prompts": 300})
+    endless = ({"prompt": str(number)} for number in itertools.count())
+    settings = evaluation_settings(script, files, data=endless)
+    assert (settings["num_generations_eval"], settings["max_steps"]) == (4, 0)
+    assert num_rows(settings["eval_dataset_name"]) == 300
+
+
+def test_as_many_rows_are_taken_of_an_endless_data_set_as_the_steps_need(files: Files) -> None:
+    script = make_script(max_steps=3, per_device_train_batch_size=16)
+    for run_options, needed in (({}, 6), ({"groups_per_step": 5}, 15)):
+        endless = ({"prompt": str(number)} for number in itertools.count())
+        args = replace(script.args, run_options=run_options)
+        settings, _ = training_settings(replace(script, args=args, train_dataset=endless), files)
+        assert num_rows(settings["dataset_name"]) == needed
+
+
+def num_rows(file: str) -> int:
+    return len(Path(file).read_text(encoding="utf-8").splitlines())
