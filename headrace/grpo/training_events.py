@@ -71,6 +71,8 @@ class TrainingEvents:
         if step not in self._told_evaluations:
             self._told_evaluations.add(step)
             self.take_evaluation(metrics, step=step)
+            if self._best is not None and self._best.judge(metrics, step=step):  # after callbacks, as in transformers
+                self._set_best(step=step, value=self._best.value)
 
     def describe(self, run: Mapping[str, Any], *, epochs_per_step: float) -> None:
         """Put a run's settings into the state, and follow the run's best evaluation if it looks for one."""
@@ -116,12 +118,10 @@ class TrainingEvents:
             self.fire("on_epoch_begin")
 
     def take_evaluation(self, metrics: Mapping[str, Any], *, step: int) -> None:
-        """Take the metrics of an evaluation after ``step`` steps."""
+        """Take the metrics of an evaluation after ``step`` steps, of the run or of ``trainer.evaluate()``."""
         numbers = _numbers(metrics)
         self.log(numbers, step=step)
         self.fire("on_evaluate", metrics=numbers)
-        if self._best is not None and self._best.judge(metrics, step=step):  # after the callbacks, as in transformers
-            self._set_best(step=step, value=self._best.value)
 
     def end(self, summary: Mapping[str, float]) -> None:
         """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""

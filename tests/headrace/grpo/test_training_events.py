@@ -112,8 +112,9 @@ def test_the_state_has_the_best_evaluation_after_the_callbacks_have_seen_it() ->
     }
     events.describe(run, epochs_per_step=0.5)
     for step, reward in ((2, 0.5), (4, 0.75), (6, 0.75)):
-        events.take_evaluation({"step": step, "eval_reward": reward}, step=step)
-    assert seen == [None, 0.5, 0.75]
+        events.take_evaluation_once({"step": step, "eval_reward": reward})
+    events.take_evaluation({"eval_reward": 0.9}, step=6)  # trainer.evaluate(other_rows)
+    assert seen == [None, 0.5, 0.75, 0.75]
     state = events.state
     assert (state.best_metric, state.best_global_step) == (0.75, 4)
     assert state.best_model_checkpoint == "/runs/run-a/checkpoints/step_00000004"
