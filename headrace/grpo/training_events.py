@@ -36,6 +36,7 @@ class TrainingEvents:
         self._context = context
         self._window: list[dict[str, float]] = []
         self._epochs_per_step = 0.0
+        self._is_in_epoch = False
         self._told_evaluations = set[int]()
         self._best: BestCheckpoint | None = None
         self._checkpoints = ""
@@ -49,8 +50,8 @@ class TrainingEvents:
         self.state.max_steps = max_steps
         self._epochs_per_step = epochs_per_step
         self.control.should_training_stop = False
+        self._is_in_epoch = False
         self.fire("on_train_begin")
-        self.fire("on_epoch_begin")
 
     def begin_anew(self) -> None:
         """Forget the steps of an earlier run, which has ended."""
@@ -102,9 +103,12 @@ class TrainingEvents:
         step = int(metrics["step"])
         if step != self.state.global_step + 1:
             return
+        if not self._is_in_epoch:
+            self._is_in_epoch = True
+            self.fire("on_epoch_begin")
         self.fire("on_step_begin")
         self.state.global_step = step
-        epoch_before, self.state.epoch = self.state.epoch or 0.0, step * self._epochs_per_step
+        epochs_before, self.state.epoch = self._epochs(step - 1), self._epochs(step)
         self.state.num_input_tokens_seen = int(metrics.get("num_tokens") or 0)
         self._window.append(_numbers(metrics))
         self.fire("on_step_end")
@@ -113,9 +117,16 @@ class TrainingEvents:
             self._window.clear()
         if step % save_steps == 0:
             self.fire("on_save")
-        if int(self.state.epoch) > int(epoch_before):
+        if int(self.state.epoch) > int(epochs_before):
+            self._end_epoch()
+
+    def _epochs(self, steps: int) -> float:
+        return round(steps * self._epochs_per_step, 9)  # 49 times 1 / 49 is less than 1
+
+    def _end_epoch(self) -> None:
+        if self._is_in_epoch:
+            self._is_in_epoch = False
             self.fire("on_epoch_end")
-            self.fire("on_epoch_begin")
 
     def take_evaluation(self, metrics: Mapping[str, Any], *, step: int) -> None:
         """Take the metrics of an evaluation after ``step`` steps, of the run or of ``trainer.evaluate()``."""
@@ -125,6 +136,7 @@ class TrainingEvents:
 
     def end(self, summary: Mapping[str, float]) -> None:
         """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
+        self._end_epoch()
         self.log({**_means(self._window), **summary})
         self._window.clear()
         self.fire("on_train_end")

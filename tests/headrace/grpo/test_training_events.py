@@ -34,8 +34,11 @@ class Recorder:
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
         self.seen.append(f"evaluate {metrics}")
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(f"epoch from {state.epoch or 0.0}")
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.seen.append(f"epoch {state.epoch}")
+        self.seen.append(f"epoch to {state.epoch}")
 
 
 def training() -> tuple[TrainingEvents, Recorder]:
@@ -55,8 +58,27 @@ def test_steps_come_once_and_in_order() -> None:
     events, recorder = training()
     for step in (1, 2, 2, 1, 3, 4):  # after a crash, steps are made again
         events.take(metrics(step), logging_steps=2, save_steps=4)
-    assert recorder.seen == ["begin 4", "step 1", "step 2", "epoch 1.0", "step 3", "step 4", "save 4", "epoch 2.0"]
+    first = ["begin 4", "epoch from 0.0", "step 1", "step 2", "epoch to 1.0"]
+    assert recorder.seen == [*first, "epoch from 1.0", "step 3", "step 4", "save 4", "epoch to 2.0"]
     assert events.control.should_training_stop
+
+
+def test_the_last_epoch_ends_with_the_training_if_it_is_not_whole() -> None:
+    events, recorder = training()
+    for step in (1, 2, 3):
+        events.take(metrics(step), logging_steps=9, save_steps=9)
+    events.end({})
+    begin = ["begin 4", "epoch from 0.0", "step 1", "step 2", "epoch to 1.0"]
+    assert recorder.seen == [*begin, "epoch from 1.0", "step 3", "epoch to 1.5"]
+
+
+def test_an_epoch_ends_with_its_last_step_whatever_the_rounding() -> None:
+    events, recorder = training()
+    assert 49 * (1 / 49) < 1
+    events.begin(max_steps=98, epochs_per_step=1 / 49)
+    for step in range(1, 50):
+        events.take(metrics(step), logging_steps=99, save_steps=99)
+    assert recorder.seen[-2:] == ["step 49", "epoch to 1.0"]
 
 
 def test_a_log_has_the_means_over_its_steps() -> None:
