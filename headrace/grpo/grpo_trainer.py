@@ -160,8 +160,9 @@ class GRPOTrainer:
 
     is_local_process_zero = is_world_process_zero
 
-    def log(self, logs: Mapping[str, float]) -> None:
-        """Add an entry to ``state.log_history``, and tell callbacks."""
+    def log(self, logs: Mapping[str, float], start_time: float | None = None) -> None:
+        """Add an entry to ``state.log_history``, and tell callbacks. ``start_time`` has no effect."""
+        del start_time
         self._events.log(dict(logs))
 
     def add_callback(self, callback: Any) -> None:

@@ -142,9 +142,9 @@ class TrainingEvents:
         self.fire("on_train_end")
 
     def log(self, logs: dict[str, float], *, step: int | None = None) -> None:
-        """Add an entry to ``state.log_history``."""
-        entry = {**logs, "epoch": self.state.epoch or 0.0, "step": self.state.global_step if step is None else step}
-        self.state.log_history.append(entry)
+        """Add an entry to ``state.log_history``. Callbacks get it without its step, as in transformers."""
+        logs = {**logs, "epoch": self.state.epoch or 0.0}
+        self.state.log_history.append({**logs, "step": self.state.global_step if step is None else step})
         self.fire("on_log", logs=logs)
 
     def fire(self, event: str, **more: Any) -> None:

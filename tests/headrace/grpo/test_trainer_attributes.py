@@ -97,7 +97,7 @@ def test_a_trainer_has_them(tmp_path: Path) -> None:
     assert names(script.tools) == ["act", "play"]
     assert script.is_world_process_zero()
     assert script.is_local_process_zero()
-    script.log({"mine": 2.0})
+    script.log({"mine": 2.0}, None)  # as a subclass calls super().log(logs, start_time)
     assert script.state.log_history == [{"mine": 2.0, "epoch": 0.0, "step": 0}]
     assert not hasattr(script, "optimizer")
     with pytest.raises(AttributeError, match="GRPOTrainer has no get_train_dataloader here: prompts are read by"):

@@ -88,8 +88,8 @@ def test_a_log_has_the_means_over_its_steps() -> None:
     events.take(metrics(3, reward=4.0), logging_steps=3, save_steps=9)
     events.take(metrics(4, reward=0.0), logging_steps=3, save_steps=9)
     events.end({"train_loss": 0.25})
-    last = {"loss": 0.4, "reward": 0.0, "train_loss": 0.25}
-    assert recorder.logs == [{"loss": pytest.approx(0.2), "reward": 2.5}, last]
+    last = {"loss": 0.4, "reward": 0.0, "train_loss": 0.25, "epoch": 2.0}
+    assert recorder.logs == [{"loss": pytest.approx(0.2), "reward": 2.5, "epoch": 1.5}, last]
     assert [(entry["step"], entry["epoch"]) for entry in events.state.log_history] == [(3, 1.5), (4, 2.0)]
 
 
