@@ -25,7 +25,14 @@ from headrace.grpo.hub_upload import Card, repository_name, upload
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Script, data_of_environment
 from headrace.grpo.script_run import ScriptRun
-from headrace.grpo.trainer_attributes import ScriptProcess, all_tools, missing, reward_func_names, reward_weights
+from headrace.grpo.trainer_attributes import (
+    ScriptProcess,
+    all_tools,
+    missing,
+    refuse_overrides,
+    reward_func_names,
+    reward_weights,
+)
 from headrace.grpo.training_events import TrainingEvents
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
@@ -54,6 +61,11 @@ class GRPOTrainer:
     Raises:
         ArgumentError: An argument is not supported. The message says what to do instead.
     """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Refuse a subclass that overrides a method of TRL's training."""
+        super().__init_subclass__(**arguments)
+        refuse_overrides(cls)
 
     def __init__(
         self,

@@ -11,6 +11,8 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from headrace.grpo.argument_error import ArgumentError
+
 _NOT_TOOLS: Final = ("reset", "get_reward")
 _BATCHES: Final = "prompts are read by the training ranks; trainer.train_dataset and trainer.eval_dataset are the rows"
 _STEPS: Final = "the training ranks make the steps; a trainer.add_callback() sees each, with its metrics"
@@ -30,6 +32,26 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "model_wrapped": "the training ranks wrap it; trainer.model has the weights of the last training",
 }
 """Attribute to the reason why a script's trainer does not have it, and what to use instead."""
+
+_HOOKS: Final = frozenset(
+    {
+        *("_compute_loss", "_calculate_rewards", "_generate", "_generate_and_score_completions", "_prepare_inputs"),
+        *("_generate_single_turn", "_tokenize_prompts", "_get_per_token_logps_and_entropies", "_inner_training_loop"),
+        *("_get_train_sampler", "_get_eval_sampler", "_save_checkpoint", "_maybe_log_save_evaluate"),
+    }
+)
+"""Private methods of TRL's training that subclasses override."""
+
+
+def refuse_overrides(kind: type) -> None:
+    """Refuse a subclass with a method that only the training of TRL calls.
+
+    Raises:
+        ArgumentError: It has one.
+    """
+    for name in vars(kind):
+        if name in ELSEWHERE or name in _HOOKS:
+            raise ArgumentError(f"{kind.__name__}.{name} would never be called: {ELSEWHERE.get(name, _STEPS)}")
 
 
 def missing(name: str) -> AttributeError:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.trainer_attributes import ScriptProcess, all_tools, missing, reward_func_names, reward_weights
+from shared.run_options.grpo_config import GRPOConfig
 
 pytestmark = pytest.mark.unit
 
@@ -78,10 +80,18 @@ def test_a_missing_attribute_says_where_it_is(name: str) -> None:
     assert str(missing("colour")) == "GRPOTrainer has no colour"
 
 
+@pytest.mark.parametrize("name", ["compute_loss", "_generate_and_score_completions", "get_train_dataloader"])
+def test_a_subclass_with_a_method_that_nothing_would_call_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Mine.{name} would never be called: (the training ranks|prompts are read)"):
+        type("Mine", (GRPOTrainer,), {name: brevity})
+
+
+def test_a_subclass_may_have_other_methods() -> None:
+    type("Mine", (GRPOTrainer,), {"report": brevity, "log": brevity})
+
+
 def test_a_trainer_has_them(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from headrace import GRPOConfig, GRPOTrainer
-
     args = GRPOConfig(output_dir=str(tmp_path), reward_weights=[0.5])
     rows = [{"environment": "a"}, {"environment": "b"}]
     script: Any = GRPOTrainer(
