@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.function_source import plain_name
 
 _NOT_TOOLS: Final = ("reset", "get_reward")
 _BATCHES: Final = "prompts are read by the training ranks; trainer.train_dataset and trainer.eval_dataset are the rows"
@@ -91,7 +92,8 @@ def environment_classes(environment_factory: Any) -> list[type]:
 
 def reward_func_names(reward_funcs: Sequence[Any], environment_factory: Any) -> list[str]:
     """Return the names of rewards as in metrics: of functions and models, then of environments with ``get_reward``."""
-    return [*map(_name, reward_funcs), *(kind.__name__ for kind in _rewarding(environment_factory))]
+    names = [_name(function, number) for number, function in enumerate(reward_funcs)]
+    return [*names, *(kind.__name__ for kind in _rewarding(environment_factory))]
 
 
 def reward_weights(given: Sequence[float] | None, *, num_functions: int, environment_factory: Any) -> npt.NDArray[Any]:
@@ -115,9 +117,9 @@ def _rewarding(environment_factory: Any) -> list[type]:
     return [kind for kind in environment_classes(environment_factory) if hasattr(kind, "get_reward")]
 
 
-def _name(function: Any) -> str:
+def _name(function: Any, number: int) -> str:
     if isinstance(function, str):
         return function.rstrip("/").rpartition("/")[2].rpartition(":")[2]
     if hasattr(function, "save_pretrained"):
         return str(function.config._name_or_path).rstrip("/").rpartition("/")[2]  # noqa: SLF001  as in transformers
-    return str(getattr(function, "__name__", type(function).__name__))
+    return plain_name(function, otherwise=f"reward_{number}")

@@ -1,5 +1,7 @@
 """A script finds what it reads from TRL's trainer, or a sentence that says where it is."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,8 @@ def test_rewards_have_the_names_of_their_metrics_and_an_environment_adds_its_cla
         "style",
         "Scored",
     ]
+    unnamed: Callable[[list[str]], list[float]] = lambda completions: [0.0 for _ in completions]  # noqa: E731
+    assert reward_func_names([functools.partial(brevity, most=3), unnamed], None) == ["brevity", "reward_1"]
     assert reward_weights([0.5], num_functions=1, environment_factory=several).tolist() == [0.5, 1.0]
     assert reward_weights(None, num_functions=2, environment_factory=None).tolist() == [1.0, 1.0]
     assert reward_func_names([], Scored) == ["Scored"]
