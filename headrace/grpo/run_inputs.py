@@ -124,9 +124,16 @@ class RunInputs:
             write_whole(path, text.encode(), aside=f".{module}.{os.getpid()}")
         return f"{module}:{name}"
 
-    def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None) -> str:
-        """Save a live model with its tokenizer, and return the directory. ``state`` has its weights, if not its own."""
-        directory = self._new_directory()
+    def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
+        """Save a live model with its tokenizer, and return the directory.
+
+        Args:
+            model: The model.
+            tokenizer: The tokenizer to save beside it.
+            state: The weights, if not the model's own.
+            name: Name of the directory. Metrics have it for a reward model.
+        """
+        directory = self._new_directory() / name
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.save_pretrained(directory, state_dict=state)
         tokenizer.save_pretrained(directory)

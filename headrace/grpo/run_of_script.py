@@ -12,6 +12,7 @@ from typing import Any, cast
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
+from headrace.grpo.trainer_attributes import reward_func_names
 from headrace.grpo.training_events import is_early_stopping
 from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.grpo_config import GRPOConfig
@@ -198,7 +199,8 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
         return function
     if hasattr(function, "save_pretrained"):
         tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
-        return files.once("model", function, lambda inputs: inputs.model(function, tokenizer))
+        (name,) = reward_func_names([function], None)
+        return files.once("model", function, lambda inputs: inputs.model(function, tokenizer, name=name))
     if (built_in := _built_in(function)) is not None:
         return built_in
     return _function(function, files, otherwise=f"reward_{number}")

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
+from services.trainer.telemetry.step_metrics import metric_names
 from shared.run_options.grpo_config import GRPOConfig
 
 pytestmark = pytest.mark.unit
@@ -94,6 +96,21 @@ def test_as_many_rows_are_taken_of_an_endless_data_set_as_the_steps_need(files: 
         args = replace(script.args, run_options=run_options)
         settings, _ = training_settings(replace(script, args=args, train_dataset=endless), files)
         assert num_rows(settings["dataset_name"]) == needed
+
+
+class Saved:
+    """Stands for a model, or a tokenizer."""
+
+    config = SimpleNamespace(_name_or_path="org/judge")
+
+    def save_pretrained(self, directory: Path, **_: Any) -> None:
+        directory.mkdir(exist_ok=True)
+
+
+def test_a_reward_model_is_called_in_metrics_as_in_trl(files: Files) -> None:
+    script = replace(make_script(), reward_funcs=[Saved()], reward_processing_classes=[Saved()])
+    (name,) = training_settings(script, files)[0]["reward_funcs"]
+    assert metric_names([name]) == {name: "judge"}
 
 
 def num_rows(file: str) -> int:
