@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.client import HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.hub_upload import Card, repository_name, upload
+from headrace.grpo.hub_upload import Card, complete_card, repository_name, upload
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Script, data_of_environment
 from headrace.grpo.script_run import ScriptRun
@@ -181,6 +181,14 @@ class GRPOTrainer:
         """Add a ``transformers.TrainerCallback``, or a class of one."""
         self._events.callbacks.append(callback() if isinstance(callback, type) else callback)
 
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove a callback, or the first of a class, and return it; None if it is not here."""
+        return self._events.remove(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class, if it is here."""
+        self._events.remove(callback)
+
     def train(self, resume_from_checkpoint: bool | str | None = None) -> Any:
         """Train to the end, and return a ``transformers.trainer_utils.TrainOutput``.
 
@@ -247,15 +255,44 @@ class GRPOTrainer:
 
         From services elsewhere, the trained model is downloaded into it.
         """
-        directory = output_dir or self.args.output_dir
-        if directory is None:
-            raise ArgumentError("save_model needs a directory: give output_dir")
+        directory = Path(output_dir) if output_dir else self._output_dir("save_model")
         if not self._live.is_trained:
-            self._live.save(Path(directory))
+            self._live.save(directory)
         elif self._live.is_fetched or self._training.trained_run is None:
             shutil.copytree(cast("Path", self._live.trained), directory, dirs_exist_ok=True)
         else:
-            self._training.download(Path(directory), base=self._live.name)
+            self._training.download(directory, base=self._live.name)
+
+    def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
+        """Print metrics of ``train()`` or ``evaluate()`` as a table."""
+        from transformers import trainer_pt_utils
+
+        cast("Any", trainer_pt_utils).log_metrics(self, split, metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """Write metrics to ``{split}_results.json`` in ``output_dir``, and add them to ``all_results.json``."""
+        from transformers import trainer_pt_utils
+
+        self._output_dir("save_metrics").mkdir(parents=True, exist_ok=True)
+        cast("Any", trainer_pt_utils).save_metrics(self, split, metrics, combined)
+
+    def save_state(self) -> None:
+        """Write ``state`` to ``trainer_state.json`` in ``output_dir``."""
+        directory = self._output_dir("save_state")
+        directory.mkdir(parents=True, exist_ok=True)
+        self.state.save_to_json(str(directory / "trainer_state.json"))
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | Sequence[str] | None = None,
+        tags: str | Sequence[str] | None = None,
+    ) -> None:
+        """Complete the model card in ``output_dir``, or write one."""
+        directory = self._output_dir("create_model_card")
+        directory.mkdir(parents=True, exist_ok=True)
+        repository = repository_name(self.args)
+        complete_card(directory / "README.md", Card(model_name, dataset_name, tags), repository=repository)
 
     def push_to_hub(
         self,
@@ -287,6 +324,11 @@ class GRPOTrainer:
             card=Card(model_name, dataset_name, tags),
         )
         return done
+
+    def _output_dir(self, method: str) -> Path:
+        if self.args.output_dir is None:
+            raise ArgumentError(f"{method} needs a directory: set output_dir in GRPOConfig")
+        return Path(self.args.output_dir)
 
     if not TYPE_CHECKING:  # for a type checker, an attribute that is missing is missing
 

@@ -45,6 +45,14 @@ class TrainingEvents:
         self.state = state
         self.control = control
 
+    def remove(self, callback: Any) -> Any:
+        """Remove a callback, or the first of a class, and return it; None if it is not here."""
+        for known in self.callbacks:
+            if isinstance(known, callback) if isinstance(callback, type) else known == callback:
+                self.callbacks.remove(known)
+                return known
+        return None
+
     def begin(self, *, max_steps: int, epochs_per_step: float) -> None:
         """Begin a training of ``max_steps`` steps, or go on with one."""
         self.state.max_steps = max_steps

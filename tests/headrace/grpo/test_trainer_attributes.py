@@ -1,6 +1,7 @@
 """A script finds what it reads from TRL's trainer, or a sentence that says where it is."""
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,28 @@ def test_a_trainer_has_them(tmp_path: Path) -> None:
         script.get_train_dataloader()
     with pytest.raises(ValueError, match=r"requires a `train_dataset` with a column environment.*: a, b"):
         GRPOTrainer(model="org/model", reward_funcs=brevity, args=args, environment_factory={"a": Scored, "b": Plain})
+
+
+def test_a_trainer_writes_the_files_that_scripts_ask_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    args = GRPOConfig(output_dir=str(tmp_path / "out"))
+    script = GRPOTrainer("org/model", brevity, args, [{"prompt": "a"}])
+    script.save_metrics("train", {"train_loss": 0.5})
+    script.save_metrics("eval", {"eval_reward": 1.0})
+    script.log_metrics("eval", {"eval_reward": 1.0})
+    script.save_state()
+    script.create_model_card(dataset_name="org/data", tags=["math"])
+    files = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "out").iterdir()}
+    assert json.loads(files["train_results.json"]) == {"train_loss": 0.5}
+    assert json.loads(files["all_results.json"]) == {"train_loss": 0.5, "eval_reward": 1.0}
+    assert json.loads(files["trainer_state.json"])["global_step"] == 0
+    assert "- org/data" in files["README.md"]
+    assert "eval_reward =" in capsys.readouterr().out
+
+
+def test_a_file_needs_a_directory() -> None:
+    pytest.importorskip("transformers")
+    script = GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}])
+    for write in (script.save_model, script.save_state, script.create_model_card):
+        with pytest.raises(ValueError, match=f"{write.__name__} needs a directory: set output_dir in GRPOConfig"):
+            write()

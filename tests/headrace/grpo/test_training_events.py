@@ -154,3 +154,13 @@ def test_the_callback_for_early_stopping_is_left_to_the_run() -> None:
     events.callbacks[:] = [early]
     events.fire("on_train_begin")
     assert (is_early_stopping(early), is_early_stopping(own)) == (True, False)
+
+
+def test_a_callback_is_removed_by_itself_or_by_its_class() -> None:
+    events, recorder = training()
+    second = Recorder(seen=["second"])
+    events.callbacks.append(second)
+    assert events.remove(second) is second
+    assert events.remove(Recorder) is recorder
+    assert events.remove(Recorder) is None
+    assert events.callbacks == []
