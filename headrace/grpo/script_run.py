@@ -163,7 +163,7 @@ class ScriptRun:
             if resume:
                 source = str(run["run_id"])
         if self.run is not None:
-            self._events.begin_anew()
+            self._events.begin_anew(continues=source is not None)
         settings, notes = training_settings(self._script, self._files, callbacks=self._events.callbacks)
         if source is not None:
             settings["resume_from_checkpoint"] = source

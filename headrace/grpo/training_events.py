@@ -61,9 +61,12 @@ class TrainingEvents:
         self._is_in_epoch = False
         self.fire("on_train_begin")
 
-    def begin_anew(self) -> None:
-        """Forget the steps of an earlier run, which has ended."""
-        self.state.global_step = 0
+    def begin_anew(self, *, continues: bool) -> None:
+        """Forget the steps of an earlier run, which has ended. If the new run continues it, the log is kept."""
+        self.state.global_step, self.state.epoch = 0, 0.0
+        self._window.clear()
+        if not continues:
+            self.state.log_history = []
         self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
         self._told_evaluations.clear()
 

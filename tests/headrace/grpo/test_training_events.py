@@ -93,6 +93,19 @@ def test_a_log_has_the_means_over_its_steps() -> None:
     assert [(entry["step"], entry["epoch"]) for entry in events.state.log_history] == [(3, 1.5), (4, 2.0)]
 
 
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_new_training_has_nothing_of_one_that_failed(continues: bool) -> None:
+    events, recorder = training()
+    events.log({"mine": 1.0})
+    events.take(metrics(1), logging_steps=2, save_steps=9)
+    events.begin_anew(continues=continues)
+    events.begin(max_steps=4, epochs_per_step=0.5)
+    for step in (1, 2):
+        events.take(metrics(step, reward=0.5), logging_steps=2, save_steps=9)
+    assert recorder.logs[1:] == [{"loss": pytest.approx(0.15), "reward": 0.5, "epoch": 1.0}]
+    assert len(events.state.log_history) == (2 if continues else 1)
+
+
 def test_an_evaluation_and_the_end_are_in_the_log() -> None:
     events, recorder = training()
     events.take_evaluation({"step": 0, "eval_reward": 0.5}, step=0)
