@@ -14,7 +14,7 @@ from shared.install_commands import install_extras
 from shared.run_options.run_config import RunConfig
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-"""Names of parameters without weight decay: transformers' Trainer.get_decay_parameter_names."""
+"""Names of parameters without weight decay, with all of layer norms: Trainer.get_decay_parameter_names."""
 _MATRIX = 2
 _BETA3, _ALPHA = 0.9999, 5.0
 """transformers' defaults for AdEMAMix (arXiv 2409.03137)."""
@@ -26,7 +26,7 @@ def decays(name: str) -> bool:
 
 
 def make_optimizer(
-    parameters: Mapping[str, Tensor], config: RunConfig, *, ends: Sequence[Tensor] = ()
+    parameters: Mapping[str, Tensor], config: RunConfig, *, ends: Sequence[Tensor] = (), norms: Sequence[Tensor] = ()
 ) -> torch.optim.Optimizer:
     """Return the run's optimizer over the parameters: one group with weight decay, one without.
 
@@ -37,13 +37,14 @@ def make_optimizer(
         parameters: The trained parameters by name.
         config: The run's config.
         ends: The embeddings, then the last projection. Muon leaves them to AdamW, and embeddings get no 8-bit moments.
+        norms: Parameters without weight decay whatever their name.
 
     Raises:
         UserError: The optimizer's package is not installed, or does not work here.
     """
     if config.optim == "muon":
-        return _muon(parameters, config, ends)
-    groups = _groups(parameters, config)
+        return _muon(parameters, config, ends, norms)
+    groups = _groups(parameters, config, norms)
     arguments: Any = config.optimizer_arguments()
     match config.optim:
         case "adafactor":
@@ -66,10 +67,17 @@ def make_optimizer(
             return _of_bitsandbytes(groups, config, arguments, ends)
 
 
-def _groups(parameters: Mapping[str, Tensor], config: RunConfig) -> Any:
+def norms_of(lm: torch.nn.Module) -> list[Tensor]:
+    """Return the parameters of layer norms, which are ``ln_1`` and the like in some models."""
+    kind = torch.nn.LayerNorm
+    return [parameter for module in lm.modules() if isinstance(module, kind) for parameter in module.parameters()]
+
+
+def _groups(parameters: Mapping[str, Tensor], config: RunConfig, norms: Sequence[Tensor]) -> Any:
     """Return the parameter groups, without empty ones."""
-    decayed = [parameter for name, parameter in parameters.items() if decays(name)]
-    spared = [parameter for name, parameter in parameters.items() if not decays(name)]
+    of_norms = {id(norm) for norm in norms}
+    decayed = [it for name, it in parameters.items() if decays(name) and id(it) not in of_norms]
+    spared = [it for name, it in parameters.items() if not decays(name) or id(it) in of_norms]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -79,7 +87,9 @@ def _adamw(groups: Any, config: RunConfig, *, is_fused: bool) -> torch.optim.Opt
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=is_fused)
 
 
-def _muon(parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Tensor]) -> torch.optim.Optimizer:
+def _muon(
+    parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Tensor], norms: Sequence[Tensor]
+) -> torch.optim.Optimizer:
     of_ends = {id(end) for end in ends}
     matrices = {
         name: parameter
@@ -90,9 +100,9 @@ def _muon(parameters: Mapping[str, Tensor], config: RunConfig, ends: Sequence[Te
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         arguments: Any = {"adjust_lr_fn": "match_rms_adamw", **config.optimizer_arguments()}
-        optimizers.append(torch.optim.Muon(_groups(matrices, config), lr=config.learning_rate, **arguments))
+        optimizers.append(torch.optim.Muon(_groups(matrices, config, norms), lr=config.learning_rate, **arguments))
     if others:
-        optimizers.append(_adamw(_groups(others, config), config, is_fused=True))
+        optimizers.append(_adamw(_groups(others, config, norms), config, is_fused=True))
     return MuonWithAdamW(optimizers)
 
 

@@ -29,7 +29,7 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.token_stats import TokenStats
 from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, Scores, StepStats, TokenArray
 from services.trainer.policy.microbatches import TrainRow
-from services.trainer.policy.optimizer import lr_factor, make_optimizer, make_scheduler
+from services.trainer.policy.optimizer import lr_factor, make_optimizer, make_scheduler, norms_of
 from services.trainer.policy.rank_passes import RankPasses
 from services.trainer.policy.rank_plan import Slot
 from services.trainer.policy.ranks import SINGLE, Ranks
@@ -79,7 +79,7 @@ class PolicyCore:
             name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad
         }
         ends = [end.weight for end in (self.lm.get_input_embeddings(), self.lm.get_output_embeddings())]
-        self._optimizer: Any = make_optimizer(self._parameters, config, ends=ends)
+        self._optimizer: Any = make_optimizer(self._parameters, config, ends=ends, norms=norms_of(self.lm))
         self._scheduler = make_scheduler(self._optimizer, config, total_steps=total_steps)
         self._entropy = EntropyControl(config)
         self._policy_version = 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from services.trainer.policy.optimizer import decays, make_optimizer
 from shared.run_options.optimizers import FACTS, Optimizer
@@ -52,6 +53,18 @@ def test_weight_decay_spares_norms(tiny_model: Path) -> None:
     for name, tensor in weights(core).items():
         factor = 1.0 if "norm" in name else 1 - 0.1 * 0.5
         torch.testing.assert_close(tensor, before[name] * factor)
+
+
+def test_weight_decay_spares_layer_norms_of_any_name(tmp_path: Path) -> None:
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32, vocab_size=64, tie_word_embeddings=True)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    core = make_core(tmp_path, learning_rate=0.1, weight_decay=0.5)
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=0.0)])
+    core.step()
+    after = weights(core)
+    assert after["transformer.h.0.ln_1.weight"].equal(before["transformer.h.0.ln_1.weight"])
+    assert not after["transformer.h.0.mlp.c_fc.weight"].equal(before["transformer.h.0.mlp.c_fc.weight"])
 
 
 @pytest.mark.parametrize(
