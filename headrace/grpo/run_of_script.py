@@ -104,15 +104,21 @@ def training_settings(
     return settings | args.run_options, notes
 
 
-def evaluation_settings(script: Script, files: Files, *, data: Any) -> dict[str, Any]:
-    """Return the settings of a run that makes no step and evaluates the model on ``data``."""
+def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of a run that makes no step and evaluates the model on ``data``, and notes for the user."""
     args = script.args
     options = {name: value for name, value in _options(args).items() if not name.startswith(_ABOUT_STEPS)}
     options["eval_dataset_name"] = _eval_data(data, args, files)
     settings, _ = run_config_of(options | {"model_name_or_path": script.model.save_for_run(files.inputs)})
     settings |= _rewards(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
-    return settings | args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
+    settings |= args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
+    num_rows = len(cast("Sequence[Any]", data)) if hasattr(data, "__len__") and not isinstance(data, str) else 0
+    notes: list[str] = []
+    if num_rows > (most := _max_eval_prompts(args)):
+        change = "run_options={'max_eval_prompts': N} changes that"
+        notes.append(f"max_eval_prompts: the first {most} of {num_rows} rows are evaluated on; {change}")
+    return settings, notes
 
 
 def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict[str, Any]]:
@@ -252,8 +258,12 @@ def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
 
 
 def _eval_data(data: Any, args: GRPOConfig, files: Files) -> str:
-    num_rows = args.run_options.get("max_eval_prompts", RunConfig.model_fields["max_eval_prompts"].default)
-    return _data(data, files, num_rows=num_rows, what="eval_dataset")
+    return _data(data, files, num_rows=_max_eval_prompts(args), what="eval_dataset")
+
+
+def _max_eval_prompts(args: GRPOConfig) -> int:
+    most: int = args.run_options.get("max_eval_prompts", RunConfig.model_fields["max_eval_prompts"].default)
+    return most
 
 
 def _write_unused_rows(inputs: RunInputs) -> str:

@@ -105,7 +105,9 @@ class ScriptRun:
         client = self.client
         if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
             raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
-        settings = evaluation_settings(self._script, self._files, data=data)
+        settings, notes = evaluation_settings(self._script, self._files, data=data)
+        for note in notes:
+            say(f"note: {note}")
         submission = begin_run(client, settings, say=say)
         run = follow(client, submission.run_id, console=self._console()).run
         evaluations = client.evaluations(submission.run_id)

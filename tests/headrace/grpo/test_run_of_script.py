@@ -84,9 +84,17 @@ def test_without_evaluations_no_option_of_them_is_left(files: Files) -> None:
 def test_evaluations_on_their_own_have_the_samples_and_the_rows_that_were_chosen(files: Files) -> None:
     script = make_script(num_generations_eval=4, eval_strategy="steps", run_options={"max_eval_prompts": 300})
     endless = ({"prompt": str(number)} for number in itertools.count())
-    settings = evaluation_settings(script, files, data=endless)
+    settings, notes = evaluation_settings(script, files, data=endless)
+    assert notes == []
     assert (settings["num_generations_eval"], settings["max_steps"]) == (4, 0)
     assert num_rows(settings["eval_dataset_name"]) == 300
+
+
+def test_an_evaluation_on_a_part_of_the_rows_says_so(files: Files) -> None:
+    rows = [{"prompt": str(number)} for number in range(257)]
+    _, (note,) = evaluation_settings(make_script(), files, data=rows)
+    assert note.startswith("max_eval_prompts: the first 256 of 257 rows are evaluated on; run_options=")
+    assert evaluation_settings(make_script(), files, data=rows[:256])[1] == []
 
 
 def test_as_many_rows_are_taken_of_an_endless_data_set_as_the_steps_need(files: Files) -> None:
