@@ -16,8 +16,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -197,9 +199,26 @@ def _start(state: StateDir, *, say: Callable[[str], None]) -> Endpoint:
     settings = UpSettings(state_dir=state.path)
     if not _started:
         atexit.register(end_started)
-    process = _started[state.path] = start_detached(settings, outlives_us=False)
+    process = _started[state.path] = _launched(settings)
     try:
         return wait_until_up(settings, process)
     except BaseException:
         end_started()
         raise
+
+
+def _launched(settings: UpSettings) -> "subprocess.Popen[bytes]":
+    """Start a launcher from a thread that waits for its end: the kernel ends it with the thread that started it."""
+    launched: Future[subprocess.Popen[bytes]] = Future()
+
+    def launch() -> None:
+        try:
+            process = start_detached(settings, outlives_us=False)
+        except BaseException as error:  # noqa: BLE001  the caller raises it
+            launched.set_exception(error)
+            return
+        launched.set_result(process)
+        process.wait()
+
+    threading.Thread(target=launch, name=f"launcher of {settings.state_dir}", daemon=True).start()
+    return launched.result()

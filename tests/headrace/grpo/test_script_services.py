@@ -1,0 +1,47 @@
+"""A script's services live as long as its process."""
+
+import subprocess
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.grpo import script_services
+from headrace.local import guarded_exec
+from headrace.local.state_dir import STATE_DIR_VARIABLE, StateDir
+
+pytestmark = pytest.mark.unit
+
+
+def test_services_outlive_the_thread_that_asked_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: Any, **__: Any) -> "subprocess.Popen[bytes]":
+        command = [*guarded_exec.guard(), "sh", "-c", "echo up; exec sleep 100"]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        return processes[-1]
+
+    def wait_until_up(_: Any, process: "subprocess.Popen[bytes]") -> Any:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.stdout.close()
+        return SimpleNamespace(num_simulated=0, api_url="http://127.0.0.1:1", ca_file=None)
+
+    StateDir(tmp_path).make()
+    monkeypatch.setenv(STATE_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.delenv("HEADRACE_URL", raising=False)
+    monkeypatch.setattr(script_services, "start_detached", start)
+    monkeypatch.setattr(script_services, "wait_until_up", wait_until_up)
+    found: list[script_services.ScriptServices] = []
+    thread = threading.Thread(target=lambda: found.append(script_services.find_services(say=lambda _: None)))
+    thread.start()
+    thread.join()
+    (services,) = found
+    services.client.close()
+    (process,) = processes
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    script_services.end_started()
+    assert process.returncode is not None
