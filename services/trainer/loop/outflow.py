@@ -91,9 +91,7 @@ class Outflow:
         return None
 
     async def begin_push_if_needed(self, tasks: asyncio.TaskGroup, *, then: Callable[[], Awaitable[None]]) -> None:
-        """Begin to push the newest weights if a generator does not have them. A failed push does not raise.
-
-        Does nothing while a push is under way.
+        """Begin to push the newest weights if a generator does not have them, unless a push is under way.
 
         Args:
             tasks: Run the push. An exception in it cancels the group.

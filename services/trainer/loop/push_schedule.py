@@ -19,7 +19,7 @@ from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.prober import MAX_TOKENS, Prober, tolerance_of
 from services.trainer.push.push_result import PushResult
 from services.trainer.telemetry.run_log import RunLog
-from shared.errors import UserError
+from shared.errors import PushError, UserError
 from shared.redis.run_record import Waiting
 from shared.run_options.run_config import RunConfig
 
@@ -30,6 +30,8 @@ _SHARE_OF_ASKING = 0.1
 _ASKED_WITHIN_S = 5.0
 _MAX_TOLD, _MAX_REASON_CHARS = 8, 500
 _MAX_PROBE_ROWS = 64
+_MAX_REFUSED = 4
+"""After so many pushes of one version that no replica's probe passed, another one would not help."""
 
 
 class Sender(Protocol):
@@ -84,6 +86,7 @@ class PushSchedule:
         self._last: PushResult | None = None
         self._travels = ""
         self._not_before = 0.0
+        self._num_refused = 0
 
     @property
     def num_generators(self) -> int:
@@ -101,7 +104,12 @@ class PushSchedule:
         return {replica_id: reason[:_MAX_REASON_CHARS] for replica_id, reason in some}
 
     async def push_if_needed(self, weights: Callable[[], Iterable[Any]], *, policy_version: int) -> None:
-        """Push ``policy_version`` if it was not pushed, or if a replica lacks it. A failed push does not raise."""
+        """Push ``policy_version`` if it was not pushed, or if a replica lacks it.
+
+        Raises:
+            PushError: The replicas' probes have failed so often that the two sides must compute differently. Any other
+                failed push is tried again.
+        """
         now = time.monotonic()
         is_new = policy_version != self._pushed_version
         if now < self._not_before and not is_new:
@@ -149,6 +157,15 @@ class PushSchedule:
                 "is_confirmed": result.is_confirmed,
             }
         )
+        was_refused = bool(result.num_probes_failed) and not result.members
+        self._num_refused = (0 if is_new else self._num_refused) + 1 if was_refused else 0
+        if self._num_refused >= _MAX_REFUSED:
+            raise PushError(
+                f"no generator has the trainer's logprobs under policy version {policy_version}, after {_MAX_REFUSED} "
+                f"pushes: {next(iter(result.failed.values()))}. If the weights have grown, as with a high "
+                "learning_rate, rounding grows with them: lower it, or set dtype: float32, or raise "
+                "push_probe_tolerance (null is off). Otherwise the engine computes another model: check its log"
+            )
 
     async def check_weights(self, *, policy_version: int) -> None:
         """Raise PushError if the probe, if there is one, shows that the weights have diverged."""

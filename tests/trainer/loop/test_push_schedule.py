@@ -1,6 +1,7 @@
 """The records of each push: a line in the run's directory, counts that outlive the trainer, and "confirmed" pushes."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -10,18 +11,21 @@ from typing import Any
 import httpx
 import pytest
 
+from services.trainer.loop import push_schedule
 from services.trainer.loop.push_schedule import PushSchedule
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.replicas import Fleet, Member, Replica
 from services.trainer.telemetry.run_log import RunLog
 from shared.control import CommitReply
+from shared.errors import PushError
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Waiting
 from tests.trainer.push.test_blame import INFO
 
 CLIENT = httpx.AsyncClient()
+OFF = "off by 7 nats"
 PROBER = Prober(lambda _: [-1.0], token_ids=[5, 6], tolerance=0.5)
 
 
@@ -76,15 +80,16 @@ def test_a_push_is_confirmed_if_every_member_of_its_last_attempt_has_the_version
 class ScriptedSender:
     """Returns these results, one per push."""
 
-    def __init__(self, *results: PushResult, asking_s: float = 0.0) -> None:
+    def __init__(self, *results: PushResult, asking_s: float = 0.0, needs_push: bool = False) -> None:
         self._results = list(results)
         self._asking_s = asking_s
+        self._needs_push = needs_push
         self.num_asked = 0
 
     async def needs_push(self) -> bool:
         self.num_asked += 1
         await asyncio.sleep(self._asking_s)
-        return False
+        return self._needs_push
 
     async def push(
         self, weights: Callable[[], Iterable[Any]], *, policy_version: int, prober: Prober | None = None
@@ -172,3 +177,41 @@ async def test_a_run_whose_push_reached_no_replica_reports_it_in_a_form_that_the
     pushes = PushSchedule(ScriptedSender(result({"b": "commit: out of memory"})), run_log=run_log)
     await pushes.push_if_needed(list, policy_version=3)
     assert pushes.waiting() == Waiting("push_failed", "a generator: the push to b failed (commit: out of memory)")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ends"),
+    [
+        ([result({"a": OFF}, reply("a", OFF))] * 4, True),
+        ([result({"a": OFF}, reply("a", OFF))] * 3 + [result({}, reply("a"))] * 2, False),
+        ([result({"a": OFF}, reply("a", OFF), reply("b"))] * 6, False),
+        ([result({"a": "no port is left"})] * 6, False),
+    ],
+)
+async def test_a_version_whose_probe_no_replica_ever_passes_ends_the_run(
+    redis: Redis,
+    run_keys: RunKeys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: list[PushResult],
+    ends: bool,
+) -> None:
+    monkeypatch.setattr(push_schedule, "_RETRY_AFTER_S", 0.0)
+    sender = ScriptedSender(*outcomes, needs_push=True)
+    pushes = PushSchedule(sender, run_log=RunLog(redis, keys=run_keys, run_dir=tmp_path), prober=PROBER)
+    with pytest.raises(PushError, match="off by 7 nats") if ends else contextlib.nullcontext():
+        for _ in outcomes:
+            await pushes.push_if_needed(list, policy_version=3)
+    assert pushes.num_pushes == len(outcomes)
+
+
+async def test_probes_of_several_versions_that_fail_do_not_end_the_run(
+    redis: Redis, run_keys: RunKeys, tmp_path: Path
+) -> None:
+    refused = [result({"a": OFF}, reply("a", OFF))] * 8
+    pushes = PushSchedule(
+        ScriptedSender(*refused), run_log=RunLog(redis, keys=run_keys, run_dir=tmp_path), prober=PROBER
+    )
+    for policy_version in range(8):
+        await pushes.push_if_needed(list, policy_version=policy_version)
+    assert pushes.num_probes_failed == 8
