@@ -19,8 +19,8 @@ from shared.control import Probe
 from shared.errors import UnavailableError
 
 _OutputT = TypeVar("_OutputT")
-_SMALL_NATS = 16.0
-"""Up to this absolute logprob the tolerance is the probe's."""
+_SMALL_NATS = 10.0
+"""Where no logprob of a probe is larger than this, the tolerance is the probe's."""
 
 
 class UnverifiedError(UnavailableError):
@@ -94,7 +94,9 @@ class GatedClient:
 def compare(probe: Probe, answers: Iterable[Sequence[float]]) -> tuple[float | None, str | None]:
     """Compare each engine's logprobs of a probe with those of the trainer, which holds the same weights.
 
-    Rounding grows with the logits. Where the trainer's logprob is below -16 nats, the tolerance grows in proportion.
+    Rounding grows with the logits, of likely tokens too. The least likely token shows how large they are: where it is
+    below -10 nats, the tolerance of all tokens grows in proportion. In bfloat16, small models of four kinds (two with
+    experts) differed by up to 0.6 of that while a learning rate of 0.1 took them to -200 nats.
 
     Returns the largest difference in nats, and a sentence if the weights must not be served.
     """
@@ -102,14 +104,9 @@ def compare(probe: Probe, answers: Iterable[Sequence[float]]) -> tuple[float | N
     if not all(math.isfinite(mine) for mine, _ in pairs):
         return None, "its logprobs of the probe are not all finite numbers"
     worst = max(abs(mine - theirs) for mine, theirs in pairs)
-    mine, theirs = max(pairs, key=lambda pair: abs(pair[0] - pair[1]) / _allowed(probe, pair[1]))
-    if abs(mine - theirs) <= _allowed(probe, theirs):
+    tolerated = probe.tolerance * max(1.0, max(map(abs, probe.logprobs)) / _SMALL_NATS)
+    if worst <= tolerated:
         return worst, None
     return worst, (
-        f"a logprob of the probe is off by {abs(mine - theirs):.3g} nats, and {_allowed(probe, theirs):.3g} are "
-        "tolerated (push_probe_tolerance)"
+        f"a logprob of the probe is off by {worst:.3g} nats, and {tolerated:.3g} are tolerated (push_probe_tolerance)"
     )
-
-
-def _allowed(probe: Probe, logprob: float) -> float:
-    return probe.tolerance * max(1.0, abs(logprob) / _SMALL_NATS)
