@@ -4,7 +4,8 @@
 
 The rules are those of transformers' Trainer and EarlyStoppingCallback. An equal value is not better, so the earlier
 step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
-evaluation without a value, because no group came back or it is not a number, is passed over.
+evaluation without a value, because no group came back or it is not a number, is passed over. So is an evaluation that
+is missing prompts: the mean over some prompts cannot be compared with the mean over all of them.
 
 The state follows from the evaluations in the run's log, which a resumed trainer cuts back to its checkpoint and judges
 again. So nothing else has to be stored.
@@ -26,7 +27,7 @@ from shared.run_options.run_config import RunConfig, parse_run_config
 
 log = logging.getLogger(__name__)
 
-_DONE = "eval_groups/done"
+_DONE, _MISSING = "eval_groups/done", "eval_groups/missing"
 _NOT_OF_ROLLOUTS = ("eval_groups/", "eval_policy_version/", "eval_runtime", "eval_skipped")
 """Beginnings of metrics that say nothing about the policy."""
 
@@ -99,6 +100,8 @@ class BestCheckpoint:
         return gain > 0
 
     def _value(self, metrics: Mapping[str, Any]) -> float | None:
+        if num_missing(metrics):
+            return None
         if self.rule.metric not in metrics:
             if self.step is None and metrics.get(_DONE):
                 raise UserError(_missing(self.rule.metric, metrics), field="metric_for_best_model")
@@ -131,6 +134,11 @@ class BestCheckpoint:
             value=self.value,
             num_without_improvement=self.num_without_improvement,
         )
+
+
+def num_missing(metrics: Mapping[str, Any]) -> int:
+    """Return the number of prompts of an evaluation whose groups did not come back."""
+    return int(metrics.get(_MISSING) or 0)
 
 
 def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | None:

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.trainer.checkpoints.best_checkpoint import BestCheckpoint
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, num_missing
 from services.trainer.groups.ledger import Ledger
 from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.batch_builder import Batch, with_advantages
@@ -228,6 +228,11 @@ class TrainingLoop:
             return
         await self.outflow.saver.finish()  # a line in the log says that its checkpoint is on disk
         await self.reporting.evaluation(result)
+        if missing := num_missing(result.metrics):
+            await self.reporting.note(
+                f"the evaluation of step {result.step} is missing {missing} of its prompts, so it counts neither for "
+                "the best checkpoint nor for early stopping"
+            )
         self.best.judge(result.metrics, step=result.step)
         self.outflow.saver.keep_best(self.best.step)
 

@@ -66,6 +66,15 @@ def test_an_evaluation_without_a_value_is_passed_over() -> None:
     assert judged(REWARD, [None, math.nan, math.inf]).step is None
 
 
+def test_an_evaluation_that_is_missing_prompts_is_neither_the_best_nor_counted_for_early_stopping() -> None:
+    best = judged(REWARD, [0.5])
+    easy_half = {"eval_reward": 1.0, "eval_groups/done": 4.0, "eval_groups/missing": 4.0}
+    hard_half = {"eval_reward": 0.0, "eval_groups/done": 4.0, "eval_groups/missing": 4.0}
+    assert not best.judge(easy_half, step=20)
+    assert not best.judge(hard_half, step=30)
+    assert (best.step, best.value, best.num_without_improvement) == (10, 0.5, 0)
+
+
 def test_an_evaluation_without_a_single_group_does_not_end_the_run_for_a_missing_metric() -> None:
     best = BestCheckpoint(REWARD)
     assert not best.judge({"step": 10.0, "eval_groups/done": 0.0, "eval_runtime": 600.0}, step=10)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.loop.training_loop import RUN_ENDED, TrainingLoop
+from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train
@@ -116,6 +117,25 @@ async def test_the_last_step_and_the_weights_before_the_first_can_be_the_best(
     assert loop.best.step == 6
     assert kept_steps(run_dir) == [0, 6], "the best of before goes when the next checkpoint is written"
     assert not loop.stops_early
+
+
+async def test_an_evaluation_that_is_missing_a_prompt_does_not_decide_and_an_event_says_so(
+    redis: Redis, tmp_path: Path, tiny_model: Path
+) -> None:
+    run_dir = await make_run(redis, tmp_path, tiny_model, load_best_model_at_end=True)
+    played = PlayedServices(redis, reward=rewarded({2: 0.25, 4: 1.0, 6: 0.5}))
+    played.bury = {"eval-0001-00000004-00000001"}
+    ending, loop = await train(redis, played=played, sender=FakeSender(redis))
+    assert ending == "finished"
+    assert [line["eval_groups/missing"] for line in json_lines(run_dir / "evaluations.jsonl")] == [0, 1, 0]
+    assert loop.best is not None
+    assert (loop.best.step, loop.best.value) == (6, 0.5)
+    events: Any = await redis.xrange(RunKeys(RUN_ID).events)
+    said = (
+        "the evaluation of step 4 is missing 1 of its prompts, so it counts neither for the best checkpoint nor for "
+        "early stopping"
+    )
+    assert sum(said.encode() in b"".join(fields.values()) for _, fields in events) == 1
 
 
 async def test_a_run_that_looks_for_no_best_checkpoint_trains_beside_its_evaluations_and_saves_nothing_more(
