@@ -8,12 +8,14 @@ starts the services on a laptop also submits the runs, and names their own files
 are never roots.
 """
 
+import errno
 import os
 import re
 import stat
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -138,6 +140,19 @@ class FileRoots:
                 "in the operating system's"
             )
         return f"{self.variable} of this service names {', '.join(self.roots)}"
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading. A pipe is refused, because opening it waits for its other end.
+
+    Raises:
+        OSError: It cannot be opened, or is not a regular file.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115  the caller's
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return file
 
 
 def parse_roots(text: str) -> tuple[str, ...]:

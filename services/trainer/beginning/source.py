@@ -26,7 +26,7 @@ from services.trainer.checkpoints.manifest import MANIFEST_FILE, find_damage, ha
 from services.trainer.run_files import RunFiles
 from shared.beginning import Source
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.file_roots import FileRoots, open_regular
 from shared.redis.run_record import TERMINAL, RunRecord
 
 FIELD: Final = "resume_from_checkpoint"
@@ -215,7 +215,7 @@ def _refuse_damage(checkpoint: Path) -> None:
 def _state(checkpoint: Path) -> CheckpointState:
     file = checkpoint / STATE_FILE
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             return parse_state(opened.read(_MAX_STATE_BYTES))  # a longer one cannot be decoded
     except (OSError, ValueError) as error:
         raise UserError(f"{checkpoint / STATE_FILE} cannot be read: {error}", field=FIELD) from error
@@ -224,7 +224,8 @@ def _state(checkpoint: Path) -> CheckpointState:
 def read_table(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON file; empty if it is missing or not a table."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= _MAX_STATE_BYTES else {}
+        with open_regular(path) as file:
+            found: Any = json.loads(file.read(_MAX_STATE_BYTES))  # a longer one cannot be decoded
     except (OSError, ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

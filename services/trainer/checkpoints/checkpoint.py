@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from services.trainer.checkpoints.manifest import find_damage
+from shared.file_roots import open_regular
 from shared.message_invariants import Incarnation, Version
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,8 @@ def parse_state(data: bytes) -> CheckpointState:
 def _state(path: Path) -> CheckpointState | None:
     """Return the state of a checkpoint; None if it cannot be read."""
     try:
-        return parse_state((path / STATE_FILE).read_bytes())
+        with open_regular(path / STATE_FILE) as file:
+            return parse_state(file.read())
     except (OSError, ValueError):
         return None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from shared.disk_sync import sync
+from shared.file_roots import open_regular
 from shared.message_invariants import Count
 
 MANIFEST_FILE = "manifest.json"
@@ -74,7 +75,7 @@ def find_damage(directory: Path) -> str | None:
     """Return a sentence that names the first damaged file, or None if all files are intact."""
     manifest_file = directory / MANIFEST_FILE
     try:
-        manifest = msgspec.json.decode(manifest_file.read_bytes(), type=Manifest)
+        manifest = _read(manifest_file)
     except FileNotFoundError:
         return f"{manifest_file} is missing: writing was never finished"
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -89,7 +90,7 @@ def find_damage(directory: Path) -> str | None:
             size_bytes = path.stat().st_size
             if size_bytes != record.size_bytes:
                 return f"{path} has {size_bytes} bytes instead of {record.size_bytes}"
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != record.sha256:
                     return f"{path} has changed since it was written: its SHA-256 differs"
         except FileNotFoundError:
@@ -102,7 +103,7 @@ def find_damage(directory: Path) -> str | None:
 def has_all_files(directory: Path) -> bool:
     """Whether all files exist with their sizes. Much faster than `find_damage`, but does not detect flipped bits."""
     try:
-        manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=Manifest)
+        manifest = _read(directory / MANIFEST_FILE)
         return all(
             _is_inside(name) and (directory / name).stat().st_size == record.size_bytes
             for name, record in manifest.files.items()
@@ -114,6 +115,11 @@ def has_all_files(directory: Path) -> bool:
 def sync_tree(directory: Path) -> None:
     """Sync a directory, its folders and all of their files to the disk."""
     sync(*directory.rglob("*"), directory)
+
+
+def _read(file: Path) -> Manifest:
+    with open_regular(file) as opened:
+        return msgspec.json.decode(opened.read(), type=Manifest)
 
 
 def _is_inside(name: str) -> bool:

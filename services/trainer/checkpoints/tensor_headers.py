@@ -5,6 +5,8 @@ import struct
 from pathlib import Path
 from typing import Any, cast
 
+from shared.file_roots import open_regular
+
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _METADATA = "__metadata__"
 
@@ -38,7 +40,7 @@ def _files(directory: Path) -> list[Path]:
 def _header(file: Path) -> tuple[Header, int]:
     """Return the header and the position of the first tensor; an empty header if the file is not valid."""
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             (size,) = struct.unpack("<Q", opened.read(8))
             found: Any = json.loads(opened.read(size)) if size <= _MAX_HEADER_BYTES else {}
     except (OSError, ValueError, RecursionError, struct.error):

@@ -1,6 +1,7 @@
 """What a run takes over from a checkpoint, and which checkpoints do not fit it."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,14 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
 def test_a_weight_file_that_was_cut_off_is_refused(tmp_path: Path, kept_bytes: int) -> None:
     file = make_model(tmp_path / "theirs") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept_bytes])
+    assert f"{file} is damaged: its header cannot be read" in refusal(tmp_path, file.parent)
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_place_of_a_weight_file_is_refused_and_nothing_waits_for_its_other_end(tmp_path: Path) -> None:
+    file = make_model(tmp_path / "theirs") / "model.safetensors"
+    file.unlink()
+    os.mkfifo(file)
     assert f"{file} is damaged: its header cannot be read" in refusal(tmp_path, file.parent)
 
 

@@ -1,6 +1,7 @@
 """Which directory ``resume_from_checkpoint`` means, and which are refused, each with a sentence."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -135,6 +136,23 @@ def test_other_directories_are_refused_with_what_is_missing(tmp_path: Path) -> N
     ):
         with pytest.raises(UserError, match=sentence):
             find_source(said, runs=[], roots=roots(tmp_path))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["trainer_state.json", "manifest.json", "core_state.json"])
+def test_a_pipe_in_place_of_a_file_is_damage_and_nothing_waits_for_its_other_end(tmp_path: Path, name: str) -> None:
+    older = make_checkpoint(tmp_path / "run-other", step=2, incarnation=0)
+    piped = make_checkpoint(tmp_path / "run-other", step=4, incarnation=0)
+    (piped / name).unlink()
+    os.mkfifo(piped / name)
+    if name != "manifest.json":
+        manifest = json.loads((piped / "manifest.json").read_text())
+        manifest["files"][name] = {"size_bytes": 0, "sha256": ""}
+        (piped / "manifest.json").write_text(json.dumps(manifest))
+    found = find_source(str(tmp_path / "run-other"), runs=[], roots=roots(tmp_path))
+    assert found.directory == older
+    assert f"step_00000004 of {tmp_path / 'run-other'} is damaged" in found.notes[0]
+    assert "Not a regular file" in found.notes[0]
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../secret", "model/../../../secret", "a\0b"])
