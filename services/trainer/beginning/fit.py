@@ -10,7 +10,7 @@ The training rank compares every tensor when it loads them; these checks find th
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -38,6 +38,20 @@ _MAX_ADMITTED = 2_000_000
 _MAX_LEFT = 100_000
 """Rows that a run may leave to the next one, whose record has them. Many more than are ever in flight."""
 _ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"
+
+
+class _Schedule(msgspec.Struct):
+    last_epoch: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+    base_lrs: list[float]
+    last_lr: list[float] = msgspec.field(name="_last_lr")
+
+
+class _CoreState(msgspec.Struct):
+    """The part of core_state.json without which the training rank cannot load it (core_state.py, policy_core.py)."""
+
+    schedule: _Schedule
+    adam_steps: dict[str, float | None]
+    entropy: dict[str, Any]
 
 
 def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list[str]]:
@@ -149,15 +163,11 @@ def _reference_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
 
 def _steps_made(found: FoundSource) -> int:
     """Return the optimizer steps in the schedule of a checkpoint, those before its own run included."""
-    schedule: Any = _core_state(found.directory).get("schedule")
-    steps: object = cast("dict[str, object]", schedule).get("last_epoch") if isinstance(schedule, dict) else None
-    if type(steps) is not int or not 0 <= steps <= LARGEST:  # true is an int too
-        raise UserError(f"{found.directory / _CORE_STATE} has no step of the schedule{_ONLY_WEIGHTS}", field=FIELD)
-    return steps
-
-
-def _core_state(checkpoint: Path) -> dict[str, Any]:
-    return read_table(checkpoint / _CORE_STATE)
+    file = found.directory / _CORE_STATE
+    try:
+        return msgspec.convert(read_table(file), _CoreState).schedule.last_epoch
+    except msgspec.ValidationError as error:
+        raise UserError(f"{file} is not the state of a training rank ({error}){_ONLY_WEIGHTS}", field=FIELD) from error
 
 
 def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[str]]:

@@ -41,6 +41,7 @@ def make_checkpoint(
     write_tensors(path / "optimizer" / "shard.safetensors", [f"{moment}/w" for moment in moments])
     schedule = {"last_epoch": steps_before + step, "base_lrs": [1e-6], "_last_lr": [1e-6]}
     core = {"policy_version": step, "schedule": schedule, "adam_steps": {"w": float(step)} if moments else {}}
+    core |= {"entropy": {"entropy_coef": 0.0, "last_entropy": None}}
     (path / "core_state.json").write_text(json.dumps(core))
     kept = dict(ledger or {"admitted": 2 * step, "trained": [[0, 2 * step - 1]], "dropped": {}})
     extra: dict[str, Any] = {"ledger": kept, "num_tokens": 0, "considered_to": "0"}

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def source(tmp_path: Path, *, settings: dict[str, Any] | None = None, **about: A
     config |= settings or {}
     (run_dir / "config.json").write_text(json.dumps(config))
     return path
+
+
+def change_core_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change core_state.json of a checkpoint, and write a manifest that fits it."""
+    state = json.loads((checkpoint / "core_state.json").read_text())
+    change(state)
+    (checkpoint / "core_state.json").write_text(json.dumps(state))
+    (checkpoint / "manifest.json").unlink()
+    write_manifest(checkpoint)
 
 
 def test_everything_is_continued_by_default(tmp_path: Path) -> None:
@@ -103,13 +113,20 @@ def test_a_checkpoint_of_a_release_that_cannot_be_read_says_how_to_go_on_without
 @pytest.mark.parametrize("last_epoch", [-1, 1e999, "4", 2**60, None, True])
 def test_a_forged_step_never_gets_into_the_record_of_a_run(tmp_path: Path, last_epoch: Any) -> None:
     forged = source(tmp_path)
-    state = json.loads((forged / "core_state.json").read_text())
-    state["schedule"]["last_epoch"] = last_epoch
-    (forged / "core_state.json").write_text(json.dumps(state))
-    (forged / "manifest.json").unlink()
-    write_manifest(forged)
-    with pytest.raises(UserError, match=r"core_state\.json has no step of the schedule"):
+    change_core_state(forged, lambda state: state["schedule"].update(last_epoch=last_epoch))
+    with pytest.raises(UserError, match=r"core_state\.json is not the state of a training rank .*\.last_epoch`"):
         begin(tmp_path, forged)
+
+
+@pytest.mark.parametrize("missing", ["schedule", "adam_steps", "entropy", "schedule.base_lrs", "schedule._last_lr"])
+def test_a_state_without_a_part_that_the_training_rank_needs_is_refused(tmp_path: Path, missing: str) -> None:
+    forged = source(tmp_path)
+    *within, key = missing.split(".")
+    change_core_state(forged, lambda state: (state["schedule"] if within else state).pop(key))
+    sentence = rf"core_state\.json is not the state of a training rank \(.*`{key}`.*\); or set resume_only_model: true"
+    with pytest.raises(UserError, match=sentence):
+        begin(tmp_path, forged)
+    assert begin(tmp_path, forged, resume_only_model=True)[0].weights_only
 
 
 @pytest.mark.parametrize("admitted", [10**8, 10**30, "many", None])
