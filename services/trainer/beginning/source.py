@@ -126,10 +126,11 @@ def _in_directory(said: str, roots: FileRoots) -> FoundSource:
     notes: list[str] = []
     if path.name == "checkpoints" and checkpoint_paths(path):
         path = path.parent
-    if checkpoint_paths(RunFiles(path).checkpoints):
+    if is_checkpoint := bool(checkpoint_paths(RunFiles(path).checkpoints)):
         path, notes = _of_run(path, step=None, name=str(path))
-    if (path / MANIFEST_FILE).exists() or (path / STATE_FILE).exists():
+    elif is_checkpoint := (path / MANIFEST_FILE).exists() or (path / STATE_FILE).exists():
         _refuse_damage(path)
+    if is_checkpoint:
         run_dir = path.parent.parent
         config = read_table(run_dir / MODEL_CONFIG)
         is_run = path.parent.name == "checkpoints" and bool(config) and "model_type" not in config

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.trainer.beginning import source
 from services.trainer.beginning.source import find_source, run_reference
 from shared.errors import UserError
 from shared.file_roots import FileRoots
@@ -108,6 +109,17 @@ def test_the_directory_of_a_run_of_its_checkpoints_or_of_one_of_them_will_do(tmp
     for said in (run_dir, run_dir / "checkpoints", newest):
         found = find_source(str(said), runs=[], roots=roots(tmp_path))
         assert (found.directory, found.run_id, found.run_name) == (newest, "run-other", "theirs")
+
+
+@pytest.mark.parametrize("said", ["", "checkpoints", "checkpoints/step_00000004"])
+def test_the_checksums_of_a_checkpoint_are_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    newest = make_checkpoint(tmp_path / "run-other", step=4)
+    checked: list[Path] = []
+    monkeypatch.setattr(source, "find_damage", checked.append)
+    find_source(str(tmp_path / "run-other" / said), runs=[], roots=roots(tmp_path))
+    assert checked == [newest]
 
 
 def test_a_checkpoint_that_was_copied_away_from_its_run_will_do(tmp_path: Path) -> None:
