@@ -6,6 +6,7 @@ every client gets the same messages.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def read_trl_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """
     options = _read_table(path)
     launched = options.get("accelerate_config", options.get("config_file"))
-    if "num_processes" not in options and isinstance(launched, str) and Path(launched).is_file():
+    if "num_processes" not in options and isinstance(launched, str) and os.path.isfile(launched):
         del options["accelerate_config" if "accelerate_config" in options else "config_file"]
         of_launcher = _read_table(Path(launched))
         # accelerate starts one process for the type NO, which YAML reads as false.
@@ -98,12 +99,16 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Make paths absolute that exist, begin with ``.`` or ``~``, or end like a data file. Others may be hub ids."""
+    """Make paths absolute that exist, begin with ``.`` or ``~``, or end like a data file. Others may be hub ids.
+
+    Raises:
+        UserError: A path names the home of a user that does not exist.
+    """
     for name in _PATHS:
         _make_absolute(settings, name, directory)
     source: object = settings.get("resume_from_checkpoint")
     if isinstance(source, str) and ("/" in source or source.startswith((".", "~"))):  # else it is a run
-        settings["resume_from_checkpoint"] = str((directory / Path(source).expanduser()).resolve())
+        settings["resume_from_checkpoint"] = str((directory / _expanded(source)).resolve())
     mixture: Any = settings.get("datasets")
     if isinstance(mixture, list):
         for entry in cast("list[object]", mixture):
@@ -119,15 +124,23 @@ def _absolute_directory(name: object, directory: Path) -> object:
     """Return the absolute path of a reward model's directory; any other reward name unchanged."""
     if not isinstance(name, str) or "/" not in name:
         return name
-    path = directory / Path(name).expanduser()
-    return str(path.resolve()) if path.is_dir() else name
+    path = directory / _expanded(name)
+    return str(path.resolve()) if os.path.isdir(path) else name
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        user = text.split("/", 1)[0]
+        raise UserError(f"{text[:200]!r} cannot be found: {user[:200]} is not the home of a user here") from error
 
 
 def _make_absolute(settings: dict[str, Any], name: str, directory: Path) -> None:
     value = settings.get(name)
     if isinstance(value, str) and value:
-        path = directory / Path(value).expanduser()
-        if path.exists() or value.startswith((".", "~")) or path.suffix in LOCAL_SUFFIXES:
+        path = directory / _expanded(value)
+        if os.path.exists(path) or value.startswith((".", "~")) or path.suffix in LOCAL_SUFFIXES:
             settings[name] = str(path.resolve())
 
 

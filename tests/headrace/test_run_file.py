@@ -1,5 +1,6 @@
 """Run files: valid ones, and common mistakes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,22 @@ def test_the_files_of_a_mixture_and_of_an_evaluation_are_meant_from_the_run_file
         "datasets": [{"path": str(tmp_path / "a.jsonl"), "fraction": 0.5}, {"path": "org/data", "fraction": 0.5}],
         "eval_dataset_name": str(tmp_path / "b.parquet"),
     }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["model: ~no-such-user/m\n", "resume_from_checkpoint: ~no-such-user/m\n", "reward_funcs: [~no-such-user/m]\n"],
+)
+def test_the_home_of_a_user_that_does_not_exist_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match="'~no-such-user/m' cannot be found: ~no-such-user is not the home of a user"):
+        read_run_file(written(tmp_path, text))
+
+
+def test_a_name_that_is_too_long_for_a_file_is_left_to_the_run_api(tmp_path: Path) -> None:
+    settings = {"model": "m" * 300, "reward_funcs": [f"org/{'r' * 300}"]}
+    assert read_run_file(written(tmp_path, json.dumps(settings), name="run.json")) == settings
+    trl = {"model_name_or_path": "m", "dataset_name": "d", "reward_funcs": "accuracy_reward", "config_file": "c" * 300}
+    assert read_trl_file(written(tmp_path, json.dumps(trl), name="trl.json"))[0]["model"] == "m"
 
 
 @pytest.mark.parametrize("text", ["datasets: train.jsonl\n", "datasets: [train.jsonl]\n", "datasets: [{path: 7}]\n"])
