@@ -33,10 +33,10 @@ class CallOutput(io.TextIOWrapper):
 
     def write(self, text: str, /) -> int:
         """Write what is left of the call's characters. Returns the length of the text, as if all were written."""
-        if self._num_left > 0 and text:
+        if self._num_left >= 0:
             super().write(text[: self._num_left])
             self._num_left -= len(text)
-            if self._num_left <= 0:
+            if self._num_left < 0:
                 super().write(
                     f"\n[The first {self._max_chars} characters that a call printed. The rest was dropped.]\n"
                 )
