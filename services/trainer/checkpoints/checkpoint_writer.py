@@ -63,7 +63,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, root: Path, *, keep: int, incarnation: int = 0) -> None:
-        self.root = self._root = root
+        self.root = root
         self._keep = keep
         self._incarnation = incarnation
         self._known_whole: set[Path] = set()
@@ -80,8 +80,8 @@ class CheckpointWriter:
         Raises:
             CheckpointError: The checkpoint cannot be written; the message says why.
         """
-        name = f"{_WRITING}{self._incarnation}-{checkpoint_path(self._root, step).name}-{secrets.token_hex(4)}"
-        directory = self._root / name
+        name = f"{_WRITING}{self._incarnation}-{checkpoint_path(self.root, step).name}-{secrets.token_hex(4)}"
+        directory = self.root / name
         began_at = time.monotonic()
         try:
             directory.mkdir(parents=True)
@@ -121,13 +121,13 @@ class CheckpointWriter:
             CheckpointError: The checkpoint could not be renamed; the message says why.
             FencedError: A newer incarnation has written a checkpoint of this step.
         """
-        target = checkpoint_path(self._root, pending.step)
-        replaced = self._root / f"{_REPLACED}{target.name}"
+        target = checkpoint_path(self.root, pending.step)
+        replaced = self.root / f"{_REPLACED}{target.name}"
         try:
             if target.exists():
                 self._set_aside(target, replaced)
             pending.directory.rename(target)
-            sync(self._root)
+            sync(self.root)
         except FencedError:
             self.discard(pending)
             raise
@@ -156,7 +156,7 @@ class CheckpointWriter:
 
     def _error(self, step: int, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"the checkpoint of step {step} could not be written to {self._root}: {error}; older checkpoints are "
+            f"the checkpoint of step {step} could not be written to {self.root}: {error}; older checkpoints are "
             "untouched. Free disk space or fix the directory; the training rank is restarted and tries again"
         )
 
@@ -168,8 +168,8 @@ class CheckpointWriter:
         Checkpoints of newer incarnations are not deleted either, whatever their step, and neither is the best one.
         """
         num_whole = 1
-        best = None if self.best_step is None else checkpoint_path(self._root, self.best_step)
-        paths = checkpoint_paths(self._root)
+        best = None if self.best_step is None else checkpoint_path(self.root, self.best_step)
+        paths = checkpoint_paths(self.root)
         for path in paths[paths.index(newest) + 1 :]:
             if incarnation_that_wrote(path) > self._incarnation:
                 continue
