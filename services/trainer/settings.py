@@ -101,7 +101,8 @@ class TrainerSettings(ServiceSettings):
             return self
         if not self.uploads_dir.is_absolute() or ".." in self.uploads_dir.parts:
             raise ValueError(f"uploads_dir={self.uploads_dir}: give an absolute path in HEADRACE_UPLOADS_DIR")
-        if self.uploads_dir.is_relative_to(self.runs_dir) or self.runs_dir.is_relative_to(self.uploads_dir):
+        uploads, runs = self.uploads_dir.resolve(), self.runs_dir.resolve()
+        if uploads.is_relative_to(runs) or runs.is_relative_to(uploads):
             raise ValueError(
                 f"HEADRACE_UPLOADS_DIR={self.uploads_dir} and HEADRACE_RUNS_DIR={self.runs_dir} are inside each other; "
                 "give two directories"

@@ -275,10 +275,14 @@ async def test_a_submit_is_a_use_of_an_upload(taking: TrainerSettings, redis: Re
         assert os.stat(began["path"]).st_mtime > LONG_AGO_S
 
 
-def test_uploads_may_not_be_inside_the_runs(settings: TrainerSettings) -> None:
+def test_uploads_may_not_be_inside_the_runs(settings: TrainerSettings, tmp_path: Path) -> None:
     given = json.loads(settings.model_dump_json(include={"runs_dir"}))
     with pytest.raises(ValueError, match="inside each other"):
         TrainerSettings(**given, uploads_dir=settings.runs_dir / "uploads")
+    (settings.runs_dir / "inside").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(settings.runs_dir / "inside")
+    with pytest.raises(ValueError, match="inside each other"):
+        TrainerSettings(**given, uploads_dir=tmp_path / "link" / "uploads")
     with pytest.raises(ValueError, match="absolute path in HEADRACE_UPLOADS_DIR"):
         TrainerSettings(**given, uploads_dir=Path("uploads"))
     assert TrainerSettings(**given, uploads_dir="").uploads_dir is None  # type: ignore[arg-type]
