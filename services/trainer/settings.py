@@ -71,7 +71,10 @@ class TrainerSettings(ServiceSettings):
     )
     max_upload_bytes: int = Field(default=200 * 1024**3, ge=1, description="Most bytes of the files of one upload")
     upload_expiry_s: float = Field(
-        default=7 * 86400.0, gt=0, description="Time without a use after which an upload is deleted"
+        default=7 * 86400.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="Time without a use after which an upload is deleted",
     )
     uploads_keep_free_bytes: int = Field(
         default=2 * 1024**3, ge=0, description="Free space that uploads leave on their disk"

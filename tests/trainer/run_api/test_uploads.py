@@ -288,6 +288,18 @@ def test_uploads_may_not_be_inside_the_runs(settings: TrainerSettings, tmp_path:
     assert TrainerSettings(**given, uploads_dir="").uploads_dir is None  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("inf", "should be a finite number"), ("1e-9", "should be greater than or equal to 1"), ("nan", "finite number")],
+)
+def test_uploads_expire_after_a_time_that_can_be_shown_and_waited_for(
+    settings: TrainerSettings, given: str, says: str
+) -> None:
+    plain = json.loads(settings.model_dump_json(include={"runs_dir"}))
+    with pytest.raises(ValueError, match=says):
+        TrainerSettings(**plain, upload_expiry_s=given)  # type: ignore[arg-type]
+
+
 def test_a_run_may_read_uploads_and_not_write_weights_there(taking: TrainerSettings) -> None:
     path = str(taking.uploads_dir) + "/sha256-x/train.jsonl"
     roots = taking.model_copy(update={"data_roots": "/models", "weight_roots": str(taking.runs_dir.parent)})
