@@ -50,11 +50,20 @@ def _link(source: Path, held: Path) -> bool:
     if any(path.is_symlink() for path in source.rglob("*")):
         return False
     try:
-        shutil.copytree(source, held, copy_function=os.link)
-    except (OSError, shutil.Error):
+        for top, _, files in os.walk(source, onerror=_raise):
+            # With modes of their own: the source's may forbid to remove the links later.
+            there = held / Path(top).relative_to(source)
+            there.mkdir(parents=True)
+            for name in files:
+                os.link(Path(top, name), there / name)
+    except OSError:
         shutil.rmtree(held, ignore_errors=True)
         return False
     return True
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def remove_links(run_dir: Path) -> None:

@@ -43,6 +43,19 @@ def test_links_outlive_the_source_and_are_let_go_with_the_file_about_them(tmp_pa
     assert list(run_dir.iterdir()) == []
 
 
+def test_links_of_a_directory_that_nobody_may_write_into_can_be_removed(tmp_path: Path) -> None:
+    source, run_dir = make_checkpoint(tmp_path / "source", step=4), tmp_path / "new"
+    for directory in (source / "model", source):
+        directory.chmod(0o555)
+    held = Path(hold(beginning_from(source), run_dir).directory)
+    assert held == run_dir / "beginning"
+    assert all(path.stat().st_mode & 0o700 == 0o700 for path in (held, held / "model"))
+    let_go(run_dir)
+    assert list(run_dir.iterdir()) == []
+    for directory in (source, source / "model"):
+        directory.chmod(0o755)
+
+
 def test_a_checkpoint_on_another_file_system_is_read_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
