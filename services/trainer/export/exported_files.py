@@ -3,6 +3,7 @@
 The model's directory appears whole, and is replaced if the run goes on and ends again (export.py). Links are left out.
 """
 
+import errno
 import hashlib
 import os
 import stat
@@ -10,9 +11,12 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import BinaryIO
 
+from services.trainer.problems import Problem
 from shared.file_set import MAX_FILES, SetFile, why_no_path
 
 _MAX_KNOWN = 10_000
+_NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})
+"""Also errors of opening a link or a socket."""
 _Mark = tuple[str, int, int, int]
 
 
@@ -27,13 +31,26 @@ class ExportedFiles:
 
         Raises:
             OSError: The model was replaced in the meantime.
+            Problem: 409 if the model has more files than a client takes.
         """
         found = [path for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
-        named = [(path, path.relative_to(directory).as_posix()) for path in found[:MAX_FILES]]
-        return [self._described(path, name) for path, name in named if not why_no_path(name)]
+        named = [(path, path.relative_to(directory).as_posix()) for path in found]
+        named = [(path, name) for path, name in named if not why_no_path(name)]
+        if len(named) > MAX_FILES:
+            raise Problem(
+                409,
+                "Too many files",
+                f"The model has {len(named)} files, and a model of more than {MAX_FILES} is not sent. Copy it from "
+                f"{directory} on the trainer's machine.",
+            )
+        return [self._described(path, name) for path, name in named]
 
     def open(self, directory: Path, name: str) -> BinaryIO | None:
-        """Open a file of the model; return None if the model has no such file."""
+        """Open a file of the model; return None if the model has no such file.
+
+        Raises:
+            OSError: There is no model, or the file cannot be opened.
+        """
         if why_no_path(name):
             return None
         at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -45,8 +62,10 @@ class ExportedFiles:
                 os.close(at)
                 at = inside
             descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-        except OSError:
-            return None
+        except OSError as error:
+            if error.errno in _NO_SUCH_FILE:
+                return None
+            raise
         finally:
             os.close(at)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

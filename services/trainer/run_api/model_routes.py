@@ -76,8 +76,11 @@ async def get_model_file(
     """Send a file of the run's final model, or a range of it."""
     try:
         file = await asyncio.to_thread(api.exported_files.open, _directory(run), path)
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_model(run) from error
+    except OSError as error:
+        detail = f"The file cannot be opened: {error.strerror}. Try again later."
+        raise Problem(503, "File unavailable", detail, run_id=run.run_id) from error
     if file is None:
         detail = f"The model has no file with this path. GET /v1/runs/{run.run_id}/model lists its files."
         raise Problem(404, "No such file", detail, run_id=run.run_id)

@@ -1,6 +1,7 @@
 """The final model of a run over HTTP: listed with hashes, sent in ranges, without anything else of the machine."""
 
 import asyncio
+import errno
 import hashlib
 import os
 import threading
@@ -84,6 +85,35 @@ async def test_a_file_is_sent_whole_or_in_ranges(client: httpx.AsyncClient, run_
 async def test_nothing_but_the_models_own_files_is_sent(client: httpx.AsyncClient, run_dir: Path, path: str) -> None:
     refused = await client.get(url(run_dir, "/file"), params={"path": path})
     assert (refused.status_code, refused.json()["type"]) == (404, "/problems/no-such-file")
+
+
+async def test_a_model_of_too_many_files_is_refused_and_not_listed_in_part(
+    client: httpx.AsyncClient, run_dir: Path, model: Path
+) -> None:
+    for number in range(997):  # 3 are there
+        (model / f"shard-{number}").touch()
+    assert len((await client.get(url(run_dir))).json()["files"]) == 1000
+    (model / "one-more").touch()
+    refused = await client.get(url(run_dir))
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/too-many-files")
+    assert refused.json()["detail"].startswith("The model has 1001 files, and a model of more than 1000 is not sent.")
+
+
+@pytest.mark.usefixtures("model")
+async def test_a_service_without_free_descriptors_does_not_say_that_a_file_is_missing(
+    client: httpx.AsyncClient, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def out_of_descriptors(path: Any, *given: Any, **more: Any) -> int:
+        if path == "config.json":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_file(path, *given, **more)
+
+    monkeypatch.setattr(os, "open", out_of_descriptors)
+    refused = await client.get(url(run_dir, "/file?path=config.json"))
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/file-unavailable")
+    assert "Too many open files" in refused.json()["detail"]
 
 
 @pytest.mark.usefixtures("model")
