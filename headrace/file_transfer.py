@@ -6,6 +6,8 @@
 A connection that breaks is tried again for a minute. Then the error is raised, and the same call goes on later.
 """
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import itertools
@@ -13,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +29,8 @@ OnProgress = Callable[[int, int], object]
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 _PATIENCE_S, _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 60.0, 0.2, 5.0
 _ANSWER_S, _BYTES_HASHED_IN_A_SECOND = 60.0, 100_000_000
+_MAX_PART_NAME_BYTES: Final = 200
+"""Of a file's own name in that of its part: a file name has at most 255 bytes."""
 _WORTH_A_RETRY = frozenset(
     {
         None,
@@ -216,13 +220,20 @@ def _hash(path: Path) -> str:
 
 
 def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Callable[[int], object]) -> None:
-    """Fetch one file, unless it is there."""
+    """Fetch one file, unless it is there. Waits while another download fetches it into the same directory."""
     if target.is_file() and target.stat().st_size == file.size and _hash(target) == file.sha256:
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name[:200]}.{file.sha256[:12]}.part")
+    beginning = target.name.encode()[:_MAX_PART_NAME_BYTES].decode(errors="ignore")
+    part = target.with_name(f".{beginning}.{file.sha256[:12]}.part")
     patience = _Patience()
     with part.open("ab") as opened:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        if not _is_at(part, opened):  # the other download has ended
+            _fetch(api, where, file, target, tell)
+            return
+        opened.seek(0, os.SEEK_END)
 
         def take(data: bytes) -> None:
             nonlocal patience
@@ -237,10 +248,18 @@ def _fetch(api: ApiConnection, where: str, file: SetFile, target: Path, tell: Ca
                 if error.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                     break  # it is shorter now
                 patience.wait_or_raise(error)
-    if _hash(part) != file.sha256:
-        part.unlink()
-        raise HeadraceApiError(f"{file.path} of the model has changed while it was downloaded; download it again")
-    part.replace(target)
+        opened.flush()
+        if _hash(part) != file.sha256:
+            part.unlink()
+            raise HeadraceApiError(f"{file.path} of the model has changed while it was downloaded; download it again")
+        part.replace(target)
+
+
+def _is_at(path: Path, opened: BufferedWriter) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(opened.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _tell(on_progress: OnProgress | None, done: int, *, total: int, before: int = 0) -> None:

@@ -1,0 +1,73 @@
+"""Downloads into one directory, from an API that is played. tests/trainer/run_api has the same with the real one."""
+
+import fcntl
+import hashlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.api_connection import ApiConnection
+from headrace.file_transfer import download
+
+pytestmark = pytest.mark.unit
+
+WEIGHTS = bytes(range(256)) * 100
+
+
+class PlayedApi:
+    """An API that has a model of one file, and calls ``halfway`` after half of it."""
+
+    def __init__(self, name: str, *, halfway: Callable[[], object] = lambda: None) -> None:
+        self._file = {"path": name, "size": len(WEIGHTS), "sha256": hashlib.sha256(WEIGHTS).hexdigest()}
+        self._halfway = halfway
+        self.num_streams = 0
+
+    def request(self, *_given: Any, **_more: Any) -> dict[str, Any]:
+        return {"files": [self._file]}
+
+    def stream_bytes(self, _path: str, *, params: Any, first: int, take: Callable[[bytes], object]) -> None:
+        del params
+        self.num_streams += 1
+        take(WEIGHTS[first : len(WEIGHTS) // 2])
+        self._halfway()
+        take(WEIGHTS[max(first, len(WEIGHTS) // 2) :])
+
+
+def fetch(api: PlayedApi, directory: Path) -> Path:
+    return download(cast("ApiConnection", api), "/v1/runs/run-a/model", directory)
+
+
+@pytest.mark.parametrize("name", ["m" * 255, "\u00e9" * 127, "\U0001f600" * 63])
+def test_a_file_may_have_the_longest_name_of_a_file_system(tmp_path: Path, name: str) -> None:
+    fetch(PlayedApi(name), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {name: WEIGHTS}
+
+
+def test_a_second_download_into_a_directory_waits_for_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_half, second_waits = threading.Event(), threading.Event()
+    lock = fcntl.flock
+
+    def halfway() -> None:
+        is_half.set()
+        assert second_waits.wait(120)
+
+    def noted(*given: Any) -> None:
+        if is_half.is_set():
+            second_waits.set()
+        lock(*given)
+
+    monkeypatch.setattr(fcntl, "flock", noted)
+    first, second = PlayedApi("model", halfway=halfway), PlayedApi("model", halfway=second_waits.set)
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(fetch, first, tmp_path)
+        assert is_half.wait(120)
+        threads.submit(fetch, second, tmp_path).result(timeout=120)
+        slow.result(timeout=120)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"model": WEIGHTS}
+    assert (first.num_streams, second.num_streams) == (1, 0)
