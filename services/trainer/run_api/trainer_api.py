@@ -40,6 +40,8 @@ class TrainerApi:
     exported_files: ExportedFiles = field(default_factory=ExportedFiles)
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a model's files are read for their hashes. Clients that wait for it take no threads from others."""
+    hashing_uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
+    """Held while the hash of an uploaded file is checked."""
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a run is added to the queue."""
     editing: asyncio.Lock = field(default_factory=asyncio.Lock)

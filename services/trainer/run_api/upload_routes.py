@@ -16,6 +16,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
+from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.uploads.upload_part import Part
@@ -33,6 +34,7 @@ _MAX_NESTED = 10 + 5 * MAX_FILES
 _MAX_ERRORS = 10
 _WRITE_BYTES = 1024 * 1024
 """How much is collected before it is written."""
+_SHORTEST_HASHING_S, _BYTES_HASHED_IN_A_SECOND = 600.0, 10_000_000
 
 router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
 
@@ -143,6 +145,7 @@ async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
 async def upload_piece(
     request: Request,
     store: Store,
+    api: Api,
     upload_id: Annotated[str, Path(pattern=SET_ID)],
     sha256: Annotated[str, Path(pattern=SHA256)],
     offset: Annotated[int, Query(ge=0, le=MAX_FILE_BYTES, description="Where in the file the piece begins"), WHOLE],
@@ -163,9 +166,22 @@ async def upload_piece(
                 await _write(request.stream(), part)
             finally:
                 await asyncio.to_thread(part.close)
+        if part.received == part.file.size:
+            await _check(part, store, api)
         state = await asyncio.to_thread(store.close_part, upload_id, part)
     (file, *_) = (file for file in state.files if file.sha256 == sha256)
     return UploadedPiece(received=file.received, is_whole=file.is_whole, is_complete=state.is_complete)
+
+
+async def _check(part: Part, store: UploadStore, api: TrainerApi) -> None:
+    """Check the hash of a file, in a thread of its own: it takes none from other requests, and no exit waits for it."""
+    timeout_s = _SHORTEST_HASHING_S + part.file.size / _BYTES_HASHED_IN_A_SECOND
+    async with api.hashing_uploads:
+        try:
+            await in_thread(lambda: store.check_part(part), timeout_s=timeout_s, name="check an upload")
+        except TimeoutError as error:
+            detail = f"The file could not be read within {timeout_s:.0f} s. A piece of no bytes checks it again."
+            raise Problem(503, "Storage unavailable", detail) from error
 
 
 async def _write(pieces: AsyncIterator[bytes], part: Part) -> None:

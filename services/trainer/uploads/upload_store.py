@@ -166,16 +166,14 @@ class UploadStore:
             os.utime(incoming / _MANIFEST)
             return Part(incoming / f"{sha256}.part", file, offset)
 
-    def close_part(self, upload_id: str, part: Part) -> SetState:
-        """Check a file whose last bytes have come, and complete the set if that was its last file.
+    def check_part(self, part: Part) -> None:
+        """Check the hash of a file whose last bytes have come. Takes long if the file is large.
 
         Raises:
             Problem: 422 if the file has another hash than announced, and its bytes are deleted; 404 if another request
                 has completed the set, or it has expired; 507 without space.
         """
         file = part.file
-        if part.received < file.size:
-            return self.state(upload_id)
         with self._under_way(), part.path.open("rb") as opened:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
             os.fsync(opened.fileno())
@@ -187,6 +185,16 @@ class UploadStore:
                 f"The bytes that came have the hash {found}, and not {file.sha256} as announced. They are deleted: "
                 "send the file again from its beginning, or begin another upload if it has changed.",
             )
+
+    def close_part(self, upload_id: str, part: Part) -> SetState:
+        """Keep a file whose last bytes have come and were checked, and complete the set if that was its last file.
+
+        Raises:
+            Problem: 404 if another request has completed the set, or it has expired; 507 without space.
+        """
+        file = part.file
+        if part.received < file.size:
+            return self.state(upload_id)
         with self._changing, self._under_way():
             incoming = self._incoming(upload_id)
             part.path.replace(incoming / file.sha256)

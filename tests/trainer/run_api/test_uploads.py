@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,33 @@ async def test_an_upload_of_a_live_run_stays_and_others_expire(
         assert api.uploads is not None
         await expire_once(api.uploads, api.store, after_s=3600)
         assert [path.exists() for path in paths] == [True, False]
+
+
+async def test_uploads_that_are_hashed_hold_up_neither_other_requests_nor_the_end_of_the_service(
+    uploader: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, goes_on = hashlib.file_digest, threading.Event()
+    are_daemons: set[bool] = set()
+
+    def read_slowly(*given: Any) -> Any:
+        are_daemons.add(threading.current_thread().daemon)
+        goes_on.wait(120)
+        return read(*given)
+
+    files = {f"{number}.jsonl": b"{}" * (number + 1) for number in range(40)}  # more than there are threads
+    began = await begin(uploader, files)
+    monkeypatch.setattr(hashlib, "file_digest", read_slowly)
+    waiting = [asyncio.create_task(put(uploader, began["upload_id"], data)) for data in files.values()]
+    try:
+        await wait_until(lambda: bool(are_daemons))
+        shown = asyncio.create_task(uploader.get("/v1/about"))
+        await asyncio.wait({shown, *waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        assert shown.done()
+    finally:
+        goes_on.set()
+    assert {(await reply).status_code for reply in waiting} == {200}
+    assert (await begin(uploader, files))["is_complete"]
+    assert are_daemons == {True}
 
 
 async def test_a_submit_is_a_use_of_an_upload(taking: TrainerSettings, redis: Redis, run: dict[str, Any]) -> None:

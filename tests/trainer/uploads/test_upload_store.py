@@ -33,6 +33,8 @@ def send(store: UploadStore, upload_id: str, data: bytes, *, of: bytes | None = 
         part.write(data)
     finally:
         part.close()
+    if part.received == part.file.size:
+        store.check_part(part)
     return store.close_part(upload_id, part)
 
 
