@@ -8,7 +8,6 @@ begin --> run --events--> training_events.py
 import contextlib
 import json
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,9 +86,9 @@ class ScriptRun:
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
         # Steps and evaluations whose events did not arrive.
-        steps, config = client.metrics(run_id), self.run["config"]
+        steps = client.metrics(run_id)
         for metrics in steps:
-            self._events.take_metrics(metrics, config)
+            self._events.take(metrics)
         for metrics in client.evaluations(run_id):
             self._events.take_evaluation_once(metrics)
         self._events.take_best(self.run["progress"].get("best"))
@@ -206,9 +205,8 @@ class ScriptRun:
 
     def _take(self, event: Event) -> None:
         """Tell callbacks of an event of the run."""
-        config: Mapping[str, Any] = (self.run or {})["config"]
         if event.kind == "metrics":
-            self._events.take_metrics(event.data, config)
+            self._events.take(event.data)
         elif event.kind == "evaluation":
             self._events.take_evaluation_once(event.data)
         if self._events.control.should_training_stop and self.run is not None:

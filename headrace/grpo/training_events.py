@@ -70,13 +70,6 @@ class TrainingEvents:
         self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
         self._told_evaluations.clear()
 
-    def take_metrics(self, metrics: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Take the metrics of one step of a run with this config, unless it was taken already."""
-        every = self._args.logging_steps
-        steps = int(every) if every >= 1 else math.ceil(every * self.state.max_steps)
-        save_steps = steps_of(config["save_steps"], self.state.max_steps)
-        self.take(metrics, logging_steps=max(1, steps), save_steps=max(1, save_steps))
-
     def take_evaluation_once(self, metrics: Mapping[str, Any]) -> None:
         """Take the metrics of an evaluation of the run, unless it was taken already."""
         step = int(metrics["step"])
@@ -109,8 +102,8 @@ class TrainingEvents:
         self.state.best_metric, self.state.best_global_step = value, step
         self.state.best_model_checkpoint = f"{self._checkpoints}/step_{step:08d}"
 
-    def take(self, metrics: Mapping[str, Any], *, logging_steps: int, save_steps: int) -> None:
-        """Take the metrics of one step, unless it was taken already."""
+    def take(self, metrics: Mapping[str, Any]) -> None:
+        """Take the metrics of one step of the run that was described, unless it was taken already."""
         step = int(metrics["step"])
         if step != self.state.global_step + 1:
             return
@@ -123,10 +116,10 @@ class TrainingEvents:
         self.state.num_input_tokens_seen = int(metrics.get("num_tokens") or 0)
         self._window.append(_numbers(metrics))
         self.fire("on_step_end")
-        if step % logging_steps == 0:
+        if step % self.state.logging_steps == 0:
             self.log(_means(self._window))
             self._window.clear()
-        if step % save_steps == 0:
+        if step % self.state.save_steps == 0:
             self.fire("on_save")
         if int(self.state.epoch) > int(epochs_before):
             self._end_epoch()

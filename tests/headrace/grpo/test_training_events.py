@@ -41,8 +41,10 @@ class Recorder:
         self.seen.append(f"epoch to {state.epoch}")
 
 
-def training() -> tuple[TrainingEvents, Recorder]:
-    state = SimpleNamespace(global_step=0, max_steps=0, epoch=None, log_history=[])
+def training(*, logging_steps: int = 9, save_steps: int = 9) -> tuple[TrainingEvents, Recorder]:
+    state = SimpleNamespace(
+        global_step=0, max_steps=0, epoch=None, log_history=[], logging_steps=logging_steps, save_steps=save_steps
+    )
     events = TrainingEvents(GRPOConfig(), state=state, control=SimpleNamespace(should_training_stop=False))
     recorder = Recorder()
     events.callbacks.append(recorder)
@@ -50,14 +52,19 @@ def training() -> tuple[TrainingEvents, Recorder]:
     return events, recorder
 
 
+def described(**settings: Any) -> dict[str, Any]:
+    config = {"model": "m", "dataset_name": "d", "reward_funcs": ["f:g"], "eval_dataset_name": "e", **settings}
+    return {"config": config, "progress": {"max_steps": 6}, "run_dir": "/runs/run-a"}
+
+
 def metrics(step: int, **more: float | None) -> dict[str, Any]:
     return {"step": float(step), "at_s": 1e9, "loss": step / 10, **more}
 
 
 def test_steps_come_once_and_in_order() -> None:
-    events, recorder = training()
+    events, recorder = training(logging_steps=2, save_steps=4)
     for step in (1, 2, 2, 1, 3, 4):  # after a crash, steps are made again
-        events.take(metrics(step), logging_steps=2, save_steps=4)
+        events.take(metrics(step))
     first = ["begin 4", "epoch from 0.0", "step 1", "step 2", "epoch to 1.0"]
     assert recorder.seen == [*first, "epoch from 1.0", "step 3", "step 4", "save 4", "epoch to 2.0"]
     assert events.control.should_training_stop
@@ -66,42 +73,55 @@ def test_steps_come_once_and_in_order() -> None:
 def test_the_last_epoch_ends_with_the_training_if_it_is_not_whole() -> None:
     events, recorder = training()
     for step in (1, 2, 3):
-        events.take(metrics(step), logging_steps=9, save_steps=9)
+        events.take(metrics(step))
     events.end({})
     begin = ["begin 4", "epoch from 0.0", "step 1", "step 2", "epoch to 1.0"]
     assert recorder.seen == [*begin, "epoch from 1.0", "step 3", "epoch to 1.5"]
 
 
 def test_an_epoch_ends_with_its_last_step_whatever_the_rounding() -> None:
-    events, recorder = training()
+    events, recorder = training(logging_steps=99, save_steps=99)
     assert 49 * (1 / 49) < 1
     events.begin(max_steps=98, epochs_per_step=1 / 49)
     for step in range(1, 50):
-        events.take(metrics(step), logging_steps=99, save_steps=99)
+        events.take(metrics(step))
     assert recorder.seen[-2:] == ["step 49", "epoch to 1.0"]
 
 
 def test_a_log_has_the_means_over_its_steps() -> None:
-    events, recorder = training()
-    events.take(metrics(1, reward=1.0, kl=None), logging_steps=3, save_steps=9)
-    events.take(metrics(2), logging_steps=3, save_steps=9)
-    events.take(metrics(3, reward=4.0), logging_steps=3, save_steps=9)
-    events.take(metrics(4, reward=0.0), logging_steps=3, save_steps=9)
+    events, recorder = training(logging_steps=3)
+    events.take(metrics(1, reward=1.0, kl=None))
+    events.take(metrics(2))
+    events.take(metrics(3, reward=4.0))
+    events.take(metrics(4, reward=0.0))
     events.end({"train_loss": 0.25})
     last = {"loss": 0.4, "reward": 0.0, "train_loss": 0.25, "epoch": 2.0}
     assert recorder.logs == [{"loss": pytest.approx(0.2), "reward": 2.5, "epoch": 1.5}, last]
     assert [(entry["step"], entry["epoch"]) for entry in events.state.log_history] == [(3, 1.5), (4, 2.0)]
 
 
+def test_logs_and_saves_come_at_the_steps_that_the_state_shows() -> None:
+    state = SimpleNamespace(global_step=0, max_steps=0, epoch=None, log_history=[])
+    events = TrainingEvents(GRPOConfig(logging_steps=0.5), state=state, control=SimpleNamespace())
+    recorder = Recorder()
+    events.callbacks.append(recorder)
+    events.describe(described(save_steps=0.3, eval_steps=5), epochs_per_step=0.1)
+    for step in (1, 2, 3, 4):
+        events.take(metrics(step))
+    assert (state.logging_steps, state.save_steps) == (3, 2)
+    assert [entry["step"] for entry in state.log_history] == [3]
+    assert [seen for seen in recorder.seen if seen.startswith("save")] == ["save 2", "save 4"]
+
+
 @pytest.mark.parametrize("continues", [True, False])
 def test_a_new_training_has_nothing_of_one_that_failed(continues: bool) -> None:
-    events, recorder = training()
+    events, recorder = training(logging_steps=2)
     events.log({"mine": 1.0})
-    events.take(metrics(1), logging_steps=2, save_steps=9)
+    events.take(metrics(1))
     events.begin_anew(continues=continues)
     events.begin(max_steps=4, epochs_per_step=0.5)
     for step in (1, 2):
-        events.take(metrics(step, reward=0.5), logging_steps=2, save_steps=9)
+        events.take(metrics(step, reward=0.5))
     assert recorder.logs[1:] == [{"loss": pytest.approx(0.15), "reward": 0.5, "epoch": 1.0}]
     assert len(events.state.log_history) == (2 if continues else 1)
 
@@ -118,7 +138,7 @@ def test_an_evaluation_and_the_end_are_in_the_log() -> None:
 
 
 def test_a_callback_may_lack_events_and_may_return_another_control() -> None:
-    events, _ = training()
+    events, _ = training(logging_steps=1, save_steps=1)
     other = SimpleNamespace(should_training_stop=True)
 
     class Answers:
@@ -126,7 +146,7 @@ def test_a_callback_may_lack_events_and_may_return_another_control() -> None:
             return other
 
     events.callbacks[:] = [object(), Answers()]
-    events.take(metrics(1), logging_steps=1, save_steps=1)
+    events.take(metrics(1))
     assert events.control is other
 
 
@@ -139,13 +159,7 @@ def test_the_state_has_the_best_evaluation_after_the_callbacks_have_seen_it() ->
             seen.append(getattr(state, "best_metric", None))
 
     events.callbacks[:] = [Looks()]
-    settings = {"model": "m", "dataset_name": "d", "reward_funcs": ["f:g"], "eval_dataset_name": "e", "eval_steps": 2}
-    run = {
-        "config": settings | {"metric_for_best_model": "reward"},
-        "progress": {"max_steps": 6},
-        "run_dir": "/runs/run-a",
-    }
-    events.describe(run, epochs_per_step=0.5)
+    events.describe(described(eval_steps=2, metric_for_best_model="reward"), epochs_per_step=0.5)
     for step, reward in ((2, 0.5), (4, 0.75), (6, 0.75)):
         events.take_evaluation_once({"step": step, "eval_reward": reward})
     events.take_evaluation({"eval_reward": 0.9}, step=6)  # trainer.evaluate(other_rows)
