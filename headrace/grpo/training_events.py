@@ -4,7 +4,8 @@ metrics of each step, evaluations --take--> state.log_history, on_step_end, on_l
                                        ^
                         each step once, in order: a step that is repeated after a crash is not told again
 
-The callbacks see steps a moment after they were made. The trainer does not wait for them.
+The callbacks see steps a moment after they were made. The trainer does not wait for them. It also trains on while it
+evaluates: a step with an evaluation is saved, for callbacks, after its evaluation or right before the next step.
 """
 
 import math
@@ -37,6 +38,8 @@ class TrainingEvents:
         self._window: list[dict[str, float]] = []
         self._epochs_per_step = 0.0
         self._is_in_epoch = False
+        self._eval_steps: int | None = None
+        self._is_save_due = self._is_epoch_over = False
         self._told_evaluations = set[int]()
         self._best: BestCheckpoint | None = None
         self._checkpoints = ""
@@ -65,6 +68,7 @@ class TrainingEvents:
         """Forget the steps of an earlier run, which has ended. If the new run continues it, the log is kept."""
         self.state.global_step, self.state.epoch = 0, 0.0
         self._window.clear()
+        self._is_save_due = self._is_epoch_over = False
         if not continues:
             self.state.log_history = []
         self.state.best_metric = self.state.best_global_step = self.state.best_model_checkpoint = None
@@ -78,6 +82,8 @@ class TrainingEvents:
             self.take_evaluation(metrics, step=step)
             if self._best is not None and self._best.judge(metrics, step=step):  # after callbacks, as in transformers
                 self._set_best(step=step, value=self._best.value)
+            if step == self.state.global_step:
+                self._finish_step()
 
     def describe(self, run: Mapping[str, Any], *, epochs_per_step: float) -> None:
         """Put a run's settings into the state, and follow the run's best evaluation if it looks for one."""
@@ -86,7 +92,8 @@ class TrainingEvents:
         state.num_train_epochs = math.ceil(steps * epochs_per_step)
         state.logging_steps = max(1, steps_of(self._args.logging_steps, steps))
         state.save_steps = max(1, steps_of(config.save_steps, steps))
-        state.eval_steps = state.save_steps if config.eval_steps is None else max(1, steps_of(config.eval_steps, steps))
+        self._eval_steps = None if config.eval_steps is None else max(1, steps_of(config.eval_steps, steps))
+        state.eval_steps = self._eval_steps or state.save_steps
         state.train_batch_size = config.groups_per_step * config.num_generations
         if not self._told_evaluations:
             rule = BestRule.of(config)
@@ -107,6 +114,7 @@ class TrainingEvents:
         step = int(metrics["step"])
         if step != self.state.global_step + 1:
             return
+        self._finish_step()
         if not self._is_in_epoch:
             self._is_in_epoch = True
             self.fire("on_epoch_begin")
@@ -119,9 +127,18 @@ class TrainingEvents:
         if step % self.state.logging_steps == 0:
             self.log(_means(self._window))
             self._window.clear()
-        if step % self.state.save_steps == 0:
+        self._is_save_due = step % self.state.save_steps == 0
+        self._is_epoch_over = int(self.state.epoch) > int(epochs_before)
+        if self._eval_steps is None or step % self._eval_steps != 0:
+            self._finish_step()
+
+    def _finish_step(self) -> None:
+        """Fire what comes after a step's evaluation, unless that was done already."""
+        is_save_due, self._is_save_due = self._is_save_due, False
+        is_epoch_over, self._is_epoch_over = self._is_epoch_over, False
+        if is_save_due:
             self.fire("on_save")
-        if int(self.state.epoch) > int(epochs_before):
+        if is_epoch_over:
             self._end_epoch()
 
     def _epochs(self, steps: int) -> float:
@@ -140,6 +157,7 @@ class TrainingEvents:
 
     def end(self, summary: Mapping[str, float]) -> None:
         """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
+        self._finish_step()
         self._end_epoch()
         self.log({**_means(self._window), **summary})
         self._window.clear()

@@ -70,6 +70,29 @@ def test_steps_come_once_and_in_order() -> None:
     assert events.control.should_training_stop
 
 
+def test_a_step_is_logged_then_evaluated_then_saved_as_in_transformers() -> None:
+    events, recorder = training(logging_steps=2)
+    events.describe(described(eval_steps=2, save_steps=2), epochs_per_step=0.5)
+    for step in (1, 2, 3):
+        events.take(metrics(step))
+        if step == 2:
+            events.take_evaluation_once({"step": 2, "eval_reward": 0.5})
+    first = ["evaluate {'eval_reward': 0.5}", "save 2", "epoch to 1.0"]
+    assert recorder.seen[-5:] == [*first, "epoch from 1.0", "step 3"]
+
+
+def test_a_save_waits_for_no_evaluation_that_is_still_under_way() -> None:
+    events, recorder = training()
+    events.describe(described(eval_steps=2, save_steps=2), epochs_per_step=0.1)
+    for step in (1, 2, 3, 4):
+        events.take(metrics(step))
+    events.take_evaluation_once({"step": 2, "eval_reward": 0.5})
+    late = ["step 2", "save 2", "epoch to 1.0", "epoch from 1.0", "step 3", "step 4", "evaluate {'eval_reward': 0.5}"]
+    assert recorder.seen[-7:] == late
+    events.end({})
+    assert recorder.seen[-2:] == ["save 4", "epoch to 2.0"]
+
+
 def test_the_last_epoch_ends_with_the_training_if_it_is_not_whole() -> None:
     events, recorder = training()
     for step in (1, 2, 3):
