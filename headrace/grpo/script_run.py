@@ -77,6 +77,7 @@ class ScriptRun:
         assert self.run is not None
         client, run_id = self.client, self.run["run_id"]
         try:
+            self._catch_up()
             self.run = follow(client, run_id, console=self._console(), on_event=self._take).run
         except BaseException:  # Ctrl-C, or an error in a callback
             with contextlib.suppress(HeadraceApiError):
@@ -85,14 +86,22 @@ class ScriptRun:
             raise
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
-        # Steps and evaluations whose events did not arrive.
-        steps = client.metrics(run_id)
-        for metrics in steps:
-            self._events.take(metrics)
-        for metrics in client.evaluations(run_id):
-            self._events.take_evaluation_once(metrics)
+        steps = self._catch_up()
         self._events.take_best(self.run["progress"].get("best"))
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
+
+    def _catch_up(self) -> list[dict[str, Any]]:
+        """Tell the steps and evaluations so far whose events did not arrive, and return the metrics of all steps.
+
+        The newest 20,000 events of a run are kept, and one may get lost.
+        """
+        run_id = self._followed()["run_id"]
+        steps = self.client.metrics(run_id)
+        told = [(self._events.take, metrics) for metrics in steps]
+        told += [(self._events.take_evaluation_once, metrics) for metrics in self.client.evaluations(run_id)]
+        for take, metrics in sorted(told, key=lambda it: int(it[1]["step"])):
+            take(metrics)
+        return steps
 
     def evaluate(self, data: Any) -> dict[str, Any]:
         """Return the metrics of an evaluation on ``data``, in a run of its own.
@@ -206,6 +215,8 @@ class ScriptRun:
     def _take(self, event: Event) -> None:
         """Tell callbacks of an event of the run."""
         if event.kind == "metrics":
+            if int(event.data["step"]) > self._events.state.global_step + 1:
+                self._catch_up()
             self._events.take(event.data)
         elif event.kind == "evaluation":
             self._events.take_evaluation_once(event.data)

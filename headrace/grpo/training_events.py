@@ -110,17 +110,20 @@ class TrainingEvents:
         self.state.best_model_checkpoint = f"{self._checkpoints}/step_{step:08d}"
 
     def take(self, metrics: Mapping[str, Any]) -> None:
-        """Take the metrics of one step of the run that was described, unless it was taken already."""
+        """Take the metrics of one step of the run that was described, unless it was taken already.
+
+        Steps that were left out are not told later.
+        """
         step = int(metrics["step"])
-        if step != self.state.global_step + 1:
+        if step <= self.state.global_step:
             return
         self._finish_step()
         if not self._is_in_epoch:
             self._is_in_epoch = True
             self.fire("on_epoch_begin")
         self.fire("on_step_begin")
+        epochs_before, self.state.epoch = self._epochs(self.state.global_step), self._epochs(step)
         self.state.global_step = step
-        epochs_before, self.state.epoch = self._epochs(step - 1), self._epochs(step)
         self.state.num_input_tokens_seen = int(metrics.get("num_tokens") or 0)
         self._window.append(_numbers(metrics))
         self.fire("on_step_end")

@@ -1,0 +1,91 @@
+"""A script's callbacks see the steps of its run while it trains, whatever events are still to be had."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.grpo.live_model import LiveModel
+from headrace.grpo.run_of_script import Script
+from headrace.grpo.script_run import ScriptRun
+from headrace.grpo.training_events import TrainingEvents
+from shared.run_options.grpo_config import GRPOConfig
+from tests.headrace.scripted_api import Asked, event_stream, serving
+
+pytestmark = pytest.mark.unit
+
+_PATIENCE_POLLS = 8
+CONFIG = {"model": "m", "dataset_name": "d", "reward_funcs": ["f:g"], "eval_dataset_name": "e", "eval_steps": 2}
+
+
+def metrics(step: int) -> dict[str, Any]:
+    return {"step": step, "at_s": 1e9 + step, "loss": step / 10}
+
+
+class Callback:
+    """Records steps and evaluations."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(f"step {state.global_step}")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(f"evaluation at {state.global_step}")
+
+
+class LongRun:
+    """A run whose first events are gone when another process goes on with it, and whose event of step 5 is lost."""
+
+    def __init__(self, callback: Callback) -> None:
+        self._callback = callback
+        self._num_polls = 0
+        self.seen_before_the_end: list[str] = []
+
+    def __call__(self, asked: Asked) -> Any:
+        seen = self._callback.seen
+        if asked.path.endswith("/events"):
+            return event_stream(("3-0", "metrics", metrics(4)), ("3-1", "metrics", metrics(6)))
+        if asked.path.endswith("/metrics"):
+            known = 6 if "step 4" in seen else 3
+            return {"metrics": [metrics(step) for step in range(1, known + 1)], "next_cursor": None}
+        if asked.path.endswith("/evaluations"):
+            return {"evaluations": [{"step": 2, "eval_reward": 0.5}], "next_cursor": None}
+        self._num_polls += 1
+        if not self.seen_before_the_end and ("step 6" in seen or self._num_polls > _PATIENCE_POLLS):
+            self.seen_before_the_end = ["end"] if "step 6" not in seen else [*seen]
+        progress = {"step": 6, "max_steps": 6, "groups_admitted": 4, "groups_trained": 4, "groups_dropped": {}}
+        status = "finished" if self.seen_before_the_end else "paused"
+        return {"run_id": "run-a", "name": None, "run_dir": "/r", "config": CONFIG, "progress": progress} | {
+            "status": status
+        }
+
+
+def test_a_process_that_goes_on_with_a_long_run_sees_its_steps_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "headrace-run.json").write_text(
+        json.dumps({"run_id": "run-a", "epochs_per_step": 0.1, "state_dir": None})
+    )
+    args = GRPOConfig(output_dir=str(tmp_path), disable_tqdm=True)
+    callback = Callback()
+    state = SimpleNamespace(global_step=0, epoch=None, log_history=[])
+    events = TrainingEvents(args, state=state, control=SimpleNamespace(should_training_stop=False))
+    events.callbacks.append(callback)
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    run = LongRun(callback)
+    with serving(run) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        training = ScriptRun(Script(live, ["length"], args), events)
+        training.begin(True)
+        losses = training.follow_to_the_end()
+        training.client.close()
+    assert run.seen_before_the_end == [
+        *("step 1", "step 2", "evaluation at 2", "step 3", "step 4", "step 5", "step 6"),
+    ]
+    assert callback.seen == run.seen_before_the_end
+    assert losses == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
