@@ -60,7 +60,11 @@ class Script:
 
 @dataclass
 class Files:
-    """Writes each input once, when it is needed. Trainings and evaluations share the files."""
+    """Writes inputs when they are needed. Trainings and evaluations share the files.
+
+    Functions and lists of rows are written each time, because they may have changed; the same content has the same
+    file. All other inputs are written once.
+    """
 
     inputs: Callable[[], RunInputs]
     written: dict[tuple[str, int], tuple[Any, str]] = field(default_factory=dict[tuple[str, int], tuple[Any, str]])
@@ -240,7 +244,7 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
 def _function(function: Any, files: Files, *, otherwise: str) -> str:
     if isinstance(function, str):
         return function
-    return files.once("function", function, lambda inputs: inputs.function(function, otherwise=otherwise))
+    return files.inputs().function(function, otherwise=otherwise)
 
 
 def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
@@ -254,6 +258,8 @@ def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     if isinstance(data, Mapping):
         names = ", ".join(str(name) for name in cast("Mapping[str, Any]", data))
         raise ArgumentError(f"{what} has several data sets ({names}), but a run takes only one; choose it")
+    if hasattr(data, "__len__") and not hasattr(data, "to_parquet"):
+        return files.inputs().dataset(data, num_rows=num_rows, what=what)
     return files.once(f"data {num_rows}", data, lambda inputs: inputs.dataset(data, num_rows=num_rows, what=what))
 
 

@@ -68,10 +68,10 @@ def test_an_option_of_an_adapter_that_a_run_does_not_have_is_refused(files: File
 def test_an_evaluation_at_the_start_needs_no_strategy(files: Files) -> None:
     script = make_script(eval_on_start=True, num_generations_eval=4, eval_steps=5)
     settings, _ = training_settings(script, files)
+    assert num_rows(settings.pop("eval_dataset_name")) == 1
     assert {name: value for name, value in settings.items() if "eval" in name} == {
         "eval_on_start": True,
         "num_generations_eval": 4,
-        "eval_dataset_name": files.written["data 256", id(script.eval_dataset)][1],
     }
 
 
@@ -88,6 +88,28 @@ def test_evaluations_on_their_own_have_the_samples_and_the_rows_that_were_chosen
     assert notes == []
     assert (settings["num_generations_eval"], settings["max_steps"]) == (4, 0)
     assert num_rows(settings["eval_dataset_name"]) == 300
+
+
+def test_what_changed_between_two_evaluations_is_written_anew(files: Files) -> None:
+    rows, threshold = [{"prompt": "a"}], [1]
+
+    def short(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(completion) < threshold[0]) for completion in completions]
+
+    script = replace(make_script(), reward_funcs=[short])
+    first, again = (evaluation_settings(script, files, data=rows)[0] for _ in range(2))
+    rows.append({"prompt": "b"})
+    threshold[0] = 2
+    changed, _ = evaluation_settings(script, files, data=rows)
+    assert (first["eval_dataset_name"], first["reward_funcs"]) == (again["eval_dataset_name"], again["reward_funcs"])
+    assert num_rows(changed["eval_dataset_name"]) == 2
+    assert changed["reward_funcs"] != first["reward_funcs"]
+
+
+def test_rows_that_can_be_read_once_are_written_once(files: Files) -> None:
+    data = iter([{"prompt": "a"}, {"prompt": "b"}])
+    first, again = (evaluation_settings(make_script(), files, data=data)[0] for _ in range(2))
+    assert first["eval_dataset_name"] == again["eval_dataset_name"]
 
 
 def test_an_evaluation_on_a_part_of_the_rows_says_so(files: Files) -> None:
