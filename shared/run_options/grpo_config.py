@@ -4,8 +4,9 @@ It only holds them: trl/run_config_of_trl.py turns them into the settings of a r
 docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
+import json
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 NULL_MEANS: Final = frozenset({"vllm_importance_sampling_clip_max"})
 """Options of which None is a value; of all others it means that the option is not set, and the default counts."""
@@ -15,7 +16,8 @@ NULL_MEANS: Final = frozenset({"vllm_importance_sampling_clip_max"})
 class GRPOConfig:
     """TRL's options, and those of headrace that TRL does not have.
 
-    ``TrlParser`` makes arguments of a command line of them. It takes the second type of a union of three.
+    ``TrlParser`` makes arguments of a command line of them. It takes the second type of a union of three. A table may
+    also be a JSON text, as on a command line.
 
     Args:
         early_stopping_patience: The training ends after this many evaluations in a row without an improvement, as with
@@ -23,6 +25,9 @@ class GRPOConfig:
         early_stopping_threshold: Only a larger difference from the best value is an improvement.
         max_staleness: Most optimizer steps by which a completion may be stale; 0 takes turns, as TRL does.
         run_options: Further settings of the run, under their names in a run file; they win over all others.
+
+    Raises:
+        ValueError: The JSON text of a table is broken.
     """
 
     # Length of the run and batches
@@ -248,6 +253,12 @@ class GRPOConfig:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            if getattr(self, option.name) is None and option.name not in NULL_MEANS:
+            value = getattr(self, option.name)
+            if isinstance(value, str) and value.startswith("{") and dict[str, Any] in get_args(option.type):
+                try:
+                    setattr(self, option.name, json.loads(value))
+                except ValueError as error:
+                    raise ValueError(f"{option.name} is not a table in JSON ({error}): {value}") from error
+            elif value is None and option.name not in NULL_MEANS:
                 made = None if option.default_factory is MISSING else option.default_factory()
                 setattr(self, option.name, made if option.default is MISSING else option.default)

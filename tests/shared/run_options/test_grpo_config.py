@@ -26,3 +26,13 @@ def test_a_default_that_is_made_is_not_shared() -> None:
 def test_no_bound_of_the_importance_weight_is_a_choice() -> None:
     assert GRPOConfig(vllm_importance_sampling_clip_max=None).vllm_importance_sampling_clip_max is None
     assert GRPOConfig().vllm_importance_sampling_clip_max == 3.0
+
+
+def test_a_table_may_be_a_json_text_as_on_a_command_line() -> None:
+    config = GRPOConfig(
+        model_init_kwargs='{"revision": "v2"}', generation_kwargs='{"stop": ["."]}', fsdp_config="a.json"
+    )
+    assert (config.model_init_kwargs, config.generation_kwargs) == ({"revision": "v2"}, {"stop": ["."]})
+    assert config.fsdp_config == "a.json"
+    with pytest.raises(ValueError, match="model_init_kwargs is not a table in JSON"):
+        GRPOConfig(model_init_kwargs='{"revision": v2}')
