@@ -116,6 +116,7 @@ class GRPOTrainer:
         self.accelerator = ScriptProcess()
         self.hub_model_id = self.args.hub_model_id
         init_kwargs = cast("Mapping[str, Any]", self.args.model_init_kwargs or {})
+        init_kwargs = {"trust_remote_code": self.args.trust_remote_code, **init_kwargs}
         self._live = LiveModel(model, processing_class, peft_config=peft_config, init_kwargs=init_kwargs)
         script = Script(
             model=self._live,

@@ -88,7 +88,7 @@ class LiveModel:
             from transformers import AutoTokenizer
 
             auto: Any = AutoTokenizer
-            self._tokenizer = auto.from_pretrained(self.name)
+            self._tokenizer = auto.from_pretrained(self.name, **self._source())
         return self._tokenizer
 
     def as_arguments(self) -> dict[str, Any]:
@@ -117,16 +117,25 @@ class LiveModel:
         if self._saved is None:
             if self._is_given:
                 self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
-            elif self._given_tokenizer is None or is_own_tokenizer(self._given_tokenizer, self.name):
+            elif self._given_tokenizer is None or is_own_tokenizer(self._given_tokenizer, self.name, **self._source()):
                 self._saved = inputs().path(self.name) if Path(self.name).is_dir() else self.name
             else:
-                self._saved = inputs().with_tokenizer(_local_directory(self.name), self._given_tokenizer)
+                directory = _local_directory(self.name, revision=self._init_kwargs.get("revision"))
+                self._saved = inputs().with_tokenizer(directory, self._given_tokenizer)
         return self._saved
 
     def save(self, directory: Path) -> None:
         """Write the model and its tokenizer, with the weights of the last training."""
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
+
+    def _source(self) -> dict[str, Any]:
+        """Return the arguments that load the tokenizer of the same revision as the model, if it is given by name."""
+        if self._is_given:
+            return {}
+        return {
+            name: self._init_kwargs[name] for name in ("revision", "trust_remote_code") if name in self._init_kwargs
+        }
 
     def _update(self) -> None:
         """Copy the trained weights into the model."""
@@ -155,13 +164,13 @@ def own_tokenizer(model: Any) -> Any:
     return auto.from_pretrained(model.config._name_or_path)  # noqa: SLF001  transformers has no other name for it
 
 
-def is_own_tokenizer(tokenizer: Any, model: str) -> bool:
-    """Return whether a tokenizer makes the same tokens of the same messages as the model's own."""
+def is_own_tokenizer(tokenizer: Any, model: str, **source: Any) -> bool:
+    """Return whether a tokenizer makes the same tokens as the model's own, which ``source`` helps to load."""
     from transformers import AutoTokenizer
 
     auto: Any = AutoTokenizer
     try:
-        own: Any = auto.from_pretrained(model)
+        own: Any = auto.from_pretrained(model, **source)
     except (OSError, ValueError):
         return False
     return all(
@@ -170,14 +179,14 @@ def is_own_tokenizer(tokenizer: Any, model: str) -> bool:
     ) and bool(tokenizer.get_vocab() == own.get_vocab())
 
 
-def _local_directory(name: str) -> Path:
+def _local_directory(name: str, *, revision: str | None) -> Path:
     """Return the directory of a model, which is downloaded from the hub if need be."""
     if Path(name).is_dir():
         return Path(name)
     import huggingface_hub
 
     hub: Any = huggingface_hub
-    return Path(hub.snapshot_download(name))
+    return Path(hub.snapshot_download(name, revision=revision))
 
 
 def _config_of_new_adapter(model: Any) -> Any:

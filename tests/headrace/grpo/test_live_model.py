@@ -1,0 +1,59 @@
+"""A script's model and tokenizer are loaded as its options say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.grpo.grpo_trainer import GRPOTrainer
+from headrace.grpo.live_model import LiveModel
+from headrace.grpo.run_inputs import RunInputs
+from shared.run_options.grpo_config import GRPOConfig
+
+transformers: Any = pytest.importorskip("transformers")
+huggingface_hub: Any = pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.unit
+
+
+class Tokenizer:
+    """Stands for a tokenizer."""
+
+    def save_pretrained(self, directory: Path) -> None:
+        (directory / "tokenizer.json").write_text("{}", encoding="utf-8")
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(id(self)): 0}
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the names and arguments of what is loaded from the hub."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def tokenizer(name: str, **arguments: Any) -> Tokenizer:
+        asked.append((name, arguments))
+        return Tokenizer()
+
+    def download(name: str, **arguments: Any) -> str:
+        asked.append((name, arguments))
+        return str(tmp_path)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", tokenizer)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return asked
+
+
+def test_the_tokenizer_is_of_the_models_revision(loaded: list[tuple[str, dict[str, Any]]]) -> None:
+    args = GRPOConfig(model_init_kwargs='{"revision": "v2", "dtype": "bfloat16"}', trust_remote_code=True)
+    script = GRPOTrainer("org/model", len, args, [{"prompt": "a"}])
+    assert isinstance(script.processing_class, Tokenizer)
+    assert loaded == [("org/model", {"revision": "v2", "trust_remote_code": True})]
+
+
+def test_another_tokenizer_is_written_beside_the_weights_of_the_revision(
+    loaded: list[tuple[str, dict[str, Any]]], tmp_path: Path
+) -> None:
+    live = LiveModel("org/model", Tokenizer(), peft_config=None, init_kwargs={"revision": "v2"})
+    inputs = RunInputs(tmp_path / "inputs", tmp_path / "functions")
+    assert (Path(live.save_for_run(lambda: inputs)) / "tokenizer.json").exists()
+    assert loaded == [("org/model", {"revision": "v2"})] * 2
