@@ -226,11 +226,15 @@ class GRPOTrainer:
         self._events.end(summary)
         return TrainOutput(self.state.global_step, loss, summary)
 
-    def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
         """Evaluate the model, and return the metrics. Their names begin with ``metric_key_prefix``.
 
         Args:
-            eval_dataset: Rows to evaluate on, or a dictionary of such; by default, the trainer's.
+            eval_dataset: Rows to evaluate on, a dictionary of such, or a name in the trainer's dictionary; by default,
+                what the trainer has.
+            ignore_keys: Has no effect: it names outputs of a forward pass, which an evaluation here does not have.
             metric_key_prefix: Beginning of the metrics' names. The name of a data set in a dictionary is added to it.
 
         Raises:
@@ -238,10 +242,12 @@ class GRPOTrainer:
             HeadraceError: The evaluation failed.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, str) and isinstance(self.eval_dataset, Mapping):
+            data = cast("Mapping[str, Any]", self.eval_dataset).get(data, data)
         if isinstance(data, Mapping):
             found: dict[str, float] = {}
             for name, part in cast("Mapping[str, Any]", data).items():
-                found |= self.evaluate(part, metric_key_prefix=f"{metric_key_prefix}_{name}")
+                found |= self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}")
             return found
         metrics = {
             name.replace("eval_", f"{metric_key_prefix}_", 1): value

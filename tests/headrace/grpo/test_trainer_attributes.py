@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.grpo.grpo_trainer import GRPOTrainer
+from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.trainer_attributes import ScriptProcess, all_tools, missing, reward_func_names, reward_weights
 from shared.run_options.grpo_config import GRPOConfig
 
@@ -136,6 +137,21 @@ def test_a_trainer_writes_the_files_that_scripts_ask_for(tmp_path: Path, capsys:
     assert json.loads(files["trainer_state.json"])["global_step"] == 0
     assert "- org/data" in files["README.md"]
     assert "eval_reward =" in capsys.readouterr().out
+
+
+def test_an_evaluation_takes_the_arguments_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+
+    def count(_: ScriptRun, data: Any) -> dict[str, Any]:
+        return {"eval_rows": len(data)}
+
+    monkeypatch.setattr(ScriptRun, "evaluate", count)
+    several = {"few": [{"prompt": "a"}], "more": [{"prompt": "a"}] * 2}
+    script = GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}], eval_dataset=several)
+    assert script.evaluate() == {"eval_few_rows": 1, "eval_more_rows": 2}
+    assert script.evaluate("more") == {"eval_rows": 2}
+    assert script.evaluate("org/data") == {"eval_rows": len("org/data")}
+    assert script.evaluate([{"prompt": "a"}] * 3, ["logits"], "test") == {"test_rows": 3}
 
 
 def test_a_file_needs_a_directory() -> None:
