@@ -14,6 +14,7 @@ from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.trainer_attributes import reward_func_names
 from headrace.grpo.training_events import is_early_stopping
+from shared.errors import UserError
 from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.run_config import RunConfig
@@ -97,7 +98,7 @@ def training_settings(
         options = {name: it for name, it in options.items() if name == "eval_on_start" or not name.startswith("eval_")}
     if args.eval_strategy != "no" or args.eval_on_start:
         options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
-    settings, notes = run_config_of(
+    settings, notes = _translated(
         options | {"model_name_or_path": script.model.save_for_run(files.inputs)} | _lora(script)
     )
     settings |= _rewards(script, files) | _agent(script, files)
@@ -109,11 +110,15 @@ def training_settings(
 
 
 def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of a run that makes no step and evaluates the model on ``data``, and notes for the user."""
+    """Return the settings of a run that makes no step and evaluates the model on ``data``, and notes for the user.
+
+    Raises:
+        ArgumentError: An argument has no meaning here. The message says what to do instead.
+    """
     args = script.args
     options = {name: value for name, value in _options(args).items() if not name.startswith(_ABOUT_STEPS)}
     options["eval_dataset_name"] = _eval_data(data, args, files)
-    settings, _ = run_config_of(options | {"model_name_or_path": script.model.save_for_run(files.inputs)})
+    settings, _ = _translated(options | {"model_name_or_path": script.model.save_for_run(files.inputs)})
     settings |= _rewards(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
     settings |= args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
@@ -155,6 +160,13 @@ def _options(args: GRPOConfig) -> dict[str, Any]:
     default = GRPOConfig()
     chosen = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
     return {name: value for name, value in chosen.items() if value != getattr(default, name)}
+
+
+def _translated(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    try:
+        return run_config_of(options)
+    except UserError as error:
+        raise ArgumentError(str(error), field=error.field, problems=error.problems) from error
 
 
 def _early_stopping(callbacks: Sequence[Any]) -> dict[str, Any]:

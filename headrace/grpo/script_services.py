@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Submission
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.run_inputs import RunInputs
 from headrace.local import process_table
 from headrace.local.detached import start_detached, wait_until_up
@@ -157,10 +159,16 @@ def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Calla
     """Submit a run of this process, and stop its earlier run if that has not ended.
 
     Raises:
-        HeadraceApiError: The run was refused.
+        ArgumentError: The settings are invalid.
+        HeadraceApiError: The run was refused for another reason.
     """
     earlier = _latest_run.get(client.base_url)
-    submission = client.submit(settings)
+    try:
+        submission = client.submit(settings)
+    except HeadraceApiError as error:
+        if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise
+        raise ArgumentError(str(error)) from error
     _latest_run[client.base_url] = submission.run_id
     if earlier is not None:
         with contextlib.suppress(HeadraceApiError):  # it may have been deleted

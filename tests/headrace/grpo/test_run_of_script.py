@@ -1,5 +1,6 @@
 """The settings of a run mean what the arguments of a script's trainer mean in TRL."""
 
+import functools
 import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_an_adapter_has_the_options_of_its_config_and_pefts_defaults(files: File
 def test_an_option_of_an_adapter_that_a_run_does_not_have_is_refused(files: Files, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"peft_config has {next(iter(options))}, which a run does not have"):
         training_settings(make_script(peft_config=LoraConfig(**options)), files)
+
+
+def test_an_option_that_a_run_cannot_have_is_a_value_error_as_in_trl(files: Files) -> None:
+    script = make_script(fp16=True)
+    for settings_of in (training_settings, functools.partial(evaluation_settings, data=ROWS)):
+        with pytest.raises(ValueError, match=r"fp16: a run has bfloat16"):
+            settings_of(script, files)
 
 
 def test_an_evaluation_at_the_start_needs_no_strategy(files: Files) -> None:

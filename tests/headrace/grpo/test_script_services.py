@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.grpo import script_services
+from headrace.grpo.argument_error import ArgumentError
 from headrace.local import guarded_exec
 from headrace.local.state_dir import STATE_DIR_VARIABLE, StateDir
+from tests.headrace.scripted_api import problem, serving
 
 pytestmark = pytest.mark.unit
 
@@ -45,3 +48,12 @@ def test_services_outlive_the_thread_that_asked_for_them(tmp_path: Path, monkeyp
         process.wait(timeout=0.5)
     script_services.end_started()
     assert process.returncode is not None
+
+
+def test_settings_that_the_run_api_refuses_are_a_value_error_as_in_trl() -> None:
+    answers = [problem(422, "temperature: must be above 0"), problem(409, "another run has this name")]
+    with serving(lambda _: answers.pop(0)) as api, HeadraceClient(api.url, "k") as client:
+        with pytest.raises(ArgumentError, match="temperature: must be above 0"):
+            script_services.begin_run(client, {"temperature": -1.0}, say=list[str]().append)
+        with pytest.raises(HeadraceApiError, match="another run has this name"):
+            script_services.begin_run(client, {"name": "a"}, say=list[str]().append)
