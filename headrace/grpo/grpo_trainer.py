@@ -44,7 +44,7 @@ class GRPOTrainer:
     Args:
         model: Hub id, directory, ``PreTrainedModel``, or ``PeftModel`` with a new adapter.
         reward_funcs: Functions, reward models, or names of built-ins, endpoints and ``module:function``; one or a list.
-        args: The options.
+        args: The options. Without them, ``output_dir`` is the model's name and ``-GRPO``, as in TRL.
         train_dataset: ``datasets.Dataset``, iterable of rows, path of a file, or hub id.
         eval_dataset: The same, for evaluations; ``evaluate()`` also takes several by name.
         processing_class: The tokenizer, if it is not the model's own.
@@ -118,6 +118,8 @@ class GRPOTrainer:
         init_kwargs = cast("Mapping[str, Any]", self.args.model_init_kwargs or {})
         init_kwargs = {"trust_remote_code": self.args.trust_remote_code, **init_kwargs}
         self._live = LiveModel(model, processing_class, peft_config=peft_config, init_kwargs=init_kwargs)
+        if args is None:
+            self.args.output_dir = f"{self._live.name.rpartition('/')[2]}-GRPO"
         script = Script(
             model=self._live,
             reward_funcs=self.reward_funcs,

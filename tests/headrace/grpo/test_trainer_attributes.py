@@ -154,6 +154,15 @@ def test_an_evaluation_takes_the_arguments_of_transformers(monkeypatch: pytest.M
     assert script.evaluate([{"prompt": "a"}] * 3, ["logits"], "test") == {"test_rows": 3}
 
 
+def test_without_options_the_directory_is_called_after_the_model(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    assert GRPOTrainer("org/model", brevity, train_dataset=[{"prompt": "a"}]).args.output_dir == "model-GRPO"
+    (tmp_path / "mine").mkdir()
+    script = GRPOTrainer(f"{tmp_path}/mine/", brevity, train_dataset=[{"prompt": "a"}])
+    assert script.args.output_dir == "mine-GRPO"
+    assert GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}]).args.output_dir is None
+
+
 def test_a_file_needs_a_directory() -> None:
     pytest.importorskip("transformers")
     script = GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}])
