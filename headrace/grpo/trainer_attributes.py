@@ -4,7 +4,6 @@ The training runs in services, so a script has no optimizer, no batches and no l
 """
 
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -68,9 +67,9 @@ class ScriptProcess:
     process_index = local_process_index = 0
     num_processes = 1
 
-    def print(self, *values: object) -> None:
-        """Print the values, as every line of a script."""
-        sys.stdout.write(" ".join(map(str, values)) + "\n")
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print the values, with the options of Python's ``print``."""
+        print(*values, **options)  # noqa: T201
 
     def wait_for_everyone(self) -> None:
         """Return at once: there is no other process."""

@@ -73,8 +73,9 @@ def test_tools_are_functions_and_methods_of_environments() -> None:
 def test_the_accelerator_is_that_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     accelerator = ScriptProcess()
     accelerator.print("done", 1)
+    accelerator.print("loss", 0.5, sep="=", end=";", flush=True)
     accelerator.wait_for_everyone()
-    assert capsys.readouterr().out == "done 1\n"
+    assert capsys.readouterr().out == "done 1\nloss=0.5;"
     assert (accelerator.is_main_process, accelerator.process_index, accelerator.num_processes) == (True, 0, 1)
     with pytest.raises(AttributeError, match=r"trainer.accelerator has no gather here: a script is one process"):
         _ = accelerator.gather
