@@ -28,8 +28,8 @@ from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.trainer_attributes import (
     ScriptProcess,
     all_tools,
+    check_overrides,
     missing,
-    refuse_overrides,
     reward_func_names,
     reward_weights,
 )
@@ -63,9 +63,9 @@ class GRPOTrainer:
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Refuse a subclass that overrides a method of TRL's training."""
+        """Refuse a subclass that overrides a method that only TRL's training calls."""
         super().__init_subclass__(**arguments)
-        refuse_overrides(cls)
+        check_overrides(cls)
 
     def __init__(
         self,

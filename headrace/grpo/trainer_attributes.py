@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import plain_name
+from headrace.terminal import say
 
 _NOT_TOOLS: Final = ("reset", "get_reward")
 _BATCHES: Final = "prompts are read by the training ranks; trainer.train_dataset and trainer.eval_dataset are the rows"
@@ -43,15 +44,21 @@ _HOOKS: Final = frozenset(
 """Private methods of TRL's training that subclasses override."""
 
 
-def refuse_overrides(kind: type) -> None:
-    """Refuse a subclass with a method that only the training of TRL calls.
+_CALLBACKS: Final = {"log": "on_log", "evaluate": "on_evaluate", "save_model": "on_save"}
+"""Methods that TRL's training calls and a script may call too, to the events of callbacks at the same moments."""
+
+
+def check_overrides(kind: type) -> None:
+    """Refuse a subclass with a method that only the training of TRL calls; note those that it calls too.
 
     Raises:
-        ArgumentError: It has one.
+        ArgumentError: It has one that only the training calls.
     """
     for name in vars(kind):
         if name in ELSEWHERE or name in _HOOKS:
             raise ArgumentError(f"{kind.__name__}.{name} would never be called: {ELSEWHERE.get(name, _STEPS)}")
+        if name in _CALLBACKS:
+            say(f"note: train() does not call {kind.__name__}.{name}; it calls {_CALLBACKS[name]} of callbacks")
 
 
 def missing(name: str) -> AttributeError:

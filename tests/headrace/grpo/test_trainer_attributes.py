@@ -93,8 +93,12 @@ def test_a_subclass_with_a_method_that_nothing_would_call_is_refused(name: str) 
         type("Mine", (GRPOTrainer,), {name: brevity})
 
 
-def test_a_subclass_may_have_other_methods() -> None:
+def test_a_subclass_may_have_other_methods_and_hears_which_the_training_does_not_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     type("Mine", (GRPOTrainer,), {"report": brevity, "log": brevity})
+    note = "note: train() does not call Mine.log; it calls on_log of callbacks\n"
+    assert capsys.readouterr().out == note
 
 
 def test_a_trainer_has_them(tmp_path: Path) -> None:
