@@ -165,6 +165,16 @@ class GRPOTrainer:
         return self._live.tokenizer
 
     @property
+    def num_generations(self) -> int:
+        """Completions of a prompt in training."""
+        return cast("int", self.args.run_options.get("num_generations", self.args.num_generations))
+
+    @property
+    def beta(self) -> float:
+        """Weight of the KL divergence from the reference model in the loss; 0 without one."""
+        return cast("float", self.args.run_options.get("beta", self.args.beta))
+
+    @property
     def aux_loss_enabled(self) -> bool:
         """Whether the training logs the load-balancing loss of a mixture of experts."""
         return any("aux_loss" in entry for entry in self.state.log_history)

@@ -5,6 +5,7 @@ The training runs in services, so a script has no optimizer, no batches and no l
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import plain_name
 from headrace.terminal import say
+from shared.run_options.grpo_config import GRPOConfig
 
 _NOT_TOOLS: Final = ("reset", "get_reward")
 _BATCHES: Final = "prompts are read by the training ranks; trainer.train_dataset and trainer.eval_dataset are the rows"
@@ -30,6 +32,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "rollout_func": "write it as an agent program, which plays one rollout: run_options={'agent': 'my_agent:run'}",
     "predict": "trainer.evaluate() has metrics, and trainer.model.generate() has completions",
     "hyperparameter_search": "make a trainer for each set of options",
+    "callback_handler": "add_callback(), remove_callback() and pop_callback() of the trainer do the same",
     "model_wrapped": "the training ranks wrap it; trainer.model has the weights of the last training",
 }
 """Attribute to the reason why a script's trainer does not have it, and what to use instead."""
@@ -63,7 +66,8 @@ def check_overrides(kind: type) -> None:
 
 def missing(name: str) -> AttributeError:
     """Return the error of an attribute that a script's trainer does not have."""
-    why = ELSEWHERE.get(name)
+    is_option = name in (option.name for option in fields(GRPOConfig))
+    why = f"it is an option; trainer.args.{name} has its value" if is_option else ELSEWHERE.get(name)
     return AttributeError(f"GRPOTrainer has no {name}" + (f" here: {why}" if why else ""))
 
 

@@ -262,3 +262,12 @@ class GRPOConfig:
             elif value is None and option.name not in NULL_MEANS:
                 made = None if option.default_factory is MISSING else option.default_factory()
                 setattr(self, option.name, made if option.default is MISSING else option.default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options. Tokens are replaced by their names, as in transformers."""
+        values = {option.name: getattr(self, option.name) for option in fields(self)}
+        return {name: f"<{name.upper()}>" if name.endswith("_token") else value for name, value in values.items()}
+
+    def to_json_string(self) -> str:
+        """Return the options as JSON. A value that JSON does not have, such as a torch.dtype, becomes text."""
+        return json.dumps(self.to_dict(), indent=2, default=lambda value: str(value).removeprefix("torch."))

@@ -81,10 +81,17 @@ def test_the_accelerator_is_that_of_one_process(capsys: pytest.CaptureFixture[st
         _ = accelerator.gather
 
 
-@pytest.mark.parametrize("name", ["optimizer", "get_train_dataloader", "environments", "vllm_generation", "ref_model"])
+@pytest.mark.parametrize(
+    "name", ["optimizer", "get_train_dataloader", "environments", "vllm_generation", "ref_model", "callback_handler"]
+)
 def test_a_missing_attribute_says_where_it_is(name: str) -> None:
     assert str(missing(name)).startswith(f"GRPOTrainer has no {name} here: ")
     assert str(missing("colour")) == "GRPOTrainer has no colour"
+
+
+def test_an_option_that_is_no_attribute_is_among_the_options() -> None:
+    says = "GRPOTrainer has no temperature here: it is an option; trainer.args.temperature has its value"
+    assert str(missing("temperature")) == says
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "_generate_and_score_completions", "get_train_dataloader"])
@@ -103,7 +110,7 @@ def test_a_subclass_may_have_other_methods_and_hears_which_the_training_does_not
 
 def test_a_trainer_has_them(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    args = GRPOConfig(output_dir=str(tmp_path), reward_weights=[0.5])
+    args = GRPOConfig(output_dir=str(tmp_path), reward_weights=[0.5], beta=0.1, run_options={"num_generations": 4})
     rows = [{"environment": "a"}, {"environment": "b"}]
     script: Any = GRPOTrainer(
         model="org/model",
@@ -114,6 +121,7 @@ def test_a_trainer_has_them(tmp_path: Path) -> None:
     )
     assert script.args is args
     assert script.train_dataset is rows
+    assert (script.num_generations, script.beta) == (4, 0.1)
     assert (script.reward_func_names, script.reward_weights.tolist()) == (["brevity", "Scored"], [0.5, 1.0])
     assert names(script.tools) == ["act", "play"]
     assert script.is_world_process_zero()

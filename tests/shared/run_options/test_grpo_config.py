@@ -1,5 +1,6 @@
 """TRL's options as a dataclass: None means that an option is not set."""
 
+import json
 from dataclasses import fields
 from typing import Any
 
@@ -36,3 +37,19 @@ def test_a_table_may_be_a_json_text_as_on_a_command_line() -> None:
     assert config.fsdp_config == "a.json"
     with pytest.raises(ValueError, match="model_init_kwargs is not a table in JSON"):
         GRPOConfig(model_init_kwargs='{"revision": v2}')
+
+
+class Dtype:
+    def __str__(self) -> str:
+        return "torch.bfloat16"
+
+
+def test_the_options_are_shown_without_tokens() -> None:
+    config = GRPOConfig(max_steps=3, hub_token="secret", model_init_kwargs={"dtype": Dtype()})
+    shown = json.loads(config.to_json_string())
+    assert (shown["max_steps"], shown["hub_token"], shown["model_init_kwargs"]) == (
+        3,
+        "<HUB_TOKEN>",
+        {"dtype": "bfloat16"},
+    )
+    assert config.to_dict().keys() == shown.keys() == {option.name for option in fields(GRPOConfig)}
