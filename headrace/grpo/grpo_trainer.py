@@ -12,8 +12,6 @@
 The run belongs to the services and not to the script: Ctrl-C pauses it, and ``train()`` goes on with it.
 """
 
-import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,11 +28,11 @@ from headrace.grpo.trainer_attributes import (
     all_tools,
     check_overrides,
     missing,
+    refuse_unsupported,
     reward_func_names,
     reward_weights,
 )
 from headrace.grpo.training_events import TrainingEvents
-from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
 
 
@@ -86,15 +84,7 @@ class GRPOTrainer:
     ) -> None:
         from transformers import TrainerControl, TrainerState
 
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ArgumentError(
-                "this script runs in several processes, and each would begin a run: start it with python, and set the "
-                "number of training processes with run_options={'nproc_per_node': N}"
-            )
-        if tuple(optimizers) != (None, None):
-            raise ArgumentError(f"optimizers is not supported: {INSTEAD['optimizers']}")
-        if rollout_func is not None:
-            raise ArgumentError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
+        refuse_unsupported(optimizers=optimizers, rollout_func=rollout_func)
         self.args = args if args is not None else GRPOConfig()
         self.reward_funcs = _as_list(reward_funcs)
         self.reward_processing_classes = _as_list(reward_processing_classes) or [None] * len(self.reward_funcs)
@@ -222,21 +212,11 @@ class GRPOTrainer:
         self._training.begin(resume_from_checkpoint or None)
         first_step = min(first_step, self.state.global_step)
         losses = self._training.follow_to_the_end()
-        run = self.run or {}
         self._training.give_weights_to(self._live)
-        seconds = time.monotonic() - began_at
-        loss = sum(losses) / len(losses) if losses else 0.0
-        steps = self.state.global_step - first_step
-        completions = steps * run["config"]["groups_per_step"] * run["config"]["num_generations"]
-        summary = {
-            "train_runtime": seconds,
-            "train_samples_per_second": completions / seconds,
-            "train_steps_per_second": steps / seconds,
-            "total_flos": 0.0,
-            "train_loss": loss,
-        }
+        steps, seconds = self.state.global_step - first_step, time.monotonic() - began_at
+        summary = self._training.summary(losses, steps=steps, seconds=seconds)
         self._events.end(summary)
-        return TrainOutput(self.state.global_step, loss, summary)
+        return TrainOutput(self.state.global_step, summary["train_loss"], summary)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
@@ -275,12 +255,7 @@ class GRPOTrainer:
         From services elsewhere, the trained model is downloaded into it.
         """
         directory = Path(output_dir) if output_dir else self._output_dir("save_model")
-        if not self._live.is_trained:
-            self._live.save(directory)
-        elif self._live.is_fetched or self._training.trained_run is None:
-            shutil.copytree(cast("Path", self._live.trained), directory, dirs_exist_ok=True)
-        else:
-            self._training.download(directory, base=self._live.name)
+        self._training.save_model(self._live, directory)
 
     def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
         """Print metrics of ``train()`` or ``evaluate()`` as a table."""

@@ -7,9 +7,11 @@ begin --> run --events--> training_events.py
 
 import contextlib
 import json
+import shutil
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rich.console import Console
 
@@ -41,7 +43,7 @@ class ScriptRun:
     def __init__(self, script: Script, events: TrainingEvents) -> None:
         self.run: Run | None = None
         """The training run, as the API shows it; None before it began."""
-        self.trained_run: Run | None = None
+        self._trained_run: Run | None = None
         """The last run that was followed to its end."""
         self._script = script
         self._events = events
@@ -126,7 +128,7 @@ class ScriptRun:
     def give_weights_to(self, live: LiveModel) -> None:
         """Have the model use the run's weights. If the services are elsewhere, they are downloaded when needed."""
         run, services = self._followed(), self._connected()
-        self.trained_run = run
+        self._trained_run = run
         directory = Path(run["run_dir"]) / "model"
         if services.see_here(directory):
             live.take(directory)
@@ -135,12 +137,29 @@ class ScriptRun:
         else:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
-    def download(self, directory: Path, *, base: str) -> Path:
-        """Download the last training's final model. An adapter gets ``base``, the script's name for it, as its base."""
-        assert self.trained_run is not None
-        return self._download(self.trained_run, directory, base=base)
+    def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
+        """Return transformers' metrics of a whole training, of ``steps`` steps with these losses."""
+        config = self._followed()["config"]
+        completions = steps * config["groups_per_step"] * config["num_generations"]
+        return {
+            "train_runtime": seconds,
+            "train_samples_per_second": completions / seconds,
+            "train_steps_per_second": steps / seconds,
+            "total_flos": 0.0,
+            "train_loss": sum(losses) / len(losses) if losses else 0.0,
+        }
+
+    def save_model(self, live: LiveModel, directory: Path) -> None:
+        """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded into it."""
+        if not live.is_trained:
+            live.save(directory)
+        elif live.is_fetched or self._trained_run is None:
+            shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
+        else:
+            self._download(self._trained_run, directory, base=live.name)
 
     def _download(self, run: Run, directory: Path, *, base: str) -> Path:
+        """Download a run's final model. An adapter gets ``base``, the script's name for it, as its base."""
         self._connected().download_model(run["run_id"], directory)
         file = directory / "adapter_config.json"
         if file.is_file():

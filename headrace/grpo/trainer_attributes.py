@@ -1,9 +1,10 @@
-"""Attributes of TRL's trainer that scripts read: those with a meaning here, and a sentence for each of the others.
+"""Arguments and attributes of TRL's trainer: those with a meaning here, and a sentence for each of the others.
 
 The training runs in services, so a script has no optimizer, no batches and no loss of its own.
 """
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, cast
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import plain_name
 from headrace.terminal import say
+from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig
 
 _NOT_TOOLS: Final = ("reset", "get_reward")
@@ -49,6 +51,23 @@ _HOOKS: Final = frozenset(
 
 _CALLBACKS: Final = {"log": "on_log", "evaluate": "on_evaluate", "save_model": "on_save"}
 """Methods that TRL's training calls and a script may call too, to the events of callbacks at the same moments."""
+
+
+def refuse_unsupported(*, optimizers: Sequence[Any], rollout_func: Any) -> None:
+    """Refuse arguments of the constructor that have no meaning here, and a script in several processes.
+
+    Raises:
+        ArgumentError: There is one. The message says what to do instead.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ArgumentError(
+            "this script runs in several processes, and each would begin a run: start it with python, and set the "
+            "number of training processes with run_options={'nproc_per_node': N}"
+        )
+    if tuple(optimizers) != (None, None):
+        raise ArgumentError(f"optimizers is not supported: {INSTEAD['optimizers']}")
+    if rollout_func is not None:
+        raise ArgumentError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
 
 
 def check_overrides(kind: type) -> None:

@@ -56,12 +56,17 @@ class LongRun:
             return {"evaluations": [{"step": 2, "eval_reward": 0.5}], "next_cursor": None}
         self._num_polls += 1
         if not self.seen_before_the_end and ("step 6" in seen or self._num_polls > _PATIENCE_POLLS):
-            self.seen_before_the_end = ["end"] if "step 6" not in seen else [*seen]
-        progress = {"step": 6, "max_steps": 6, "groups_admitted": 4, "groups_trained": 4, "groups_dropped": {}}
-        status = "finished" if self.seen_before_the_end else "paused"
-        return {"run_id": "run-a", "name": None, "run_dir": "/r", "config": CONFIG, "progress": progress} | {
-            "status": status
+            self.seen_before_the_end = [*seen] if "step 6" in seen else ["no step"]
+        progress: dict[str, Any] = {
+            "step": 6,
+            "max_steps": 6,
+            "groups_admitted": 4,
+            "groups_trained": 4,
+            "groups_dropped": {},
         }
+        status = "finished" if self.seen_before_the_end else "paused"
+        record = {"run_id": "run-a", "name": None, "run_dir": "/r", "config": CONFIG, "status": status}
+        return {**record, "progress": progress}
 
 
 def test_a_process_that_goes_on_with_a_long_run_sees_its_steps_at_once(
