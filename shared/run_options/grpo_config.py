@@ -4,14 +4,53 @@ It only holds them: trl/run_config_of_trl.py turns them into the settings of a r
 docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
+import functools
 import json
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
+
+from shared.near_name import nearest
+from shared.run_options.from_trl import INSTEAD, OF_THE_CONSTRUCTOR
 
 NULL_MEANS: Final = frozenset({"vllm_importance_sampling_clip_max"})
 """Options of which None is a value; of all others it means that the option is not set, and the default counts."""
 
 
+_Options = TypeVar("_Options")
+
+
+def _explaining_unknown_options(kind: type[_Options]) -> type[_Options]:
+    """Have the constructor of a dataclass say what an option that it does not have was meant for."""
+    known = [option.name for option in fields(kind)]  # type: ignore[arg-type]
+    construct = kind.__init__
+
+    @functools.wraps(construct)
+    def explaining(self: _Options, *values: Any, **options: Any) -> None:
+        if unknown := [name for name in options if name not in known and type(self) is kind]:
+            raise TypeError("; ".join(_unknown(name, known) for name in unknown))
+        construct(self, *values, **options)
+
+    kind.__init__ = explaining  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    from shared.run_options.run_config import RunConfig  # it imports much
+
+    says = f"GRPOConfig has no option {name}"
+    if name in RunConfig.model_fields:
+        return f"{says}; it is a setting of the run: run_options={{{name!r}: ...}}"
+    if name in OF_THE_CONSTRUCTOR:
+        return f"{says}; it is an argument of GRPOTrainer"
+    if name in INSTEAD:
+        return f"{says}; {INSTEAD[name]}"
+    near = nearest(name, known) or nearest(name, RunConfig.model_fields)
+    if near is None:
+        return says
+    return f"{says}; did you mean {near}?" if near in known else f"{says}; did you mean run_options={{{near!r}: ...}}?"
+
+
+@_explaining_unknown_options
 @dataclass
 class GRPOConfig:
     """TRL's options, and those of headrace that TRL does not have.
@@ -27,6 +66,7 @@ class GRPOConfig:
         run_options: Further settings of the run, under their names in a run file; they win over all others.
 
     Raises:
+        TypeError: There is no such option.
         ValueError: The JSON text of a table is broken.
     """
 

@@ -1,5 +1,6 @@
 """TRL's options as a dataclass: None means that an option is not set."""
 
+import inspect
 import json
 from dataclasses import fields
 from typing import Any
@@ -15,6 +16,35 @@ def test_none_is_the_default_of_every_option_but_those_with_a_meaning_for_it() -
     nones: dict[str, Any] = {option.name: None for option in fields(GRPOConfig) if option.name not in NULL_MEANS}
     assert GRPOConfig(**nones) == GRPOConfig()
     assert GRPOConfig(None) == GRPOConfig()
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("num_generation", "GRPOConfig has no option num_generation; did you mean num_generations?"),
+        (
+            "warmup_ratio",
+            "GRPOConfig has no option warmup_ratio; set warmup_steps, which below 1 is a share of the run's steps",
+        ),
+        (
+            "max_prompt_length",
+            "GRPOConfig has no option max_prompt_length; it is a setting of the run: "
+            "run_options={'max_prompt_length': ...}",
+        ),
+        (
+            "max_eval_prompt",
+            "GRPOConfig has no option max_eval_prompt; did you mean run_options={'max_eval_prompts': ...}?",
+        ),
+        ("peft_config", "GRPOConfig has no option peft_config; it is an argument of GRPOTrainer"),
+        ("zzz", "GRPOConfig has no option zzz"),
+    ],
+)
+def test_an_unknown_option_says_what_to_write_instead(option: str, says: str) -> None:
+    options: dict[str, Any] = {option: 1}
+    with pytest.raises(TypeError) as refused:
+        GRPOConfig(**options)
+    assert str(refused.value) == says
+    assert "num_generations" in inspect.signature(GRPOConfig).parameters
 
 
 def test_a_default_that_is_made_is_not_shared() -> None:
