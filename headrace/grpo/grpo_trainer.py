@@ -24,6 +24,7 @@ from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Script, data_of_environment
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.trainer_attributes import (
+    ELSEWHERE,
     ScriptProcess,
     all_tools,
     check_overrides,
@@ -135,6 +136,11 @@ class GRPOTrainer:
         return self._events.state
 
     @property
+    def control(self) -> Any:
+        """The ``transformers.TrainerControl`` of callbacks."""
+        return self._events.control
+
+    @property
     def client(self) -> HeadraceClient:
         """A client of the services, to read metrics and rollouts of ``run``. Services are started if none run."""
         return self._training.client
@@ -169,6 +175,10 @@ class GRPOTrainer:
         """Whether the training logs the load-balancing loss of a mixture of experts."""
         return any("aux_loss" in entry for entry in self.state.log_history)
 
+    def get_num_trainable_parameters(self) -> int:
+        """Return the number of weights that are trained: those of the model, or of its adapter."""
+        return sum(weights.numel() for weights in self.model.parameters() if weights.requires_grad)
+
     def is_world_process_zero(self) -> bool:
         """Return True: a script is one process, and its ranks are in the services."""
         return True
@@ -192,7 +202,12 @@ class GRPOTrainer:
         """Remove a callback, or the first of a class, if it is here."""
         self._events.remove(callback)
 
-    def train(self, resume_from_checkpoint: bool | str | None = None) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: bool | str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: Sequence[str] | None = None,
+    ) -> Any:
         """Train to the end, and return a ``transformers.trainer_utils.TrainOutput``.
 
         A run that was paused by Ctrl-C goes on. Afterwards ``model`` has the trained weights.
@@ -201,6 +216,8 @@ class GRPOTrainer:
             resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``; if
                 that has ended, a new run continues it from its newest checkpoint. A text begins a new run from a
                 checkpoint: ``RUN``, ``RUN:STEP``, or a directory. ``max_steps`` counts the steps before it too.
+            trial: Not supported: make a trainer for each set of options.
+            ignore_keys_for_eval: Has no effect, as in ``evaluate``.
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
@@ -208,6 +225,9 @@ class GRPOTrainer:
         """
         from transformers.trainer_utils import TrainOutput
 
+        del ignore_keys_for_eval
+        if trial is not None:
+            raise ArgumentError(f"trial is not supported: {ELSEWHERE['hyperparameter_search']}")
         began_at, first_step = time.monotonic(), self.state.global_step
         self._training.begin(resume_from_checkpoint or None)
         first_step = min(first_step, self.state.global_step)

@@ -39,6 +39,9 @@ ELSEWHERE: Final[Mapping[str, str]] = {
 }
 """Attribute to the reason why a script's trainer does not have it, and what to use instead."""
 
+_RENAMED: Final = {"tokenizer": "processing_class"}
+"""Attributes under their names in older versions."""
+
 _HOOKS: Final = frozenset(
     {
         *("_compute_loss", "_calculate_rewards", "_generate", "_generate_and_score_completions", "_prepare_inputs"),
@@ -87,6 +90,8 @@ def missing(name: str) -> AttributeError:
     """Return the error of an attribute that a script's trainer does not have."""
     is_option = name in (option.name for option in fields(GRPOConfig))
     why = f"it is an option; trainer.args.{name} has its value" if is_option else ELSEWHERE.get(name)
+    if name in _RENAMED:
+        why = f"it is trainer.{_RENAMED[name]}"
     return AttributeError(f"GRPOTrainer has no {name}" + (f" here: {why}" if why else ""))
 
 

@@ -311,3 +311,42 @@ class GRPOConfig:
     def to_json_string(self) -> str:
         """Return the options as JSON. A value that JSON does not have, such as a torch.dtype, becomes text."""
         return json.dumps(self.to_dict(), indent=2, default=lambda value: str(value).removeprefix("torch."))
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Return the options for trackers: what is not a number or text becomes text."""
+        plain = (bool, int, float, str)
+        return {name: value if type(value) in plain else str(value) for name, value in self.to_dict().items()}
+
+    @property
+    def world_size(self) -> int:
+        """Number of the script's processes: 1. The training ranks are in the services."""
+        return 1
+
+    @property
+    def process_index(self) -> int:
+        """Number of the script's process: 0."""
+        return 0
+
+    local_process_index = process_index
+
+    @property
+    def n_gpu(self) -> int:
+        """Number of GPUs that the script trains on: 0. The training ranks have them."""
+        return 0
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes files: True, as there is no other."""
+        return True
+
+    should_log = should_save
+
+    @property
+    def train_batch_size(self) -> int:
+        """Completions of a pass in training, as ``per_device_train_batch_size`` says."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Completions of a pass in an evaluation, as ``per_device_eval_batch_size`` says."""
+        return self.per_device_eval_batch_size

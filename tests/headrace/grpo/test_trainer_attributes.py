@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,7 +129,12 @@ def test_a_trainer_has_them(tmp_path: Path) -> None:
     assert script.is_local_process_zero()
     script.log({"mine": 2.0}, None)  # as a subclass calls super().log(logs, start_time)
     assert script.state.log_history == [{"mine": 2.0, "epoch": 0.0, "step": 0}]
+    assert script.control.should_training_stop is False
+    with pytest.raises(ValueError, match="trial is not supported: make a trainer for each set of options"):
+        script.train(trial=object())
     assert not hasattr(script, "optimizer")
+    with pytest.raises(AttributeError, match=r"GRPOTrainer has no tokenizer here: it is trainer.processing_class"):
+        _ = script.tokenizer
     with pytest.raises(AttributeError, match="GRPOTrainer has no get_train_dataloader here: prompts are read by"):
         script.get_train_dataloader()
     with pytest.raises(ValueError, match=r"requires a `train_dataset` with a column environment.*: a, b"):
@@ -174,6 +180,24 @@ def test_without_options_the_directory_is_called_after_the_model(tmp_path: Path)
     script = GRPOTrainer(f"{tmp_path}/mine/", brevity, train_dataset=[{"prompt": "a"}])
     assert script.args.output_dir == "mine-GRPO"
     assert GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}]).args.output_dir is None
+
+
+class Linear:
+    """Stands for a model with three weights, of which two are trained."""
+
+    config = SimpleNamespace(_name_or_path="org/model")
+
+    def save_pretrained(self, directory: Path) -> None:
+        raise NotImplementedError
+
+    def parameters(self) -> list[Any]:
+        sizes = ((2, True), (1, False))
+        return [SimpleNamespace(numel=lambda size=size: size, requires_grad=trained) for size, trained in sizes]
+
+
+def test_the_weights_that_are_trained_are_counted() -> None:
+    pytest.importorskip("transformers")
+    assert GRPOTrainer(Linear(), brevity, GRPOConfig(), [{"prompt": "a"}]).get_num_trainable_parameters() == 2
 
 
 def test_a_file_needs_a_directory() -> None:

@@ -83,3 +83,12 @@ def test_the_options_are_shown_without_tokens() -> None:
         {"dtype": "bfloat16"},
     )
     assert config.to_dict().keys() == shown.keys() == {option.name for option in fields(GRPOConfig)}
+
+
+def test_callbacks_and_trackers_read_what_transformers_arguments_have() -> None:
+    config = GRPOConfig(max_steps=3, reward_weights=[1.0], hub_token="secret", per_device_train_batch_size=4)
+    shown = config.to_sanitized_dict()
+    assert (shown["max_steps"], shown["reward_weights"], shown["hub_token"]) == (3, "[1.0]", "<HUB_TOKEN>")
+    assert (config.world_size, config.process_index, config.local_process_index, config.n_gpu) == (1, 0, 0, 0)
+    assert (config.should_save, config.should_log) == (True, True)
+    assert (config.train_batch_size, config.eval_batch_size) == (4, 8)
