@@ -236,7 +236,8 @@ class GRPOTrainer:
         steps, seconds = self.state.global_step - first_step, time.monotonic() - began_at
         summary = self._training.summary(losses, steps=steps, seconds=seconds)
         self._events.end(summary)
-        return TrainOutput(self.state.global_step, summary["train_loss"], summary)
+        metrics = {**summary, "epoch": self.state.epoch or 0.0}
+        return TrainOutput(self.state.global_step, summary["train_loss"], metrics)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"

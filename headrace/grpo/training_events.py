@@ -167,8 +167,14 @@ class TrainingEvents:
         self.fire("on_train_end")
 
     def log(self, logs: dict[str, float], *, step: int | None = None) -> None:
-        """Add an entry to ``state.log_history``. Callbacks get it without its step, as in transformers."""
-        logs = {**logs, "epoch": self.state.epoch or 0.0}
+        """Add an entry to ``state.log_history``. Callbacks get it without its step, as in transformers.
+
+        Args:
+            logs: The metrics.
+            step: The step that they are of; the newest if left out.
+        """
+        is_of_newest = step is None or step == self.state.global_step
+        logs = {**logs, "epoch": (self.state.epoch or 0.0) if is_of_newest else self._epochs(step or 0)}
         self.state.log_history.append({**logs, "step": self.state.global_step if step is None else step})
         self.fire("on_log", logs=logs)
 

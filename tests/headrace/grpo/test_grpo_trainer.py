@@ -85,7 +85,7 @@ def test_training_changes_the_model_and_fills_the_log(trainer: Callable[..., GRP
     assert [entry["step"] for entry in log] == [2, 4, 4]
     assert all("rewards/spread/mean" in entry and "loss" in entry for entry in log[:2])
     assert log[-1]["train_loss"] == result.training_loss
-    assert log[-1]["epoch"] == 0.5  # 4 steps of 2 prompts, of 16
+    assert log[-1]["epoch"] == result.metrics["epoch"] == 0.5  # 4 steps of 2 prompts, of 16
     after = weights(script.model)
     assert any(not torch.equal(after[name], before[name]) for name in before)
     script.save_model()

@@ -93,6 +93,16 @@ def test_a_save_waits_for_no_evaluation_that_is_still_under_way() -> None:
     assert recorder.seen[-2:] == ["save 4", "epoch to 2.0"]
 
 
+def test_a_late_evaluation_has_the_epoch_of_the_step_that_was_evaluated() -> None:
+    events, recorder = training(logging_steps=99)
+    for step in (1, 2, 3, 4):
+        events.take(metrics(step))
+    events.take_evaluation_once({"step": 2, "eval_reward": 0.5})
+    assert events.state.log_history == [{"eval_reward": 0.5, "epoch": 1.0, "step": 2}]
+    assert recorder.logs == [{"eval_reward": 0.5, "epoch": 1.0}]
+    assert events.state.epoch == 2.0
+
+
 def test_the_last_epoch_ends_with_the_training_if_it_is_not_whole() -> None:
     events, recorder = training()
     for step in (1, 2, 3):
