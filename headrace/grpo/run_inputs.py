@@ -6,13 +6,14 @@
 Files of data and functions are named after their content, so that the same input is the same file.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,7 +75,8 @@ class RunInputs:
         if hasattr(data, "to_parquet") and hasattr(data, "num_rows"):
             if getattr(data, "format", {}).get("type") == "custom":
                 raise ArgumentError(f"{what} has a transform, which a file does not keep: use map() instead")
-            return self._sent(self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet"))
+            with _without_progress_bars():
+                return self._sent(self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet"))
         if not hasattr(data, "__iter__") or type(data) in (str, bytes, dict):
             raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
         if not hasattr(data, "__len__") and num_rows is None:
@@ -178,3 +180,17 @@ class RunInputs:
             return aside.replace(self._directory / f"data-{digest}{suffix}")
         finally:
             aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Generator[None]:
+    """Switch off the progress bars of the library datasets."""
+    import datasets
+
+    were_shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if were_shown:
+            datasets.enable_progress_bars()

@@ -27,6 +27,13 @@ def test_a_dataset_is_a_file_with_its_rows(inputs: RunInputs) -> None:
     assert datasets.Dataset.from_parquet(path).to_list() == ROWS
 
 
+def test_writing_a_dataset_prints_nothing(inputs: RunInputs, capsys: pytest.CaptureFixture[str]) -> None:
+    datasets.enable_progress_bars()
+    inputs.dataset(datasets.Dataset.from_list(ROWS), num_rows=None, what="train_dataset")
+    assert capsys.readouterr().err == ""
+    assert not datasets.are_progress_bars_disabled()
+
+
 def test_the_same_data_is_the_same_file(inputs: RunInputs, tmp_path: Path) -> None:
     first, second = (inputs.dataset(ROWS, num_rows=None, what="train_dataset") for _ in range(2))
     assert first == second
