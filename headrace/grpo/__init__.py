@@ -3,6 +3,7 @@
 grpo_trainer.py     the trainer: a client that submits a run, follows it, and brings its weights back
 grpo_config.py      TRL's options as a dataclass
 run_of_script.py    constructor arguments and options --> a run's settings
+script_check.py     mistakes in the arguments, before services start
 function_source.py  functions and classes of a script or notebook --> the text of a module
 run_inputs.py       live data sets, models and functions --> files that the services read
 script_run.py       the training run: begun, found again by another process, followed, paused

@@ -22,6 +22,7 @@ from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.hub_upload import Card, complete_card, repository_name, upload
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Script, data_of_environment
+from headrace.grpo.script_check import check_script
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.trainer_attributes import (
     ELSEWHERE,
@@ -111,7 +112,7 @@ class GRPOTrainer:
         self._live = LiveModel(model, processing_class, peft_config=peft_config, init_kwargs=init_kwargs)
         if args is None:
             self.args.output_dir = f"{self._live.name.rpartition('/')[2]}-GRPO"
-        script = Script(
+        self._script = Script(
             model=self._live,
             reward_funcs=self.reward_funcs,
             args=self.args,
@@ -125,7 +126,7 @@ class GRPOTrainer:
         self._events = TrainingEvents(
             self.args, state=TrainerState(), control=TrainerControl(), context=self._live.as_arguments
         )
-        self._training = ScriptRun(script, self._events)
+        self._training = ScriptRun(self._script, self._events)
         for callback in callbacks or ():
             self.add_callback(callback)
         self._events.fire("on_init_end")
@@ -223,12 +224,13 @@ class GRPOTrainer:
             ArgumentError: An argument or option is refused, or no earlier run was found.
             HeadraceError: The run failed.
         """
-        from transformers.trainer_utils import TrainOutput
-
         del ignore_keys_for_eval
         if trial is not None:
             raise ArgumentError(f"trial is not supported: {ELSEWHERE['hyperparameter_search']}")
+        check_script(self._script, callbacks=self._events.callbacks)
         began_at, first_step = time.monotonic(), self.state.global_step
+        from transformers.trainer_utils import TrainOutput  # seconds, so not before arguments were checked
+
         self._training.begin(resume_from_checkpoint or None)
         first_step = min(first_step, self.state.global_step)
         losses = self._training.follow_to_the_end()

@@ -72,15 +72,10 @@ class RunInputs:
         Raises:
             ArgumentError: It is neither, is empty, or has no end and ``num_rows`` is None.
         """
-        if hasattr(data, "to_parquet") and hasattr(data, "num_rows"):
-            if getattr(data, "format", {}).get("type") == "custom":
-                raise ArgumentError(f"{what} has a transform, which a file does not keep: use map() instead")
+        check_dataset(data, num_rows=num_rows, what=what)
+        if _is_dataset(data):
             with _without_progress_bars():
                 return self._sent(self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet"))
-        if not hasattr(data, "__iter__") or type(data) in (str, bytes, dict):
-            raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
-        if not hasattr(data, "__len__") and num_rows is None:
-            raise ArgumentError(f"{what} has no length: set max_steps, so that the number of rows to take is known")
         num_rows = None if hasattr(data, "__len__") else num_rows
         rows = [*itertools.islice(cast("Iterable[Mapping[str, Any]]", data), num_rows)]
         if strange := [row for row in rows[:1] if not hasattr(row, "keys")]:
@@ -118,9 +113,7 @@ class RunInputs:
                 "HEADRACE_REWARD_PATH and HEADRACE_TOOL_PATH there; or name a function that is there already, as "
                 "'module:function'"
             )
-        name = plain_name(function, otherwise=otherwise)
-        text = module_text({name: function})
-        module = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+        name, module, text = _module_of(function, otherwise=otherwise)
         path = self._functions / f"{module}.py"
         if not path.exists():
             write_whole(path, text.encode(), aside=f".{module}.{os.getpid()}")
@@ -180,6 +173,54 @@ class RunInputs:
             return aside.replace(self._directory / f"data-{digest}{suffix}")
         finally:
             aside.unlink(missing_ok=True)
+
+
+class UnwrittenInputs(RunInputs):
+    """Names inputs and writes nothing: to look for mistakes in a script's arguments while no service runs."""
+
+    def __init__(self) -> None:
+        self._upload = None
+
+    def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
+        """Return a file name for a data set that can be written; raises ArgumentError for another."""
+        check_dataset(data, num_rows=num_rows, what=what)
+        return f"{what}.jsonl"
+
+    def function(self, function: Any, *, otherwise: str) -> str:
+        """Return the name that a function would have; raises ArgumentError if it cannot be written as source."""
+        name, module, _ = _module_of(function, otherwise=otherwise)
+        return f"{module}:{name}"
+
+    def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
+        """Return a name for a model."""
+        del model, tokenizer, state
+        return f"model/{name}"
+
+
+def check_dataset(data: Any, *, num_rows: int | None, what: str) -> None:
+    """Refuse a data set that cannot be written to a file; arguments as in ``RunInputs.dataset``.
+
+    Raises:
+        ArgumentError: It has a transform or no end, or is not a data set.
+    """
+    if _is_dataset(data):
+        if getattr(data, "format", {}).get("type") == "custom":
+            raise ArgumentError(f"{what} has a transform, which a file does not keep: use map() instead")
+    elif not hasattr(data, "__iter__") or type(data) in (str, bytes, dict):
+        raise ArgumentError(f"{what} is a {type(data).__name__}; give a datasets.Dataset, or an iterable of rows")
+    elif not hasattr(data, "__len__") and num_rows is None:
+        raise ArgumentError(f"{what} has no length: set max_steps, so that the number of rows to take is known")
+
+
+def _is_dataset(data: Any) -> bool:
+    return hasattr(data, "to_parquet") and hasattr(data, "num_rows")
+
+
+def _module_of(function: Any, *, otherwise: str) -> tuple[str, str, str]:
+    """Return a function's name, and the name and text of its module."""
+    name = plain_name(function, otherwise=otherwise)
+    text = module_text({name: function})
+    return name, f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}", text
 
 
 @contextlib.contextmanager

@@ -92,15 +92,20 @@ def training_settings(
     Raises:
         ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
+    return settings_with_model(script, files, script.model.save_for_run, callbacks=callbacks)
+
+
+def settings_with_model(
+    script: Script, files: Files, model: Callable[[Callable[[], RunInputs]], str], *, callbacks: Sequence[Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return ``training_settings`` with the model that a function names."""
     args = script.args
     options = _options(args) | _early_stopping(callbacks)
     if args.eval_strategy == "no":
         options = {name: it for name, it in options.items() if name == "eval_on_start" or not name.startswith("eval_")}
     if args.eval_strategy != "no" or args.eval_on_start:
         options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
-    settings, notes = _translated(
-        options | {"model_name_or_path": script.model.save_for_run(files.inputs)} | _lora(script)
-    )
+    settings, notes = _translated(options | {"model_name_or_path": model(files.inputs)} | _lora(script))
     settings |= _rewards(script, files) | _agent(script, files)
     _require_known_environments(script.environment_factory, script.train_dataset)
     groups_per_step = args.run_options.get("groups_per_step", settings["groups_per_step"])

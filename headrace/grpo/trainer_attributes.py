@@ -131,8 +131,16 @@ def reward_func_names(reward_funcs: Sequence[Any], environment_factory: Any) -> 
 
 
 def reward_weights(given: Sequence[float] | None, *, num_functions: int, environment_factory: Any) -> npt.NDArray[Any]:
-    """Return a weight for each of ``reward_func_names``; that of an environment is always 1."""
+    """Return a weight for each of ``reward_func_names``; that of an environment is always 1.
+
+    Raises:
+        ArgumentError: There is not one for each function.
+    """
     functions = [1.0] * num_functions if given is None else [*given]
+    if len(functions) != num_functions:
+        raise ArgumentError(
+            f"Number of reward weights ({len(functions)}) must match number of reward functions ({num_functions})"
+        )
     return np.array([*functions, *(1.0 for _ in _rewarding(environment_factory))], dtype=np.float32)
 
 

@@ -1,0 +1,50 @@
+"""Looks for mistakes in a trainer's arguments that can be known before services start."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.run_inputs import UnwrittenInputs
+from headrace.grpo.run_of_script import Files, Script, settings_with_model
+from shared.errors import UserError
+from shared.run_options.run_config import RunConfig, parse_run_config
+
+
+def check_script(script: Script, *, callbacks: Sequence[Any]) -> None:
+    """Refuse what a run would refuse: options, functions without source, data without prompts.
+
+    Raises:
+        ArgumentError: There is a mistake.
+    """
+    files = Files(UnwrittenInputs)
+    settings, _ = settings_with_model(script, files, lambda _: script.model.name or "model", callbacks=callbacks)
+    try:
+        config = parse_run_config(settings)
+    except UserError as error:
+        raise ArgumentError(str(error), field=error.field, problems=error.problems) from error
+    _require_prompts(script.train_dataset, config, what="train_dataset")
+    if config.eval_dataset_name is not None:
+        _require_prompts(script.eval_dataset, config, what="eval_dataset")
+
+
+def _require_prompts(data: Any, config: RunConfig, *, what: str) -> None:
+    """Look for the column of the prompts in a data set in memory."""
+    columns, wanted = _columns(data), config.prompt_column
+    may_lack_it = config.environment_factory is not None and wanted == RunConfig.model_fields["prompt_column"].default
+    renamed = config.rename_columns or {}
+    if columns is None or may_lack_it or wanted in [renamed.get(name, name) for name in columns]:
+        return
+    raise ArgumentError(
+        f"{what} has no column {wanted}, but {', '.join(columns) or 'none'}; rename one: "
+        f"{what}.rename_column({columns[0] if columns else 'NAME'!r}, {wanted!r})"
+    )
+
+
+def _columns(data: Any) -> list[str] | None:
+    """Return the columns of a ``datasets.Dataset``, or of the first of some rows; None if they are not known."""
+    names = getattr(data, "column_names", None)
+    if isinstance(names, list):
+        return [str(name) for name in cast("list[object]", names)]
+    if isinstance(data, list) and data and isinstance(data[0], Mapping):
+        return [str(name) for name in cast("Mapping[object, Any]", data[0])]
+    return None
