@@ -60,6 +60,11 @@ class LiveModel:
         return isinstance(self._trained, Path)
 
     @property
+    def is_given(self) -> bool:
+        """Whether the script gave the model as an object."""
+        return self._is_given
+
+    @property
     def is_trained(self) -> bool:
         """Whether there was a training."""
         return self._trained is not None

@@ -1,12 +1,17 @@
 """Looks for mistakes in a trainer's arguments that can be known before services start."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
+
+import huggingface_hub
 
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.run_inputs import UnwrittenInputs
 from headrace.grpo.run_of_script import Files, Script, settings_with_model
+from headrace.grpo.script_services import would_start_services
 from shared.errors import UserError
+from shared.near_name import nearest
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 
@@ -16,6 +21,7 @@ def check_script(script: Script, *, callbacks: Sequence[Any]) -> None:
     Raises:
         ArgumentError: There is a mistake.
     """
+    _require_model(script)
     files = Files(UnwrittenInputs)
     settings, _ = settings_with_model(script, files, lambda _: script.model.name or "model", callbacks=callbacks)
     try:
@@ -25,6 +31,29 @@ def check_script(script: Script, *, callbacks: Sequence[Any]) -> None:
     _require_prompts(script.train_dataset, config, what="train_dataset")
     if config.eval_dataset_name is not None:
         _require_prompts(script.eval_dataset, config, what="eval_dataset")
+
+
+def _require_model(script: Script) -> None:
+    """Look for a model by name: where only this machine's files and cache can have it, it must be there."""
+    name = script.model.name
+    if script.model.is_given or Path(name).is_dir() or not would_start_services():
+        return
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise ArgumentError(f"model: there is no directory {name}{_similar(name)}")
+    hub: Any = huggingface_hub
+    if hub.constants.HF_HUB_OFFLINE and not isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
+        raise ArgumentError(
+            f"model: there is no directory {name}, and the hub's cache does not have it (HF_HUB_OFFLINE is set)"
+            f"{_similar(name)}"
+        )
+
+
+def _similar(name: str) -> str:
+    """Return a question about a directory with a similar name; empty if there is none."""
+    path = Path(name).expanduser()
+    beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
+    near = nearest(path.name, beside)
+    return f"; did you mean {path.with_name(near)}?" if near else ""
 
 
 def _require_prompts(data: Any, config: RunConfig, *, what: str) -> None:

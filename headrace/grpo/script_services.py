@@ -155,6 +155,11 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
     return ScriptServices(client, state.inputs, state.functions, state_dir=state.path)
 
 
+def would_start_services() -> bool:
+    """Whether no services are named or run here, so that ``find_services`` would start some in this environment."""
+    return "HEADRACE_URL" not in os.environ and _running(StateDir(choose_state_dir(None))) is None
+
+
 def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Callable[[str], None]) -> Submission:
     """Submit a run of this process, and stop its earlier run if that has not ended.
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -191,6 +192,11 @@ def final_sentence(run: Run) -> str:
         early = f": {best_reason}" if best and (best_reason := str(run.get("reason") or "")) else ""
         return f"{run['run_id']} finished after {steps} steps{early}; the model{chosen} is in {run['run_dir']}/model"
     reason = f": {run['reason']}" if run.get("reason") else ""
-    return (
-        f"{run['run_id']} {run['status']} after {steps} steps{reason}; checkpoints are in {run['run_dir']}/checkpoints"
-    )
+    says = f"{run['run_id']} {run['status']} after {steps} steps{reason}"
+    return f"{says}; checkpoints are in {run['run_dir']}/checkpoints" if _may_have_checkpoints(run, steps) else says
+
+
+def _may_have_checkpoints(run: Run, steps: int) -> bool:
+    """Return whether a run may have written checkpoints. If its directory is elsewhere, only its steps are known."""
+    directory = Path(run["run_dir"])
+    return steps > 0 and (not directory.is_dir() or any((directory / "checkpoints").glob("step_*")))

@@ -27,6 +27,9 @@ def no_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.setattr(script_run, "find_services", start)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADRACE_URL", raising=False)
+    monkeypatch.delenv("HEADRACE_STATE_DIR", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
 
 
 def brevity(completions: list[str], **columns: Any) -> list[float]:
@@ -72,3 +75,22 @@ def test_a_data_set_without_prompts_is_refused_by_its_columns() -> None:
         train(datasets.Dataset.from_list([{"question": "2 + 2 =", "answer": "4"}]))
     with pytest.raises(ValueError, match="eval_dataset has no column prompt, but question"):
         train(eval_on_start=True, eval_dataset=datasets.Dataset.from_list([{"question": "2 + 2 ="}]))
+
+
+@pytest.mark.parametrize("name", ["./tiny-qwen33", "/none/such/model", "~/no-model", "models/small/none"])
+def test_a_path_of_no_model_is_refused_before_services_start(name: str) -> None:
+    with pytest.raises(ValueError, match=f"model: there is no directory {name}"):
+        train(model=name)
+
+
+def test_a_misspelt_directory_is_refused_if_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("tiny-qwen3").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(StartedError):  # the hub may have it
+        train(model="tiny-qwen33")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"no directory tiny-qwen33, and the hub.* did you mean tiny-qwen3\?"):
+        train(model="tiny-qwen33")
+    monkeypatch.setenv("HEADRACE_URL", "http://elsewhere")  # which may have it
+    with pytest.raises(StartedError):
+        train(model="tiny-qwen33")

@@ -1,6 +1,7 @@
 """Following a run over real HTTP, without a terminal."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +75,16 @@ def test_a_run_that_failed_says_why() -> None:
     assert final_sentence(watch.run) == (
         "run-a failed after 2 steps: the loss is not finite; checkpoints are in /runs/run-a/checkpoints"
     )
+
+
+def test_a_run_without_checkpoints_names_none(tmp_path: Path) -> None:
+    failed = RUN | {"status": "failed", "reason": "no such model"}
+    without_steps = failed | {"progress": RUN["progress"] | {"step": 0}}
+    assert final_sentence(without_steps) == "run-a failed after 0 steps: no such model"
+    here = failed | {"run_dir": str(tmp_path)}
+    assert final_sentence(here) == "run-a failed after 2 steps: no such model"
+    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
+    assert final_sentence(here).endswith(f"; checkpoints are in {tmp_path}/checkpoints")
 
 
 def test_a_run_in_which_nothing_moves_is_given_up_with_what_it_waits_for() -> None:
