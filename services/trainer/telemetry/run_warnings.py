@@ -143,6 +143,7 @@ def _waiting(
     lines: Sequence[Mapping[str, Any]], batches: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
 ) -> RunWarning | None:
     timed = [line for line in lines if _is_number(line.get("wait_time")) and _is_number(line.get("step_time"))]
+    timed = [line for line in timed if line.get("step") != 1]  # it waits for everything to start
     step_s, wait_s = sum(_values(timed, "step_time")), sum(_values(timed, "wait_time"))
     ahead = _values(batches, "queue/ahead")
     if not step_s or not ahead:

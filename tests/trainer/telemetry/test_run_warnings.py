@@ -96,6 +96,12 @@ def test_a_trainer_that_mostly_waits_names_the_slower_part() -> None:
     assert kinds(batches(5, wait_time=1.0)) == []  # half of the time
 
 
+def test_the_wait_of_the_first_step_is_start_up_and_does_not_count() -> None:
+    lines = batches(5)  # each waits 0.1 of 2 s
+    lines[0] |= {"wait_time": 60.0, "step_time": 62.0}
+    assert kinds(lines) == []
+
+
 def test_generators_that_may_sample_nothing_ahead_wait_and_the_bound_is_named_if_the_trainer_waits_too() -> None:
     lines = batches(5, **{"queue/ahead": 0.0, "wait_time": 1.2})  # 1.2 of 2 s
     assert said(lines).startswith("the generators wait for the trainer: in 5 of the last 5 batches")
