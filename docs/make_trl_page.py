@@ -68,6 +68,8 @@ Of `ScriptArguments` and `ModelConfig`: {same_elsewhere}.
 {absent}
 ### Arguments of the trainer, and AsyncGRPOConfig
 
+For run files. `GRPOTrainer` of headrace takes the arguments themselves: [From Python](python.md#the-arguments).
+
 {others}"""
 
 
