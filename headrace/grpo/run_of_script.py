@@ -26,6 +26,7 @@ _ABOUT_STEPS = (
     *("resume_", "ignore_data_skip"),
 )
 """Beginnings of options that have no meaning without steps."""
+_SAVING = ("save_steps", "save_total_limit")
 _LORA = {
     "r": "lora_r",
     "lora_alpha": "lora_alpha",
@@ -105,12 +106,16 @@ def settings_with_model(
         options = {name: it for name, it in options.items() if name == "eval_on_start" or not name.startswith("eval_")}
     if args.eval_strategy != "no" or args.eval_on_start:
         options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
+    options |= {name: args.run_options[name] for name in _SAVING if name in args.run_options}
     settings, notes = _translated(options | {"model_name_or_path": model(files.inputs)} | _lora(script))
     settings |= _rewards(script, files) | _agent(script, files)
     _require_known_environments(script.environment_factory, script.train_dataset)
     groups_per_step = args.run_options.get("groups_per_step", settings["groups_per_step"])
     groups = int(groups_per_step) * args.max_steps if args.max_steps > 0 else None
     settings["dataset_name"] = _data(script.train_dataset, files, num_rows=groups, what="train_dataset")
+    if "max_eval_prompts" in args.run_options or _num_rows(script.eval_dataset) is not None:
+        notes = [note for note in notes if not note.startswith("max_eval_prompts:")]
+        notes += _about_rows_left_out(script.eval_dataset, args) if "eval_dataset_name" in settings else []
     return settings | args.run_options, notes
 
 
@@ -127,12 +132,21 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
     settings |= _rewards(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
     settings |= args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
-    num_rows = len(cast("Sequence[Any]", data)) if hasattr(data, "__len__") and not isinstance(data, str) else 0
-    notes: list[str] = []
-    if num_rows > (most := _max_eval_prompts(args)):
-        change = "run_options={'max_eval_prompts': N} changes that"
-        notes.append(f"max_eval_prompts: the first {most} of {num_rows} rows are evaluated on; {change}")
-    return settings, notes
+    return settings, _about_rows_left_out(data, args)
+
+
+def _about_rows_left_out(data: Any, args: GRPOConfig) -> list[str]:
+    """Return a note if an evaluation does not take all rows of its data set."""
+    num_rows, most = _num_rows(data), _max_eval_prompts(args)
+    if num_rows is None or num_rows <= most:
+        return []
+    change = "run_options={'max_eval_prompts': N} changes that"
+    return [f"max_eval_prompts: the first {most} of {num_rows} rows are evaluated on; {change}"]
+
+
+def _num_rows(data: Any) -> int | None:
+    """Return the number of rows of a data set in memory; None if it is not known."""
+    return len(cast("Sequence[Any]", data)) if hasattr(data, "__len__") and not isinstance(data, str) else None
 
 
 def data_of_environment(environment_factory: Any, args: GRPOConfig) -> list[dict[str, Any]]:
@@ -169,7 +183,7 @@ def _options(args: GRPOConfig) -> dict[str, Any]:
 
 def _translated(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     try:
-        return run_config_of(options)
+        return run_config_of({**options, "num_processes": 1})  # a script is one
     except UserError as error:
         raise ArgumentError(str(error), field=error.field, problems=error.problems) from error
 

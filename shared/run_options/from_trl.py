@@ -15,7 +15,7 @@ _TRACKIO = "set the variables that trackio reads, such as TRACKIO_SPACE_ID, in t
 
 ELSEWHERE: Mapping[str, str] = {
     "per_device_train_batch_size": _BATCH,
-    "per_device_eval_batch_size": _BATCH,
+    "per_device_eval_batch_size": "generators batch the prompts of an evaluation themselves",
     "gradient_accumulation_steps": _BATCH,
     "auto_find_batch_size": "set max_tokens_per_microbatch",
     "torch_empty_cache_steps": "set max_tokens_per_microbatch",

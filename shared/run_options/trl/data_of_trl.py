@@ -97,11 +97,21 @@ def saving(translation: Translation) -> None:
         translation.left.get(name, translation.run.get(name, RunConfig.model_fields[name].default))
         for name in ("save_steps", "save_total_limit")
     )
-    if not {"save_steps", "save_total_limit"} <= translation.left.keys():
-        every = f"every {every} optimizer steps" if every >= 1 else f"after every {every:.4g} of the run"
+    is_written = f"every {every} optimizer steps" if every >= 1 else f"after every {every:.4g} of the run"
+    why = "as a run continues from them after a crash"
+    if strategy in ("no", False):
         translation.notes.append(
-            f"save_steps, save_total_limit: checkpoints are written {every}, and the newest {kept} are kept (TRL: 500 "
-            "and all), as a run continues from them after a crash"
+            f"save_strategy: checkpoints are written {is_written}, and the newest {kept} are kept (TRL: none), {why}"
+        )
+    elif "save_steps" in translation.left:
+        if "save_total_limit" not in translation.left:
+            translation.notes.append(f"save_total_limit: the newest {kept} checkpoints are kept (TRL: all)")
+    elif "save_total_limit" in translation.left:
+        translation.notes.append(f"save_steps: checkpoints are written {is_written} (TRL: 500), {why}")
+    else:
+        translation.notes.append(
+            f"save_steps, save_total_limit: checkpoints are written {is_written}, and the newest {kept} are kept "
+            f"(TRL: 500 and all), {why}"
         )
 
 

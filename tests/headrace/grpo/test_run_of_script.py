@@ -127,6 +127,30 @@ def test_an_evaluation_on_a_part_of_the_rows_says_so(files: Files) -> None:
     assert evaluation_settings(make_script(), files, data=rows[:256])[1] == []
 
 
+def notes_of(files: Files, **options: Any) -> str:
+    return "\n".join(training_settings(make_script(**options), files)[1])
+
+
+def test_notes_are_about_what_the_script_chose(files: Files) -> None:
+    notes = notes_of(files, eval_strategy="steps", eval_steps=5)
+    assert "max_eval_prompts" not in notes  # there is one row
+    assert "num_processes" not in notes
+    rows = [{"prompt": str(number)} for number in range(257)]
+    script = replace(make_script(eval_strategy="steps", eval_steps=5), eval_dataset=rows)
+    assert "max_eval_prompts: the first 256 of 257 rows" in "\n".join(training_settings(script, files)[1])
+    every = "checkpoints are written every 10 optimizer steps"
+    assert f"save_steps, save_total_limit: {every}, and the newest 2 are kept (TRL: 500 and all)" in notes
+    assert f"save_strategy: {every}, and the newest 2 are kept (TRL: none)" in notes_of(files, save_strategy="no")
+    for chosen in ({"save_steps": 2}, {"run_options": {"save_steps": 2}}):
+        notes = notes_of(files, **chosen)
+        assert "save_total_limit: the newest 2 checkpoints are kept (TRL: all)" in notes
+        assert "save_steps" not in notes
+    assert f"save_steps: {every} (TRL: 500), as" in notes_of(files, save_total_limit=1)
+    assert "save_" not in notes_of(files, save_steps=2, save_total_limit=1)
+    says = "per_device_eval_batch_size: left out; generators batch the prompts of an evaluation themselves"
+    assert says in notes_of(files, per_device_eval_batch_size=4)
+
+
 def test_as_many_rows_are_taken_of_an_endless_data_set_as_the_steps_need(files: Files) -> None:
     script = make_script(max_steps=3, per_device_train_batch_size=16)
     for run_options, needed in (({}, 6), ({"groups_per_step": 5}, 15)):
