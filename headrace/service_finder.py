@@ -107,10 +107,22 @@ def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[
 
 
 def _readable_runs(state: StateDir) -> str:
-    """Return how to read the runs of a state directory without services; empty if it has none."""
+    """Return how to read the runs of a state directory, or of scripts beside it, without services; empty for none."""
     if not any(state.runs.glob("*/config.json")):
-        return ""
+        return _runs_of_scripts(state)
     return f", or read its runs from their files with `headrace runs {state.runs}` and `headrace show {state.runs}/RUN`"
+
+
+def _runs_of_scripts(state: StateDir) -> str:
+    """Return how to read the runs of scripts that started their own services, the newest script first."""
+    found = sorted({config.parents[1] for config in state.path.glob("script-*/runs/*/config.json")}, reverse=True)
+    if not found:
+        return ""
+    more = f" ({len(found) - 1} more in {state.path})" if len(found) > 1 else ""
+    return (
+        f", or read the runs of scripts from their files with `headrace runs {found[0]}` and "
+        f"`headrace show {found[0]}/RUN`{more}"
+    )
 
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,25 @@ def test_show_runs_and_plot_read_directories_and_without_services_the_message_sa
         f"headrace: no headrace service found (looked at {run_dir.parents[1]}): start one with `headrace up`, or read "
         f"its runs from their files with `headrace runs {run_dir.parent}` and `headrace show {run_dir.parent}/RUN`\n"
     )
+
+
+def test_without_services_the_message_says_how_to_read_the_runs_of_scripts(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = run_dir.parents[1]
+    for script in ("script-20260101-000000-1", "script-20260102-000000-2"):
+        (state / script).mkdir()
+        (state / script / "runs").mkdir()
+        shutil.copytree(run_dir, state / script / "runs" / "run-abc")
+    shutil.rmtree(run_dir)
+    newest = state / "script-20260102-000000-2" / "runs"
+    assert cli.main(["runs"]) == 1
+    assert capsys.readouterr().err == (
+        f"headrace: no headrace service found (looked at {state}): start one with `headrace up`, or read the runs of "
+        f"scripts from their files with `headrace runs {newest}` and `headrace show {newest}/RUN` (1 more in {state})\n"
+    )
+    assert cli.main(["runs", str(newest)]) == 0
+    assert "run-abc" in capsys.readouterr().out
 
 
 def test_a_run_that_was_watched_to_its_end_has_a_picture_in_its_directory(
