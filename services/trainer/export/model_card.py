@@ -19,6 +19,10 @@ from shared.run_options.run_config import RunConfig
 FILE_NAME = "README.md"
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_OF_SCRIPT = re.compile(r"^(?P<name>\w+)_[0-9a-f]{12}:(?P=name)$")
+"""Name of a function that a script wrote, under a module named after its text."""
+_ROWS_OF_SCRIPT = re.compile(r"^data-[0-9a-f]{12}\.(parquet|jsonl)$")
+"""Name of a file with the rows that a script had in memory."""
 _MAIN_SETTINGS = (
     *("loss_type", "learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "groups_per_step"),
     *("num_generations", "max_completion_length", "temperature", "beta", "epsilon", "max_staleness", "dtype", "seed"),
@@ -141,13 +145,20 @@ def _metrics(metrics: Mapping[str, float]) -> Iterator[tuple[str, float]]:
 def _rewards(config: Mapping[str, Any]) -> Iterator[str]:
     names: list[str] = config.get("reward_funcs") or []
     weights: list[float] = config.get("reward_weights") or [1.0] * len(names)
-    for name, weight in zip(names, weights, strict=False):
+    for name, weight in zip(map(_own_name, names), weights, strict=False):
         yield f"`{name}`" if weight == 1 else f"`{name}` (weight {weight:g})"
     if not names:
         given: str | Mapping[str, str] | None = config.get("environment_factory")
         yield from (
-            f"that of the environment `{it}`" for it in (given.values() if isinstance(given, Mapping) else [given])
+            f"that of the environment `{_own_name(it)}`"
+            for it in (given.values() if isinstance(given, Mapping) else [given])
         )
+
+
+def _own_name(name: str | None) -> str | None:
+    """Return the name that a function has in the script that wrote it; any other name unchanged."""
+    of_script = _OF_SCRIPT.match(name or "")
+    return of_script["name"] if of_script else name
 
 
 def _data_sets(config: Mapping[str, Any]) -> list[str]:
@@ -166,6 +177,8 @@ def _hub_id(name: Any) -> str | None:
 
 def _named(name: str) -> str:
     """Return the name as code. Of a local path only the last part is shown, because the rest is private."""
+    if _ROWS_OF_SCRIPT.match(Path(name).name):
+        return "rows of a script"
     return f"`{name}`" if _hub_id(name) else f"`{Path(name).name}` (a local path)"
 
 
