@@ -22,11 +22,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-gpu test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-agents bench-push bench-push-model bench-rewarder chaos policy-scan release
+.PHONY: help venv demo test test-long test-gpu test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-admission bench-fleet bench-queue bench-generator bench-agents bench-push bench-push-model bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(FULL) ## make .venv with all services for CPUs, and train nothing
 
 demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
 	@.venv/bin/headrace demo $(ARGS)
