@@ -4,11 +4,19 @@ Reads every row of a file, because its owner can correct it, but only the first 
 streamed file.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
-from services.trainer.submit_checks.prompt_lengths import TokenCount, fewest_tokens, token_count
+from services.trainer.submit_checks.prompt_lengths import (
+    TokenCount,
+    fewest_tokens,
+    num_longer,
+    num_positions,
+    token_count,
+)
 from shared.file_roots import FileRoots
+from shared.messages import Prompt
 from shared.run_options.run_config import RunConfig
 
 MAX_HUB_ROWS = 1000
@@ -34,7 +42,12 @@ class SourceSummary:
     num_conversations: int = 0
     """Checked rows whose prompt is a list of messages."""
     fewest_tokens: int | None = None
-    """Lower bound of the shortest prompt's tokens, if every prompt is longer than ``max_prompt_length``."""
+    """Lower bound of the shortest prompt's tokens, if every prompt is longer than ``longest_prompt``."""
+    longest_prompt: int | None = None
+    """The most tokens a prompt may have: ``max_prompt_length``, or fewer if the model has too few positions."""
+    num_without_room: int = 0
+    """Prompts to which the model's positions leave no room for a completion, of ``num_counted`` ones."""
+    num_counted: int = 0
     num_usable: int = 0
     """Checked rows with a valid prompt; for an evaluation set among the first ``max_eval_prompts``."""
     is_streamed: bool = False
@@ -68,17 +81,19 @@ def check_dataset(
         UserError: The file or dataset does not exist, cannot be read, or has no rows.
     """
     train = config.train_sources()
-    count = None if config.max_prompt_length is None else token_count(config)
+    lengths = _Lengths.of(config)
     opened = open_sources(config, train, roots)
     dataset = PromptDataset(opened, shuffle=config.shuffle_dataset)
     sources = [
-        replace(_look(name, rows, config, count, max_hub_rows=max_hub_rows), share=share)
+        replace(_look(name, rows, config, lengths, max_hub_rows=max_hub_rows), share=share)
         for name, rows, share in zip(train, opened, dataset.shares, strict=True)
     ]
     evaluation = None
     if (found := config.eval_source()) is not None:
         (rows,) = open_sources(config, dict([found]), roots)
-        evaluation = _look(found[0], rows, config, count, max_hub_rows=max_hub_rows, num_asked=config.max_eval_prompts)
+        evaluation = _look(
+            found[0], rows, config, lengths, max_hub_rows=max_hub_rows, num_asked=config.max_eval_prompts
+        )
     return DatasetSummary(
         epoch=len(dataset),
         columns=(config.prompt_column, *dataset.columns),
@@ -87,11 +102,28 @@ def check_dataset(
     )
 
 
+@dataclass(frozen=True)
+class _Lengths:
+    """The length that a prompt may have, and a way to count its tokens."""
+
+    count: TokenCount | None
+    longest: int | None
+    is_of_model: bool
+    """Whether the model's positions are the limit, and not ``max_prompt_length``."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "_Lengths":
+        positions, given = num_positions(config), config.max_prompt_length
+        longest = given if positions is None else min(positions - 1, positions if given is None else given)
+        is_of_model = positions is not None and longest != given
+        return cls(None if longest is None else token_count(config), longest, is_of_model)
+
+
 def _look(
     field: str,
     rows: SourceRows,
     config: RunConfig,
-    count: TokenCount | None,
+    lengths: "_Lengths",
     *,
     max_hub_rows: int,
     num_asked: int | None = None,
@@ -106,12 +138,18 @@ def _look(
             continue
         num_conversations += not isinstance(row.prompt, str)
         num_usable += row.position < num_asked
-    fewest = None
+    fewest, num_without_room, num_counted = None, 0, 0
     num_asked = min(num_asked, len(rows))
-    if count is not None and config.max_prompt_length is not None and num_asked <= num_checked:
-        asked = map(rows.read, range(num_asked))
-        prompts = (row.prompt for row in asked if row.problem is None)
-        fewest = fewest_tokens(prompts, count, at_most=config.max_prompt_length)
+    count, longest = lengths.count, lengths.longest
+
+    def prompts() -> Iterator[Prompt]:
+        return (row.prompt for row in map(rows.read, range(min(num_asked, num_checked))) if row.problem is None)
+
+    if count is not None and longest is not None:
+        if num_asked <= num_checked:
+            fewest = fewest_tokens(prompts(), count, at_most=longest)
+        if lengths.is_of_model and fewest is None:
+            num_without_room, num_counted = num_longer(prompts(), count, at_most=longest)
     return SourceSummary(
         field=field,
         path=rows.source.path,
@@ -124,6 +162,9 @@ def _look(
         own_columns=rows.own_columns,
         num_conversations=num_conversations,
         fewest_tokens=fewest,
+        longest_prompt=longest,
+        num_without_room=num_without_room,
+        num_counted=num_counted,
         num_usable=num_usable,
         is_streamed=config.dataset_streaming,
     )

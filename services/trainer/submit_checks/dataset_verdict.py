@@ -42,6 +42,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
         return Checked(
             errors=[(how_long, f"the run would have {steps:.3g} steps with {num_tokens:.3g} tokens; lower it")]
         )
+    warnings += _without_room(config, summary)
     warnings += _idle_renames(config, summary)
     warnings += _repetitions(config, summary, steps=steps, num_groups=num_groups)
     if 0 < steps < config.save_steps:
@@ -83,7 +84,13 @@ def _found(source: SourceSummary) -> str:
 def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
     """Yield the reasons why the run or its evaluation would have no prompts."""
     for source in summary.all_sources():
-        if source.fewest_tokens is not None:
+        if source.fewest_tokens is not None and source.longest_prompt != config.max_prompt_length:
+            yield (
+                source.field,
+                f"every prompt of {source.path} is too long for {_positions(config, source)}: the shortest has at "
+                f"least {source.fewest_tokens} tokens, and a completion needs room too",
+            )
+        elif source.fewest_tokens is not None:
             yield (
                 "max_prompt_length",
                 f"every prompt of {source.path} is longer than max_prompt_length={config.max_prompt_length} and would "
@@ -116,6 +123,22 @@ def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
             "the prompts are plain text, which no chat template is applied to; set prompt_as_message: true, or leave "
             "chat_template_kwargs out",
         )
+
+
+def _without_room(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
+    """Yield the number of prompts to which the model leaves no room for a completion."""
+    for source in summary.all_sources():
+        if source.num_without_room:
+            yield (
+                f"{source.num_without_room} of {source.num_counted} prompts of {source.path} have more than "
+                f"{source.longest_prompt} tokens and are dropped: {_positions(config, source)} leave no room for a "
+                "completion"
+            )
+
+
+def _positions(config: RunConfig, source: SourceSummary) -> str:
+    whose = "the model" if config.vllm.get("max_model_len") is None else "vllm.max_model_len"
+    return f"the {(source.longest_prompt or 0) + 1} positions of {whose}"
 
 
 def _lacks_chat_template(config: RunConfig) -> bool:

@@ -7,9 +7,10 @@ long. The training rank, which encodes the whole prompt, may find more such prom
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from services.trainer.data.model_files import model_file
 from shared.messages import Prompt
@@ -17,6 +18,10 @@ from shared.run_options.run_config import RunConfig
 
 MAX_COUNTED = 1000
 """Number of prompts of a data set to tokenise: those with the fewest bytes."""
+_MAX_CHARACTERS = 1_000_000
+"""Of a text to tokenise. The tokens of its beginning are a lower bound too."""
+_MAX_COUNTED_BYTES = 10_000_000
+"""Of all prompts that are tokenised to count those that are too long."""
 
 TokenCount = Callable[[Prompt], int]
 
@@ -29,7 +34,8 @@ def token_count(config: RunConfig) -> TokenCount | None:
         return None
 
     def count(prompt: Prompt) -> int:
-        return sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in _texts(prompt))
+        texts = (text[:_MAX_CHARACTERS] for text in _texts(prompt))
+        return sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
 
     return count
 
@@ -52,6 +58,53 @@ def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int)
             return None
         fewest = num_tokens if fewest is None else min(fewest, num_tokens)
     return fewest
+
+
+def num_longer(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) -> tuple[int, int]:
+    """Return how many prompts have more than ``at_most`` tokens, and how many prompts were looked at.
+
+    Stops after ``MAX_COUNTED`` tokenised prompts. A prompt of at most ``at_most`` bytes is short without a count.
+    """
+    num_long, num_seen, num_counted, num_counted_bytes = 0, 0, 0, 0
+    for prompt in prompts:
+        if num_counted == MAX_COUNTED or num_counted_bytes > _MAX_COUNTED_BYTES:
+            break
+        num_seen += 1
+        if (num_bytes := _num_bytes(prompt)) > at_most:
+            num_counted += 1
+            num_counted_bytes += num_bytes
+            num_long += count(prompt) > at_most
+    return num_long, num_seen
+
+
+def num_positions(config: RunConfig) -> int | None:
+    """Return the most tokens that prompt and completion may have together; None if that is not known.
+
+    This is ``vllm.max_model_len``, otherwise the model's ``max_position_embeddings``, unless its config extends them.
+    """
+    longest: Any = config.vllm.get("max_model_len")
+    if isinstance(longest, int) and longest > 0:
+        return longest
+    path = model_file(config, "config.json")
+    try:
+        model: Any = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):  # model_check.py reports it
+        return None
+    for table in (model, cast("dict[str, Any]", model).get("text_config") if isinstance(model, dict) else None):
+        if isinstance(table, dict):
+            said = cast("dict[str, Any]", table)
+            longest = said.get("max_position_embeddings")
+            if isinstance(longest, int) and longest > 0 and not _is_extended(said):
+                return longest
+    return None
+
+
+def _is_extended(model: Mapping[str, Any]) -> bool:
+    """Whether the model's rotary embedding is stretched, by which vLLM multiplies the positions."""
+    scaling: Any = model.get("rope_scaling") or model.get("rope_parameters")
+    return (
+        isinstance(scaling, dict) and "factor" in scaling and "llama3" not in cast("dict[str, Any]", scaling).values()
+    )
 
 
 def _num_bytes(prompt: Prompt) -> int:

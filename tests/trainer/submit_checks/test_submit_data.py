@@ -87,6 +87,27 @@ async def test_of_an_evaluation_set_only_the_prompts_that_are_asked_count(
     assert "max_prompt_length" in await refusal(client, evaluated | {"max_eval_prompts": 3})
 
 
+@pytest.mark.usefixtures("word_model")
+async def test_prompts_that_fill_the_model_are_refused_or_counted(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    long, short = [f'{{"prompt": "{"one " * count}", "solution": "6"}}\n' for count in (512, 511)]
+    dataset.write(long * 10)
+    errors = await refusal(client, run)
+    assert list(errors) == ["dataset_name"]
+    assert "is too long for the 512 positions of the model: the shortest has at least 512" in errors["dataset_name"]
+    errors = await refusal(client, run | {"max_prompt_length": 495, "vllm": {"max_model_len": 400}})
+    assert "the 400 positions of vllm.max_model_len" in errors["dataset_name"]
+    dataset.write(short + long * 9)
+    (warning,) = await accepted(client, run)
+    assert warning == (
+        f"9 of 10 prompts of {dataset.path} have more than 511 tokens and are dropped: the 512 positions of the model "
+        "leave no room for a completion"
+    )
+    dataset.write(short * 10)
+    assert await accepted(client, run) == []
+
+
 async def test_conversations_need_a_chat_template(client: httpx.AsyncClient, run: Run, model_dir: Path) -> None:
     errors = await refusal(client, run | {"prompt_as_message": True})
     assert "no chat template" in errors["dataset_name"]
