@@ -155,14 +155,15 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 
 def _print_lines(follower: _Follower, console: Console) -> None:
-    """Print a line every few seconds if the state has changed, and otherwise once a minute."""
-    shown, shown_at, warned = "", -_SAME_LINE_EVERY_S, set[str]()
+    """Print a line every few seconds if the state has changed, and otherwise once a minute. Prints a reason once."""
+    shown, shown_at, warned, said = "", -_SAME_LINE_EVERY_S, set[str](), set[str]()
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)
         watch, now = follower.watch, time.monotonic()
         state = watch_view.state(watch)
         if watch.has_ended or now - shown_at >= (_SAME_LINE_EVERY_S if state == shown else _LINE_EVERY_S):
-            line = watch_view.line(watch, now_s=time.time())
+            line = watch_view.line(watch, now_s=time.time(), said=said)
+            said.add(watch_view.without_numbers(watch.reason))
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             shown, shown_at = state, now
             for warning in watch.warnings:  # once a kind: the numbers in it change all the time

@@ -4,6 +4,7 @@ Pure functions of a RunWatch and the time; watch.py decides when to draw.
 """
 
 import io
+from collections.abc import Container
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -21,6 +22,8 @@ _PLOT_HEIGHT, _MIN_PLOT_HEIGHT = 7, 2
 _OUTSIDE_PLOT = 5
 """Lines of the panel's border, and of the plot's title and axis."""
 _AXIS_WIDTH = 7
+_LONG_REASON = 80
+"""Characters. Lines repeat a shorter reason in full."""
 _LABEL_WIDTH, _VALUE_WIDTH = 11, 40
 _STATUS_STYLE = {
     "running": "green", "paused": "bold yellow", "finished": "bold green", "stopped": "yellow", "failed": "bold red",
@@ -57,14 +60,19 @@ def panel(watch: RunWatch, *, now_s: float, width: int, height: int | None = Non
     )
 
 
-def line(watch: RunWatch, *, now_s: float) -> str:
-    """Return the state of the run in one line, for logs."""
+def line(watch: RunWatch, *, now_s: float, said: Container[str] = ()) -> str:
+    """Return the state of the run in one line, for logs; of a long reason in ``said`` only the beginning."""
     gone_s = watch.seconds_gone(now_s)
     before = f"[{clock(gone_s)}] " if gone_s is not None else ""
-    return f"{before}{state(watch)}"
+    return f"{before}{state(watch, said=said)}"
 
 
-def state(watch: RunWatch) -> str:
+def without_numbers(text: str) -> str:
+    """Return a reason without its numbers, which change all the time."""
+    return "".join(letter for letter in text if not letter.isdigit())
+
+
+def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
     """Return the line without the elapsed time. Two equal states mean that nothing has changed."""
     parts = [f"step {watch.step}/{watch.max_steps}" if watch.max_steps else watch.progress_in_words]
     for name, text in (
@@ -83,7 +91,8 @@ def state(watch: RunWatch) -> str:
     if left_s is not None:
         parts.append(f"{clock(left_s)} left")
     if watch.is_paused:
-        parts.append(f"because {watch.reason}")
+        is_cut = len(watch.reason) > _LONG_REASON and without_numbers(watch.reason) in said
+        parts.append(f"because {watch.reason[:_LONG_REASON] + '…' if is_cut else watch.reason}")
     if watch.waiting_for:
         parts.append(f"waiting for {watch.waiting_for}")
     return "  ".join([watch.status, *parts, *watch.refusals])

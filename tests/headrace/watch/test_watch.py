@@ -146,6 +146,25 @@ def test_without_a_terminal_a_warning_is_printed_once(monkeypatch: pytest.Monkey
     assert sum("warning: it waited" in line for line in printed(screen).splitlines()) == 1
 
 
+def test_without_a_terminal_a_long_reason_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.watch.watch._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.watch.watch._SAME_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.watch.watch._POLL_EVERY_S", 0.0)
+    says = "no group of the last {} groups had 2 scored completions: " + "the prompt is too long; " * 30
+    paused = [RUN | {"status": "paused", "reason": says.format(16 + n)} for n in range(8)]
+    other = RUN | {"status": "paused", "reason": "somebody asked for it, " * 30}
+    screen = console()
+    ended = RUN | {"status": "stopped", "reason": ""}
+    with (
+        serving(script_of([*paused, RUN, *paused, other, other, ended], ROWS)) as api,
+        HeadraceClient(api.url, "k") as client,
+    ):
+        follow(client, "run-a", console=screen)
+    lines = printed(screen).splitlines()
+    assert sum(line.count("because no group of the last") for line in lines) > 3
+    assert [len(line) > 400 for line in lines].count(True) == 2
+
+
 def test_an_unknown_run_is_refused_at_once() -> None:
     with (
         serving(lambda _: problem(404, "There is no run with this id.")) as api,
