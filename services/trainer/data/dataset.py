@@ -80,6 +80,10 @@ class SourceRows:
             return Row(position=position, prompt="", problem=f"{self._rows.where(position)} {error}")
         return Row(position=position, prompt=prompt, columns=columns)
 
+    def where(self, position: int) -> str:
+        """Return the file and line, or the number, of the row at a position."""
+        return self._rows.where(position)
+
     def _permute(self, epoch: int) -> npt.NDArray[np.int64]:
         words = [self._seed, epoch] if self._number is None else [self._seed, epoch, self._number]
         return np.random.Generator(np.random.PCG64(words)).permutation(len(self))

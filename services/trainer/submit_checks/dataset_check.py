@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
 from services.trainer.submit_checks.prompt_lengths import (
+    GroupSizes,
     TokenCount,
     fewest_tokens,
     num_longer,
@@ -116,7 +117,7 @@ class _Lengths:
         positions, given = num_positions(config), config.max_prompt_length
         longest = given if positions is None else min(positions - 1, positions if given is None else given)
         is_of_model = positions is not None and longest != given
-        return cls(None if longest is None else token_count(config), longest, is_of_model)
+        return cls(token_count(config), longest, is_of_model)
 
 
 def _look(
@@ -132,9 +133,13 @@ def _look(
     num_asked = len(rows) if num_asked is None else num_asked
     num_conversations, num_usable = 0, 0
     problems: list[str] = []
+    sizes = GroupSizes(config, lengths.count)
     for row in map(rows.read, range(num_checked)):
         if row.problem is not None:
             problems.append(row.problem)
+            continue
+        if (why := sizes.why_too_large(row.prompt, row.columns)) is not None:
+            problems.append(f"{rows.where(row.position)} {why}")
             continue
         num_conversations += not isinstance(row.prompt, str)
         num_usable += row.position < num_asked

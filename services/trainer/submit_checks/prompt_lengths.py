@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from services.trainer.data.model_files import model_file
-from shared.messages import Prompt
+from shared.messages import MAX_MESSAGE_BYTES, Prompt
 from shared.run_options.run_config import RunConfig
 
 MAX_COUNTED = 1000
 """Number of prompts of a data set to tokenise: those with the fewest bytes."""
+_BYTES_PER_PROMPT_TOKEN = 5
+"""In a message, for each completion: 4 for the id, 1 for the mask."""
 _MAX_CHARACTERS = 1_000_000
 """Of a text to tokenise. The tokens of its beginning are a lower bound too."""
 _MAX_COUNTED_BYTES = 10_000_000
@@ -77,6 +81,38 @@ def num_longer(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) ->
     return num_long, num_seen
 
 
+class GroupSizes:
+    """Finds rows whose groups are larger than an entry in Redis may be, by a lower bound.
+
+    A group has the row, and each of its completions has the tokens of the prompt. With ``max_prompt_length``, long
+    prompts are dropped before that, so only the columns count.
+    """
+
+    def __init__(self, config: RunConfig, count: TokenCount | None) -> None:
+        self._config = config
+        self._count = None if config.is_agentic else count
+        self._num_uncounted_bytes = _MAX_COUNTED_BYTES
+
+    def why_too_large(self, prompt: Prompt, columns: Mapping[str, Any]) -> str | None:
+        """Return why a group of the row cannot be sent, as the end of a sentence about the row; None if it can."""
+        of_prompt = 0 if self._config.max_prompt_length is not None else _num_bytes(prompt)
+        try:
+            num_bytes = of_prompt + len(msgspec.msgpack.encode(columns))
+        except (TypeError, ValueError, OverflowError, RecursionError):  # admission reports it
+            return None
+        per_token = 4 + _BYTES_PER_PROMPT_TOKEN * self._config.num_generations
+        may_be_larger = num_bytes + per_token * of_prompt > MAX_MESSAGE_BYTES
+        if self._count is not None and may_be_larger and self._num_uncounted_bytes > 0:
+            self._num_uncounted_bytes -= of_prompt
+            num_bytes += per_token * self._count(prompt)
+        if num_bytes <= MAX_MESSAGE_BYTES:
+            return None
+        return (
+            f"is too large: a group of {self._config.num_generations} completions of it takes at least "
+            f"{num_bytes / 2**20:.1f} MiB, more than the {MAX_MESSAGE_BYTES >> 20} MiB of an entry in Redis"
+        )
+
+
 def num_positions(config: RunConfig) -> int | None:
     """Return the most tokens that prompt and completion may have together; None if that is not known.
 
@@ -117,10 +153,10 @@ def _texts(prompt: Prompt) -> Sequence[str]:
 
 
 def _load(path: Path) -> Any:
-    """Load a tokenizer with the tokenizers library, which needs no torch; return None if it cannot read the file."""
-    from tokenizers import Tokenizer
-
+    """Load a tokenizer with the tokenizers library, which needs no torch; return None if that fails."""
     try:
+        from tokenizers import Tokenizer
+
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:  # noqa: BLE001  tokenizers raises a plain Exception for a file that it cannot read
         return None

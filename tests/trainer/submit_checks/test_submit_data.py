@@ -108,6 +108,20 @@ async def test_prompts_that_fill_the_model_are_refused_or_counted(
     assert await accepted(client, run) == []
 
 
+@pytest.mark.usefixtures("word_model")
+async def test_a_row_whose_group_is_larger_than_an_entry_is_refused(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    dataset.write(dataset.good_rows + f'{{"prompt": "{"one " * 200_000}", "solution": "6"}}\n')
+    assert f"{dataset.path} line 11 " not in "".join(await accepted(client, run | {"num_generations": 2}))
+    errors = await refusal(client, run | {"num_generations": 32})
+    assert f"1 of 11 rows cannot be used; the first: {dataset.path} line 11 is too large" in errors["dataset_name"]
+    assert "more than the 16 MiB of an entry in Redis" in errors["dataset_name"]
+    assert await accepted(client, run | {"num_generations": 32, "max_prompt_length": 400}) == []
+    dataset.write(dataset.good_rows + f'{{"prompt": "one", "solution": "{"6" * (17 << 20)}"}}\n')
+    assert "line 11 is too large" in (await refusal(client, run))["dataset_name"]
+
+
 async def test_conversations_need_a_chat_template(client: httpx.AsyncClient, run: Run, model_dir: Path) -> None:
     errors = await refusal(client, run | {"prompt_as_message": True})
     assert "no chat template" in errors["dataset_name"]
