@@ -18,6 +18,7 @@ from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
 from tests.kept_ports import kept_port
 from tests.trainer.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, FakeSessions, serving
+from tests.trainer.beginning.made_checkpoints import write_tensors
 from tests.trainer.rank_rig import COMMAND, RankPlan
 from tests.trainer.service_rig import Service, Start, wait_until
 
@@ -52,9 +53,9 @@ def model_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 512}')
-    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer.json").write_text('{"added_tokens": [], "model": {}}')
     (directory / "tokenizer_config.json").write_text("{}")
-    (directory / "model.safetensors").write_bytes(b"\0" * 8)
+    write_tensors(directory / "model.safetensors", ["w"])
     return directory
 
 

@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
+from services.trainer.checkpoints.tensor_headers import damaged_tensor_file
 from services.trainer.data.row_stream import http_errors
 from services.trainer.submit_checks.lora_check import check_targets
 from shared.errors import UnavailableError, UserError
@@ -23,6 +26,8 @@ HubLookup = Callable[[str, str | None], Mapping[str, Any]]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_IN_A_TOKENIZER = ("added_tokens", "model")
+"""Keys of tokenizer.json that transformers reads."""
 _MAX_JSON_BYTES = 8 * 1024 * 1024
 
 
@@ -125,7 +130,24 @@ def _check_directory(directory: Path) -> Mapping[str, Any]:
             "are not loaded",
             field="model",
         )
+    _refuse_damaged(directory)
     return config
+
+
+def _refuse_damaged(directory: Path) -> None:
+    if (cut := damaged_tensor_file(directory)) is not None:
+        raise UserError(
+            f"{cut} is damaged: its header cannot be read, or its size is not the one in it; copy it again",
+            field="model",
+        )
+    tokenizer = directory / "tokenizer.json"
+    try:
+        text = tokenizer.read_bytes() if tokenizer.is_file() else None
+        found: Any = None if text is None else msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{tokenizer} cannot be read as a JSON object; copy it again", field="model") from error
+    if found is not None and (missing := [name for name in _IN_A_TOKENIZER if name not in found]):
+        raise UserError(f"{tokenizer} is damaged: it has no {' and no '.join(missing)}; copy it again", field="model")
 
 
 def read_json(path: Path) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from services.trainer.submit_checks.model_check import check_model, is_hub_id
 from services.trainer.supervision.rank_command import ranks_per_node
 from shared.errors import UnavailableError, UserError
 from shared.run_options.run_config import RunConfig
+from tests.trainer.beginning.made_checkpoints import write_tensors
 
 pytestmark = pytest.mark.unit
 
@@ -41,8 +42,8 @@ def refusal(run: RunConfig, lookup: Any = nobody) -> UserError:
 def model(tmp_path: Path) -> Path:
     """Return a directory that looks like a transformers model."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 64}')
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [], "model": {}}')
+    write_tensors(tmp_path / "model.safetensors", ["w"])
     return tmp_path
 
 
@@ -128,7 +129,8 @@ def test_hub_ids_are_distinguished_from_paths(name: str, is_id: bool) -> None:
 
 def write_header(file: Path, tensors: Mapping[str, list[int]]) -> None:
     """Write the header of a safetensors file, without the tensors."""
-    header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in tensors.items()}).encode()
+    about = {"dtype": "F32", "data_offsets": [0, 0]}
+    header = json.dumps({name: about | {"shape": shape} for name, shape in tensors.items()}).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header)
 
 
@@ -153,9 +155,24 @@ def test_target_modules_are_looked_for_in_the_headers_of_the_weight_files(model:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10", struct.pack("<Q", 2**40), struct.pack("<Q", 4) + b"[1]]"])
-def test_a_header_that_cannot_be_read_is_left_to_the_training_rank(model: Path, content: bytes) -> None:
+def test_a_damaged_weight_file_is_named(model: Path, content: bytes) -> None:
     (model / "model.safetensors").write_bytes(content)
-    assert check_model(config(model, use_peft=True, lora_target_modules=["anything"]), lookup=nobody) == []
+    for run in (config(model), config(model, use_peft=True, lora_target_modules=["anything"])):
+        assert f"{model / 'model.safetensors'} is damaged" in str(refusal(run))
+        assert "copy it again" in str(refusal(run))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{}", "is damaged: it has no added_tokens and no model; copy it again"),
+        ('{"added_tokens": []', "cannot be read as a JSON object; copy it again"),
+        ("[]", "cannot be read as a JSON object; copy it again"),
+    ],
+)
+def test_a_damaged_tokenizer_is_named(model: Path, text: str, sentence: str) -> None:
+    (model / "tokenizer.json").write_text(text)
+    assert f"{model / 'tokenizer.json'} {sentence}" in str(refusal(config(model)))
 
 
 def test_a_base_in_4_bits_is_refused_where_the_training_ranks_see_no_gpu(model: Path) -> None:
