@@ -57,7 +57,8 @@ def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
     try:
         found = lookup(config.model, config.model_revision)
     except UnavailableError as error:
-        return [f"the model was not checked: {config.model} is treated as a hub id, but {error}"]
+        no_directory = "" if "/" in config.model else f"there is no directory {config.model} at the trainer, and "
+        return [f"the model was not checked: {no_directory}{config.model} is treated as a hub id, but {error}"]
     _refuse_code(found, where=f"{config.model} on the hub")
     _check_fit(config, found)
     return []

@@ -115,6 +115,8 @@ def test_a_hub_that_does_not_answer_is_a_warning_and_no_refusal() -> None:
 
     expected = "the model was not checked: org/model is treated as a hub id, but the hub did not answer"
     assert check_model(config("org/model"), lookup=lookup) == [expected]
+    (warning,) = check_model(config("nomodel"), lookup=lookup)
+    assert warning.startswith("the model was not checked: there is no directory nomodel at the trainer, and nomodel is")
 
 
 @pytest.mark.parametrize("path", ["./model", "../model", "a/b/c", "~/model", "C:\\model", "org/..", "", "a b", "a\n"])
