@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Request
 
 from services.trainer.problems import Problem, documented, invalid_run, no_such_run
 from services.trainer.run_api.run_reference import RunToChange
-from services.trainer.run_api.run_routes import after_change
+from services.trainer.run_api.run_routes import after_change, continue_ended
 from services.trainer.run_api.run_view import RunDetail
 from services.trainer.run_api.submit_route import write_config
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
@@ -82,7 +82,8 @@ def _patch(raw: Any) -> dict[str, Any]:
 
 def _check_max_steps(record: RunRecord, max_steps: object) -> None:
     if record.status in ("finished", "stopped"):
-        raise Problem(409, "Run ended", f"The run has ended: it is {record.status}.", run_id=record.run_id)
+        detail = f"The run has ended: it is {record.status}.{continue_ended(record)}"
+        raise Problem(409, "Run ended", detail, run_id=record.run_id)
     made = record.progress.step + (0 if record.beginning is None else record.beginning.steps_before)
     if record.status in ("running", "paused") and 0 < record.progress.max_steps <= record.progress.step:
         raise Problem(409, "Run is ending", "The run has made its last step, and ends soon.", run_id=record.run_id)

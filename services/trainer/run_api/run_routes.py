@@ -107,7 +107,7 @@ async def resume_run(run: RunToChange, api: Api) -> RunDetail:
             await refuse_if_queue_is_full(api)
             await api.supervisor.resume_run(run.run_id)
         return await after_change(api, run.run_id)
-    _refuse_ended(run)
+    _refuse_ended(run, instead=continue_ended(run))
     if not await api.supervisor.resume_run(run.run_id):
         raise _is_stopping(run.run_id)
     return await after_change(api, run.run_id)
@@ -128,9 +128,14 @@ async def delete_run(run: RunToChange, api: Api) -> Response:
     return Response(status_code=204)
 
 
-def _refuse_ended(record: RunRecord) -> None:
+def _refuse_ended(record: RunRecord, *, instead: str = "") -> None:
     if record.status in TERMINAL:
-        raise Problem(409, "Run ended", f"The run has ended: it is {record.status}.", run_id=record.run_id)
+        raise Problem(409, "Run ended", f"The run has ended: it is {record.status}.{instead}", run_id=record.run_id)
+
+
+def continue_ended(record: RunRecord) -> str:
+    """Return a sentence about how to continue a run that has ended, to follow another one."""
+    return f" Continue it in a new run: `headrace submit --from {record.run_id}`."
 
 
 async def _refuse_without_checkpoint(record: RunRecord) -> None:

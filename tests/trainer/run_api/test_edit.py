@@ -118,6 +118,7 @@ async def test_max_steps_changes_until_the_run_has_ended(client: httpx.AsyncClie
     await store.set_status(run_id, "finished")
     refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 10})
     assert (refused.status_code, refused.json()["type"]) == (409, "/problems/run-ended")
+    assert f"`headrace submit --from {run_id}`" in refused.json()["detail"]
 
 
 async def test_max_steps_for_which_the_schedule_makes_no_sense_is_refused(client: httpx.AsyncClient, run: Run) -> None:

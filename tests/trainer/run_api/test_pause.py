@@ -173,6 +173,7 @@ async def test_a_run_that_was_asked_to_stop_or_has_ended_refuses_to_be_paused_or
         reply = await client.post(f"/v1/runs/{run_id}/{wish}")
         assert reply.status_code == 409
         assert reply.json()["type"] == "/problems/run-ended"
+        assert (f"`headrace submit --from {run_id}`" in reply.json()["detail"]) is (wish == "resume")
         assert reply.json()["run_id"] == run_id
     assert (await shown(client, run_id))["pause"] is None
 
