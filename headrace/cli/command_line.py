@@ -17,7 +17,9 @@ Nothing heavy is imported before a command is known, so that `--help` is instant
 """
 
 import argparse
+import errno
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger().addHandler(logging.NullHandler())
     command: Command = arguments.command
     try:
-        return command(arguments)
+        status = command(arguments)
+        sys.stdout.flush()
     except HeadraceError as error:
         sys.stderr.write(f"headrace: {service_finder.in_terms_of_commands(error, arguments)}\n")
         return 1
@@ -48,6 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of a pipe has ended, as in `headrace runs | head`.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it flushes at exit
+        sys.stderr.write(f"headrace: the output cannot be written: {error.strerror}\n")
+        return 1
+    return status
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -48,9 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     evaluating.add_argument("directory", type=Path)
     evaluating.add_argument("model", type=Path)
     given = parser.parse_args(arguments)
-    found = (
-        make(given.directory, seed=given.seed) if given.command == "make" else evaluate(given.directory, given.model)
-    )
+    try:
+        is_to_make = given.command == "make"
+        found = make(given.directory, seed=given.seed) if is_to_make else evaluate(given.directory, given.model)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        hint = "; `make` writes it" if isinstance(error, FileNotFoundError) and given.command == "evaluate" else ""
+        sys.stderr.write(f"{parser.prog} {given.command}: {place}{error.strerror or error}{hint}\n")
+        return 1
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 

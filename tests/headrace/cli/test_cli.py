@@ -1,6 +1,8 @@
 """The command line without a service: help, refusals, exit statuses."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,15 @@ def test_a_run_is_paused_and_resumed_by_its_commands(
         assert cli.main([command, "run-a", "--url", api.url]) == 0
         assert [asked.path for asked in api.asked if asked.method == "POST"] == [f"/v1/runs/run-a/{command}"]
     assert capsys.readouterr().out.startswith(said)
+
+
+def test_output_that_finds_no_space_is_a_sentence(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "headrace", "runs", str(tmp_path)], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == b"headrace: the output cannot be written: No space left on device\n"
 
 
 def test_a_run_that_ended_is_not_paused_and_the_refusal_is_the_services(

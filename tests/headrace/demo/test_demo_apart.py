@@ -24,6 +24,14 @@ def untrained(model_dir: Path, splits: task.Splits, *, seed: int, **_: Any) -> W
     return WarmupProgress(step=7, loss=1.0, validation_accuracy=0.0, teacher_like=0.0, seconds=1.0)
 
 
+def test_an_evaluation_without_the_demos_files_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert apart.main(["evaluate", str(tmp_path), str(tmp_path / "model")]) == 1
+    missing = f"{tmp_path / 'test.jsonl'}: No such file or directory; `make` writes it"
+    assert capsys.readouterr().err == f"python -m headrace.demo.apart evaluate: {missing}\n"
+
+
 def test_the_demo_makes_the_files_that_the_documented_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
