@@ -115,8 +115,15 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rewarder(arguments: argparse.Namespace) -> tuple[str, str, Path | None]:
-    if url := arguments.rewarder_url:
+    elsewhere = "" if arguments.state_dir else os.environ.get("HEADRACE_REWARDER_URL", "")
+    if url := arguments.rewarder_url or elsewhere:
+        arguments.rewarder_url = url  # an error names it
         return url, service_finder.key_elsewhere(url), service_finder.ca_file_elsewhere()
+    if not arguments.state_dir and os.environ.get("HEADRACE_URL"):
+        raise UserError(
+            "HEADRACE_URL names the run API, and the rewarder lists the reward functions: set HEADRACE_REWARDER_URL, "
+            "or give --rewarder-url"
+        )
     state, endpoint = service_finder.local_service(arguments)
     return endpoint.rewarder_url, state.keys().api_key, endpoint.ca_file
 

@@ -59,6 +59,19 @@ def test_an_endpoint_is_shown_with_its_url_and_its_breaker(listed: Callable[...,
     assert "breaker open: 5 failures in a row: refused" in ill
 
 
+def test_the_rewarder_of_services_elsewhere_is_named_by_its_own_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "key")
+    monkeypatch.setenv("HEADRACE_URL", "http://run-api.example")
+    assert main(["rewards", "list"]) == 1
+    assert "set HEADRACE_REWARDER_URL, or give --rewarder-url" in capsys.readouterr().err
+    with serving(lambda _: {"reward_funcs": [info("mine:judge", "sync")]}) as api:
+        monkeypatch.setenv("HEADRACE_REWARDER_URL", api.url)
+        assert main(["rewards", "list"]) == 0
+    assert "mine:judge" in capsys.readouterr().out
+
+
 def test_an_endpoint_that_was_deleted_meanwhile_stops_nothing(listed: Callable[..., str]) -> None:
     shown = listed(info("judge", "endpoint", version="v7"), info("accuracy_reward", "built-in"))
     assert "v7" in line_of(shown, "judge")
