@@ -63,6 +63,8 @@ class LaunchPorts:
     rewarder: Doors
     sessions: Doors
     generators: list[Doors]
+    note: str = ""
+    """Says that the run API has another port than usual; empty otherwise."""
 
     def close(self) -> None:
         """Release all ports."""
@@ -94,7 +96,10 @@ def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int, 
         generators = hold_generators(range(num_generators), metrics_port=metrics_port, scheme=scheme)
         redis = _other_port(for_metrics)
         held.pop_all()
-    return LaunchPorts(redis, trainer, rewarder, sessions, generators)
+    number, note = trainer.listeners[HTTP].number, ""
+    if api_port is None and number != DEFAULT_API_PORT and DEFAULT_API_PORT not in for_metrics:
+        note = f"port {DEFAULT_API_PORT} is taken: using {number}"
+    return LaunchPorts(redis, trainer, rewarder, sessions, generators, note)
 
 
 def hold_generators(indices: range, *, metrics_port: int, scheme: str = "http") -> list[Doors]:

@@ -83,6 +83,8 @@ class Launcher:
             num_generators=settings.num_generator_processes,
             scheme=settings.scheme,
         )
+        if self._ports.note:
+            say(self._ports.note)
         self._http = httpx.AsyncClient(timeout=_ANSWER_TIMEOUT_S, **PeerTls(settings.ca_file).for_async_client())
         self._is_ready = False
         self._scaled = asyncio.Event()

@@ -83,6 +83,8 @@ def test_two_launches_at_once_pick_different_ports() -> None:
             for port in doors.listeners.values()
         ] + [ports.redis.number for ports in launches]
         assert len(set(numbers)) == len(numbers)
+        last = launches[-1]
+        assert last.note == f"port {DEFAULT_API_PORT} is taken: using {last.trainer.environment['HEADRACE_PORT']}"
 
 
 def test_a_port_that_was_asked_for_is_refused_while_another_launch_holds_it(port: HeldPort) -> None:
