@@ -63,7 +63,7 @@ class Door:
         if request is not None and key is not None:
             request.key_name = key.name
         if key is None or key.has_expired():
-            await _refuse_unknown(send, key)
+            await _refuse_unknown(send, key, was_sent=bool(shown))
         elif found.route is not None and need not in key.scopes:
             await _refuse_scope(send, key, need)
         elif self._keyring.is_for_good(key):
@@ -159,11 +159,13 @@ class _Watch:
         if self._has_started:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
-            await _refuse_unknown(self._send, None)
+            await _refuse_unknown(self._send, None, was_sent=True)
 
 
-async def _refuse_unknown(send: Send, key: NamedKey | None) -> None:
-    if key is None:
+async def _refuse_unknown(send: Send, key: NamedKey | None, *, was_sent: bool) -> None:
+    if key is None and was_sent:
+        detail = "This service does not know the key that was sent. `headrace up` prints where its key is."
+    elif key is None:
         detail = "Send the header 'Authorization: Bearer KEY'. `headrace up` prints where the key is."
     else:
         detail = f"The key {key.name} has expired. Ask the operator of this service for another key."

@@ -138,6 +138,14 @@ async def test_the_key_may_be_the_password_of_a_url(userinfo: str, expected: int
     assert await status(Keyring(api="public"), f"Basic {base64.b64encode(userinfo.encode()).decode()}") == expected
 
 
+async def test_a_wrong_key_is_told_from_a_missing_one(file: KeysFile) -> None:
+    async with served(Streams(), Keyring(file=file.path)) as client:
+        wrong, missing = await client.get("/stream", headers=bearer("wrong")), await client.get("/stream")
+    assert (wrong.status_code, missing.status_code) == (401, 401)
+    assert wrong.json()["detail"].startswith("This service does not know the key that was sent.")
+    assert missing.json()["detail"].startswith("Send the header")
+
+
 async def test_an_expired_key_is_refused_with_the_reason(file: KeysFile) -> None:
     file.write(line("watcher", "read", expires="2020-01-01"))
     async with served(Streams(), Keyring(file=file.path)) as client:
