@@ -139,7 +139,7 @@ class FileRoots:
                 f"{self.variable} of this service is empty: runs may name files in the directories of its user, never "
                 "in the operating system's"
             )
-        return f"{self.variable} of this service names {', '.join(self.roots)}"
+        return f"{self.variable} of this service names {', '.join(dict.fromkeys(self.roots))}"
 
 
 def open_regular(path: Path) -> BufferedReader:

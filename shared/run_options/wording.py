@@ -35,6 +35,7 @@ _BOUND: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "string_too_long": lambda limits: f"text of at most {limits['max_length']} characters",
     "too_short": lambda limits: f"a list of at least {_items(limits['min_length'])}",
     "too_long": lambda limits: f"a list of at most {_items(limits['max_length'])}",
+    "string_pattern_mismatch": lambda limits: _form(str(limits["pattern"])),
     "literal_error": lambda limits: _one_of(str(limits["expected"]).replace("'", "")),
 }
 
@@ -106,6 +107,12 @@ def _at_least(limits: Mapping[str, Any]) -> str:
 
 def _one_of(names: str) -> str:
     return f"one of {names}" if " or " in names else names
+
+
+def _form(pattern: str) -> str:
+    if pattern.strip("^$") == "[0-9a-f]{64}":
+        return "text of 64 digits and letters from a to f, as sha256sum prints it"
+    return f"text of the form {pattern}"
 
 
 def _items(count: int) -> str:

@@ -106,6 +106,8 @@ def test_by_default_the_operating_system_s_directories_are_not_roots() -> None:
 def test_roots_are_separated_like_path_and_urls_keep_their_colon() -> None:
     assert parse_roots("/data:/models/:s3://bucket/w:/x") == ("/data", "/models", "s3://bucket/w", "/x")
     assert parse_roots("") == ()
+    with pytest.raises(UserError, match=r"X of this service names /a, /b$"):
+        FileRoots(("/a", "/b", "/a"), "X").require("/c/d", field="model")
     with pytest.raises(ValueError, match="'data' is neither an absolute path nor a URL"):
         parse_roots("/x:data")
 

@@ -334,3 +334,10 @@ def test_a_run_may_read_uploads_and_not_write_weights_there(taking: TrainerSetti
     roots.places_of_data().require(path, field="dataset_name")
     with pytest.raises(UserError, match="not in a place"):
         roots.places_of_weights().require(path, field="weight_dir")
+
+
+async def test_a_hash_of_another_form_is_refused_in_plain_words(uploader: httpx.AsyncClient) -> None:
+    refused = await uploader.post("/v1/uploads", json={"files": [described("a", b"x") | {"sha256": "A"}]})
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert error["message"] == "must be text of 64 digits and letters from a to f, as sha256sum prints it"
