@@ -64,6 +64,8 @@ def _read_table(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is a directory; name the run file in it") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
+    if path.suffix in LOCAL_SUFFIXES and path.suffix != ".json":
+        raise UserError(f"{path} looks like a data file, not a run file; name it in one, with `dataset_name: {path}`")
     config: Any = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
     if not isinstance(config, dict) or not config:
         raise UserError(f"{path} must be a table of settings such as `model: NAME`")

@@ -128,6 +128,7 @@ def test_a_hub_id_is_unchanged(tmp_path: Path) -> None:
         ("run.yaml", "model: !!python/object/apply:os.getcwd []\n", "not YAML"),
         ("run.json", "[" * 100_000, "nested too deeply"),
         ("run.yaml", "model: a\nlearning_rate: .nan\n", "learning_rate is nan, which JSON does not have"),
+        ("gsm.jsonl", '{"prompt": "a"}\n{"prompt": "b"}\n', "looks like a data file, not a run file"),
         ("run.yaml", "model: a\nname: 2026-11-20\n", "write text in quotes"),
     ],
 )

@@ -114,7 +114,8 @@ def open_file(path: Path, field: str, roots: FileRoots | None) -> RowSource:
             return _TableRows(_csv(file) if path.suffix == ".csv" else _parquet(file), path)
     except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's errors derive from these
         name = "CSV" if path.suffix == ".csv" else "Parquet"
-        raise UserError(f"{path} cannot be read as {name}: {error}", field=field) from error
+        hint = "; save it as UTF-8" if name == "CSV" and "UTF8" in str(error) else ""
+        raise UserError(f"{path} cannot be read as {name}: {error}{hint}", field=field) from error
 
 
 def open_saved(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSource:
@@ -170,7 +171,13 @@ def _csv(file: BinaryIO) -> Any:
             convert_options=of_csv.ConvertOptions(strings_can_be_null=True, column_types=texts),
         )
 
-    table = read({})
+    try:
+        table = read({})
+    except ValueError:  # read by one thread, pyarrow's message has the number of the row
+        file.seek(0)
+        parsing = of_csv.ParseOptions(newlines_in_values=True)
+        of_csv.read_csv(file, parse_options=parsing, read_options=of_csv.ReadOptions(use_threads=False))
+        raise
     kinds = of_types.types
     texts = [of.name for of in table.schema if kinds.is_temporal(of.type) or kinds.is_binary(of.type)]
     return read(dict.fromkeys(texts, of_types.string())) if texts else table

@@ -97,9 +97,11 @@ class RowFormat:
 
 def _prompt(values: Mapping[str, Any], column: str) -> Prompt:
     if column not in values:
-        raise BadRowError(
-            f"has no column {column!r}; it has {', '.join(values) or 'none'} (see prompt_column and rename_columns)"
-        )
+        hint = "see prompt_column and rename_columns"
+        for mark, name in ((";", "';'"), ("\t", "a tab")):
+            if len(values) == 1 and mark in next(iter(values)):
+                hint = f"the separator seems to be {name}; separate the columns with commas"
+        raise BadRowError(f"has no column {column!r}; it has {', '.join(values) or 'none'} ({hint})")
     prompt = values[column]
     if isinstance(prompt, str):
         if not prompt.strip():

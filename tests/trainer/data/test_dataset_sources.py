@@ -303,15 +303,22 @@ def test_times_and_dates_in_a_csv_file_stay_texts_and_other_encodings_are_refuse
     path.write_text("prompt,answer,day\na,12:30,2020-01-01\n")
     assert open_dataset(config(str(path))).row_at(0).columns == {"answer": "12:30", "day": "2020-01-01"}
     path.write_bytes("prompt,answer\ncafé,1\n".encode("latin-1"))
-    with pytest.raises(UserError, match="invalid UTF8 data"):
+    with pytest.raises(UserError, match="invalid UTF8 data; save it as UTF-8"):
         open_dataset(config(str(path)))
 
 
 def test_a_csv_file_with_rows_of_different_length_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("prompt,answer\na,1\nb,2,3\n")
-    with pytest.raises(UserError, match=r"cannot be read as CSV: .*Expected 2 columns, got 3"):
+    with pytest.raises(UserError, match=r"cannot be read as CSV: .*Row #3: Expected 2 columns, got 3"):
         open_dataset(config(str(path)))
+
+
+def test_a_csv_file_with_another_separator_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("prompt;answer\na;1\n")
+    (found,) = check_dataset(config(str(path))).sources
+    assert "the separator seems to be ';'; separate the columns with commas" in found.first_bad
 
 
 def test_directories_of_save_to_disk_are_data_sets(tmp_path: Path) -> None:
