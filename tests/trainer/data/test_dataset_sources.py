@@ -142,6 +142,15 @@ def test_whatever_the_hub_says_becomes_a_sentence(monkeypatch: pytest.MonkeyPatc
     assert caught.value.field == "dataset_name"
 
 
+def test_a_name_without_a_slash_may_be_a_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset_builder(*args: object) -> Any:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
+    with pytest.raises(UserError, match=r"^there is no file or directory gsm.txt at the trainer, and .* no route$"):
+        open_dataset(config("gsm.txt"))
+
+
 def test_of_a_data_set_of_the_hub_only_the_first_rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*_args: object, **_kwargs: object) -> Any:
         return datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}, {"prompt": ""}])
