@@ -294,7 +294,7 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         for option in fields(self):
             value = getattr(self, option.name)
-            if isinstance(value, str) and value.startswith("{") and dict[str, Any] in get_args(option.type):
+            if isinstance(value, str) and value.startswith("{") and option.name in _TABLES:
                 try:
                     setattr(self, option.name, json.loads(value))
                 except ValueError as error:
@@ -350,3 +350,7 @@ class GRPOConfig:
     def eval_batch_size(self) -> int:
         """Completions of a pass in an evaluation, as ``per_device_eval_batch_size`` says."""
         return self.per_device_eval_batch_size
+
+
+_TABLES: Final = frozenset(option.name for option in fields(GRPOConfig) if dict[str, Any] in get_args(option.type))
+"""Options that may be a table. Found here, because ``TrlParser`` changes the types of the fields."""

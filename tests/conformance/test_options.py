@@ -48,9 +48,10 @@ def test_the_page_has_the_number_of_options_under_the_same_name_and_the_defaults
 
 def test_a_script_reads_our_options_with_trls_parser() -> None:
     given = ["--max_steps", "3", "--no_gradient_checkpointing", "--report_to", "trackio", "--optim", "sgd"]
+    given += ["--model_init_kwargs", '{"revision": "v2"}']
     (args,) = trl.TrlParser((GRPOConfig,)).parse_args_and_config(given)
     assert (args.max_steps, args.gradient_checkpointing, args.report_to, args.optim) == (3, False, "trackio", "sgd")
-    assert (args.learning_rate, args.run_options) == (1e-6, {})
+    assert (args.learning_rate, args.run_options, args.model_init_kwargs) == (1e-6, {}, {"revision": "v2"})
 
 
 def page_maker() -> ModuleType:
