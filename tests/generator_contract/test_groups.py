@@ -175,7 +175,7 @@ async def test_every_token_says_which_version_sampled_it_when_weights_change_in_
     await asyncio.gather(admitting, return_exceptions=True)
     groups = await trainer.completed(count)
     spans = [[span.policy_version for span in r.version_spans()] for group in groups for r in group.rollouts]
-    assert all(versions == list(range(versions[0], versions[-1] + 1)) for versions in spans)
+    assert all(versions == sorted(set(versions)) for versions in spans)
     assert {version for versions in spans for version in versions} <= set(range(num_pushes + 1))
     assert any(len(versions) > 1 for versions in spans), "no completion crossed a push"
 
