@@ -80,7 +80,7 @@ def _not_loaded(source: DatasetSource, error: Exception, field: str) -> UserErro
             f"file must end in {', '.join(LOCAL_SUFFIXES)}",
             field=field,
         )
-    no_file = "" if "/" in source.path else f"there is no file or directory {source.path} at the trainer, and "
+    no_file = "" if "/" in source.path else f"the trainer has no file or directory {source.path}, and "
     return UserError(f"{no_file}the dataset {source.path!r} could not be loaded: {error}", field=field)
 
 

@@ -147,7 +147,7 @@ def test_a_name_without_a_slash_may_be_a_missing_file(monkeypatch: pytest.Monkey
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
-    with pytest.raises(UserError, match=r"^there is no file or directory gsm.txt at the trainer, and .* no route$"):
+    with pytest.raises(UserError, match=r"^the trainer has no file or directory gsm.txt, and .* no route$"):
         open_dataset(config("gsm.txt"))
 
 
