@@ -8,7 +8,8 @@ Runs train one after another, so usually one run trains and the command means it
 queued run is paused, edited or stopped only if the user names or chooses it, because the training run may have ended
 while the user typed.
 
-A run that is named is looked up by the API (services/trainer/run_api/run_reference.py has the rules).
+A run that is named is looked up by the API (services/trainer/run_api/run_reference.py has the rules). If several runs
+have the name and all have ended, commands that only read use the newest of them.
 """
 
 import sys
@@ -50,6 +51,8 @@ _OTHERWISE: dict[Purpose, tuple[_Choice, ...]] = {"rollouts": (_HAS_BEGUN, _NEWE
 """Choices among all runs if none of the above fits; the newest run by default."""
 _BY_NAME: frozenset[Purpose] = frozenset({"pause", "stop", "edit"})
 """Commands that change a queued run only if the user names or chooses it."""
+_OF_READERS: frozenset[Purpose] = frozenset({"look", "rollouts"})
+_ENDED = ("finished", "stopped", "failed")
 _MAX_LISTED = 20
 
 
@@ -60,7 +63,8 @@ def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -
         HeadraceApiError: No run exists; or several fit, and the user did not choose one.
     """
     if named is not None:
-        return named
+        is_name = purpose in _OF_READERS and not named.startswith("run-")
+        return _newest_ended(client, named) if is_name else named
     not_ended = client.list(status=NOT_ENDED)
     for what, fits in _CHOICES[purpose]:
         found = [run for run in not_ended if fits(run)]
@@ -72,6 +76,18 @@ def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -
         for run in islice(filter(fits, client.each_run()), 1):
             return _taken(run, what)
     raise HeadraceApiError("no runs yet: submit one with `headrace submit FILE`")
+
+
+def _newest_ended(client: HeadraceClient, named: str) -> str:
+    """Return ``named``, or the newest run's id if several runs have this name and all of them have ended."""
+    try:
+        client.get(named)
+    except HeadraceApiError as error:
+        fitting = list[Run](error.problem.get("candidates", ()))  # newest first
+        if not fitting or any(run["status"] not in _ENDED or run["name"] != named for run in fitting):
+            raise
+        return _taken(fitting[0], "the newest run of this name; `headrace runs` lists the others")
+    return named
 
 
 def _taken(run: Run, what: str) -> str:

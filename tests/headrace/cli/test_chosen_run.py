@@ -1,12 +1,13 @@
 """Commands without a run id choose the training run, even if a newer one is queued, and print which one they chose."""
 
 import io
+import json
 from typing import Any
 
 import pytest
 
 from headrace.cli import command_line as cli
-from tests.headrace.scripted_api import Asked, problem, serving
+from tests.headrace.scripted_api import Answer, Asked, problem, serving
 
 pytestmark = pytest.mark.unit
 
@@ -190,3 +191,24 @@ def test_a_run_that_is_named_is_taken_without_a_word(
         assert cli.main(["pause", "queued-2", "--url", api.url]) == 0
     assert capsys.readouterr().err == ""
     assert [asked.path for asked in api.asked] == ["/v1/runs/queued-2/pause"]
+
+
+def test_of_ended_runs_of_one_name_the_newest_is_read_and_none_is_changed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = [a_run("run-new", "stopped") | {"name": "gsm"}, a_run("run-old", "finished") | {"name": "gsm"}]
+
+    def script(asked: Asked) -> Any:
+        if asked.path in ("/v1/runs/run-new", "/v1/runs/run-old"):
+            return next(run for run in same if asked.path.endswith(run["run_id"]))
+        about = {"type": "/problems/ambiguous-run", "run_id": "gsm", "candidates": same}
+        return Answer(status=409, body=json.dumps(about).encode(), content_type="application/problem+json")
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main(["show", "gsm", "--json", "--url", api.url]) == 0
+        shown = capsys.readouterr()
+        assert "run-new (gsm): the newest run of this name" in shown.err
+        assert "run-new" in shown.out
+        assert cli.main(["stop", "gsm", "--url", api.url]) == 1
+    assert "several runs fit gsm" in capsys.readouterr().err

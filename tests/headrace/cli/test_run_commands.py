@@ -86,7 +86,7 @@ def test_a_run_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(lambda _: RUN) as api:
         assert cli.main(["show", "first", "--json", "--url", api.url]) == 0
     assert json.loads(capsys.readouterr().out) == RUN
-    assert [asked.path for asked in api.asked] == ["/v1/runs/first"]
+    assert {asked.path for asked in api.asked} == {"/v1/runs/first"}
 
 
 def test_a_run_that_is_shown_by_its_name_is_shown_with_its_whole_id_tags_and_metadata(
