@@ -153,7 +153,11 @@ class GRPOTrainer:
 
     @property
     def model(self) -> Any:
-        """The model as an object, with the weights of the last training."""
+        """The model as an object, with the weights of the last training; after Ctrl-C, those of its checkpoint.
+
+        Raises:
+            HeadraceError: The training was interrupted before there was a checkpoint.
+        """
         return self._live.model
 
     @property
@@ -233,7 +237,11 @@ class GRPOTrainer:
 
         self._training.begin(resume_from_checkpoint or None)
         first_step = min(first_step, self.state.global_step)
-        losses = self._training.follow_to_the_end()
+        try:
+            losses = self._training.follow_to_the_end()
+        except BaseException:
+            self._training.give_weights_so_far_to(self._live)
+            raise
         self._training.give_weights_to(self._live)
         steps, seconds = self.state.global_step - first_step, time.monotonic() - began_at
         summary = self._training.summary(losses, steps=steps, seconds=seconds)
@@ -275,7 +283,11 @@ class GRPOTrainer:
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the model and its tokenizer to ``output_dir``, by default that of the options.
 
-        From services elsewhere, the trained model is downloaded into it.
+        From services elsewhere, the trained model is downloaded into it. After Ctrl-C, the weights are those of the
+        run's newest checkpoint, and a line of output names its step.
+
+        Raises:
+            HeadraceError: The training was interrupted before there was a checkpoint.
         """
         directory = Path(output_dir) if output_dir else self._output_dir("save_model")
         self._training.save_model(self._live, directory)

@@ -29,6 +29,8 @@ class LiveModel:
     def __init__(self, model: Any, tokenizer: Any, *, peft_config: Any, init_kwargs: Mapping[str, Any]) -> None:
         self.peft_config = peft_config
         self._trained: Path | Callable[[], Path] | None = None
+        self._so_far: Callable[[], Path] | None = None
+        self._has: Path | None = None
         self._init_kwargs = init_kwargs
         self._given_tokenizer = tokenizer
         self._tokenizer = tokenizer
@@ -70,21 +72,41 @@ class LiveModel:
         return self._trained is not None
 
     @property
+    def so_far(self) -> Path | None:
+        """Directory of the weights of a training that was interrupted; None if it was not.
+
+        Raises:
+            HeadraceError: They cannot be had.
+        """
+        return None if self._so_far is None else self._so_far()
+
+    @property
     def model(self) -> Any:
-        """The model, with the weights of the last training."""
+        """The model, with the weights of the last training, or those so far if it was interrupted.
+
+        Raises:
+            HeadraceError: It was interrupted, and its weights cannot be had.
+        """
+        so_far = self.so_far
         if self._model is None:
             from transformers import AutoModelForCausalLM
 
             auto: Any = AutoModelForCausalLM
             self._model = auto.from_pretrained(self.name, **{"dtype": "float32", **self._init_kwargs})
-            if self.trained is not None:
-                self._update()
+            if so_far is None and self.trained is not None:
+                self._use(self.trained)
+        if so_far is not None and so_far != self._has:
+            self._use(so_far)
+        self._adapt()
+        return self._model
+
+    def _adapt(self) -> None:
+        """Give the model the adapter that is trained, if there is one."""
         if self.peft_config is not None and not hasattr(self._model, "get_base_model"):
             import peft
 
             adapting: Any = peft.get_peft_model
             self._model = adapting(self._model, self.peft_config)
-        return self._model
 
     @property
     def tokenizer(self) -> Any:
@@ -102,23 +124,35 @@ class LiveModel:
 
     def take(self, directory: Path | Callable[[], Path]) -> None:
         """Use the weights in a run's model directory from now on, or weights that a function fetches when needed."""
-        self._trained = directory
-        if self._model is not None:
-            self._update()
+        self._trained, self._so_far = directory, None
+        if self._model is not None and self.trained is not None:
+            self._use(self.trained)
 
-    def save_for_run(self, inputs: Callable[[], RunInputs]) -> str:
+    def take_so_far(self, fetch: Callable[[], Path]) -> None:
+        """Use the weights of an interrupted training, which a function returns when they are needed.
+
+        A training never begins with them.
+        """
+        self._so_far = fetch
+
+    def save_for_run(self, inputs: Callable[[], RunInputs], *, evaluates: bool = False) -> str:
         """Return the model's name or directory for a run. An object, or a tokenizer of its own, is written first.
+
+        Args:
+            inputs: Returns the writer of inputs.
+            evaluates: Whether the run only evaluates: then the weights of an interrupted training are taken, too.
 
         Raises:
             ArgumentError: The last training left an adapter, which a run cannot begin with.
         """
-        if self.trained is not None:
-            if (self.trained / _ADAPTER).exists():
+        found = (self.so_far if evaluates else None) or self.trained
+        if found is not None:
+            if (found / _ADAPTER).exists():
                 raise ArgumentError(
                     "the adapter of the last training cannot be trained further; `headrace export --merge` makes a "
                     "model of it and its base"
                 )
-            return inputs().path(str(self.trained))
+            return inputs().path(str(found))
         if self._saved is None:
             if self._is_given:
                 self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
@@ -142,17 +176,18 @@ class LiveModel:
             name: self._init_kwargs[name] for name in ("revision", "trust_remote_code") if name in self._init_kwargs
         }
 
-    def _update(self) -> None:
-        """Copy the trained weights into the model."""
-        assert self.trained is not None
-        if (self.trained / _ADAPTER).exists():
+    def _use(self, directory: Path) -> None:
+        """Copy the weights of a directory into the model."""
+        self._has = directory
+        if (directory / _ADAPTER).exists():
             import peft
 
+            self._adapt()
             adapters: Any = peft
-            weights = adapters.load_peft_weights(str(self.trained), device="cpu")
-            adapters.set_peft_model_state_dict(self.model, weights)
+            weights = adapters.load_peft_weights(str(directory), device="cpu")
+            adapters.set_peft_model_state_dict(self._model, weights)
             return
-        trained = cast("Any", type(self._model)).from_pretrained(self.trained)
+        trained = cast("Any", type(self._model)).from_pretrained(directory)
         self._model.load_state_dict(trained.state_dict())
 
 

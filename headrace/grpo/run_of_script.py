@@ -128,7 +128,7 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
     args = script.args
     options = {name: value for name, value in _options(args).items() if not name.startswith(_ABOUT_STEPS)}
     options["eval_dataset_name"] = _eval_data(data, args, files)
-    settings, _ = _translated(options | {"model_name_or_path": script.model.save_for_run(files.inputs)})
+    settings, _ = _translated(options | {"model_name_or_path": script.model.save_for_run(files.inputs, evaluates=True)})
     settings |= _rewards(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
     settings |= args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}

@@ -22,6 +22,7 @@ from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
 from headrace.grpo.script_services import ScriptServices, begin_run, find_services
 from headrace.grpo.training_events import TrainingEvents
+from headrace.grpo.weights_so_far import export_newest, once_paused
 from headrace.run_file import with_absolute_paths
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
@@ -137,6 +138,30 @@ class ScriptRun:
         else:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
+    def give_weights_so_far_to(self, live: LiveModel) -> None:
+        """Have the model use the weights of the run, which was interrupted or failed, once they are needed."""
+        run, fetched = self.run, list[Path]()
+        if run is None:
+            return
+
+        def fetch() -> Path:
+            if not fetched:
+                fetched.append(self._weights_so_far(run, base=live.name))
+            return fetched[0]
+
+        live.take_so_far(fetch)
+
+    def _weights_so_far(self, run: Run, *, base: str) -> Path:
+        services = self._connected()
+        run = once_paused(services.client, run, sees=services.see_here(Path(run["run_dir"])), say=say)
+        if run["status"] in ("finished", "stopped"):
+            directory = Path(run["run_dir"]) / "model"
+            if services.see_here(directory):
+                return directory
+            if services.are_elsewhere:
+                return self._download(run, services.own_directory() / str(run["run_id"]), base=base)
+        return export_newest(services, run, say=say)
+
     def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
         """Return transformers' metrics of a whole training, of ``steps`` steps with these losses."""
         config = self._followed()["config"]
@@ -150,8 +175,14 @@ class ScriptRun:
         }
 
     def save_model(self, live: LiveModel, directory: Path) -> None:
-        """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded into it."""
-        if not live.is_trained:
+        """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded into it.
+
+        Raises:
+            HeadraceError: The training was interrupted, and its weights cannot be had.
+        """
+        if (so_far := live.so_far) is not None:
+            shutil.copytree(so_far, directory, dirs_exist_ok=True)
+        elif not live.is_trained:
             live.save(directory)
         elif live.is_fetched or self._trained_run is None:
             shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)

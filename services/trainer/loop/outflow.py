@@ -146,6 +146,12 @@ class Outflow:
         if is_due and await self.until_weights_may_change():
             await self.save(tasks, state)
 
+    async def save_in_pause(self, tasks: asyncio.TaskGroup, state: State) -> None:
+        """Save the weights that a pause may keep for days, unless the newest checkpoint has them. After the push."""
+        is_saved = self.saver.is_writing or self._core.policy_version == self.saver.saved_step
+        if not is_saved and await self.until_weights_may_change():
+            await self.save(tasks, state)
+
     async def save_for_evaluation(self, tasks: asyncio.TaskGroup, state: State) -> None:
         """Save the weights that are being evaluated, unless the newest checkpoint has them."""
         if not self.saver.has_checkpoint_of(self._core.policy_version):

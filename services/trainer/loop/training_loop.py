@@ -156,6 +156,8 @@ class TrainingLoop:
             await self.intake.judge_arrivals(num_steps_left=num_steps_left)
             if not self.outflow.saver.is_writing and self.intake.needs_checkpoint():
                 await self.outflow.save(tasks, self._state)
+            if self.intake.pause.by == "user":
+                await self.outflow.save_in_pause(tasks, self._state)
             self.reporting.waited(time.monotonic() - began_at)
 
     async def _next_batch(self, num_steps_left: int) -> Batch:

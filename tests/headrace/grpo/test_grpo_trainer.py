@@ -234,6 +234,28 @@ def test_ctrl_c_pauses_the_run_and_another_process_goes_on_with_it(trainer: Call
     assert result.global_step == 300
 
 
+def test_after_ctrl_c_the_weights_are_those_of_the_step_at_which_it_paused(
+    trainer: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"max_steps": 100_000, "run_options": {"save_steps": 100_000}}
+    script = trainer(callbacks=[PressesCtrlC], options=options)
+    before = weights(script.model)
+    with pytest.raises(KeyboardInterrupt):
+        script.train()
+    assert script.run is not None
+    script.save_model(str(tmp_path / "mid"))
+    step = script.client.get(script.run["run_id"])["progress"]["step"]
+    assert step >= 2
+    assert (
+        f"the model has the weights of step {step} of {script.run['run_id']}, which is paused"
+        in capsys.readouterr().out
+    )
+    saved = weights(AutoModelForCausalLM.from_pretrained(tmp_path / "mid"))
+    assert any(not torch.equal(saved[name], before[name]) for name in before)
+    assert all(torch.equal(saved[name], weight) for name, weight in weights(script.model).items())
+    assert (tmp_path / "mid" / "tokenizer.json").exists()
+
+
 def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., GRPOTrainer]) -> None:
     first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 300})
     with pytest.raises(KeyboardInterrupt):

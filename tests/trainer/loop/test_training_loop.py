@@ -143,6 +143,24 @@ async def test_a_run_that_is_paused_during_a_push_admits_nothing_after_it(
     assert (await run)[0] == "finished"
 
 
+async def test_a_user_who_pauses_a_run_gets_a_checkpoint_of_its_weights(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config.model_copy(update={"save_steps": 1000}), tmp_path)
+    sender, kept = FakeSender(redis), list[TrainingLoop]()
+    run = asyncio.create_task(train(redis, played=PlayedServices(redis), sender=sender, meddle=kept.append), name="run")
+    async with asyncio.timeout(60):
+        await sender.reached(1)
+        await RunStore(redis).ask_to(RUN_ID, "pause")
+        checkpoints = tmp_path / "run" / "checkpoints"
+        await eventually(lambda: newest_valid(checkpoints) is not None)
+    checkpoint = newest_valid(checkpoints)
+    assert checkpoint is not None
+    assert kept[0].core.policy_version == checkpoint.step > 0
+    await RunStore(redis).ask_to(RUN_ID, "run")
+    assert (await run)[0] == "finished"
+
+
 async def test_an_evaluation_begins_after_the_push_of_its_version(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
