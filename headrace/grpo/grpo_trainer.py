@@ -215,11 +215,12 @@ class GRPOTrainer:
     ) -> Any:
         """Train to the end, and return a ``transformers.trainer_utils.TrainOutput``.
 
-        A run that was paused by Ctrl-C goes on. Afterwards ``model`` has the trained weights.
+        A run that was paused by Ctrl-C goes on. If the script has other settings or functions by now, a new run with
+        them continues it from its newest checkpoint. Afterwards ``model`` has the trained weights.
 
         Args:
-            resume_from_checkpoint: True goes on with the run that a process before this one began in ``output_dir``; if
-                that has ended, a new run continues it from its newest checkpoint. A text begins a new run from a
+            resume_from_checkpoint: True goes on in this way with the run that a process before this one began in
+                ``output_dir``, or with a new run if it has ended. A text begins a new run from a
                 checkpoint: ``RUN``, ``RUN:STEP``, or a directory. ``max_steps`` counts the steps before it too.
             trial: Not supported: make a trainer for each set of options.
             ignore_keys_for_eval: Has no effect, as in ``evaluate``.
@@ -232,11 +233,11 @@ class GRPOTrainer:
         if trial is not None:
             raise ArgumentError(f"trial is not supported: {ELSEWHERE['hyperparameter_search']}")
         check_script(self._script, callbacks=self._events.callbacks)
-        began_at, first_step = time.monotonic(), self.state.global_step
         from transformers.trainer_utils import TrainOutput  # seconds, so not before arguments were checked
 
+        began_at = time.monotonic()
         self._training.begin(resume_from_checkpoint or None)
-        first_step = min(first_step, self.state.global_step)
+        first_step = self.state.global_step
         try:
             losses = self._training.follow_to_the_end()
         except BaseException:

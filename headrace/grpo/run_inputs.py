@@ -3,7 +3,7 @@
     services see this machine's files    file --------------------> its path
     services elsewhere                   file --HTTP--> deleted --> its path there (file_transfer.py)
 
-Files of data and functions are named after their content, so that the same input is the same file.
+All are named after their content, so that the same input is the same file, also in another process.
 """
 
 import contextlib
@@ -128,11 +128,12 @@ class RunInputs:
             state: The weights, if not the model's own.
             name: Name of the directory. Metrics have it for a reward model.
         """
-        directory = self._new_directory() / name
+        made = self._new_directory()
+        directory = made / name
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.save_pretrained(directory, state_dict=state)
         tokenizer.save_pretrained(directory)
-        return self._sent(directory)
+        return self._sent(self._directory_named_by_content(made) / name)
 
     def with_tokenizer(self, model: Path, tokenizer: Any) -> str:
         """Return a directory with the model's files and another tokenizer."""
@@ -144,7 +145,7 @@ class RunInputs:
                 else:
                     shutil.copyfile(file, directory / file.name)
         tokenizer.save_pretrained(directory)
-        return self._sent(directory)
+        return self._sent(self._directory_named_by_content(directory))
 
     def _sent(self, written: Path) -> str:
         """Return where the services find what was written here."""
@@ -160,6 +161,23 @@ class RunInputs:
 
     def _new_directory(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="model-", dir=self._directory))
+
+    def _directory_named_by_content(self, made: Path) -> Path:
+        """Name a directory after the hash of its files, of which a link counts by its target."""
+        digest = hashlib.sha256()
+        for file in sorted(path for path in made.rglob("*") if not path.is_dir()):
+            digest.update(str(file.relative_to(made)).encode() + b"\0")
+            if file.is_symlink():
+                digest.update(os.fsencode(file.readlink()))
+            else:
+                with file.open("rb") as content:
+                    digest.update(hashlib.file_digest(content, "sha256").digest())
+        named = self._directory / f"model-{digest.hexdigest()[:_DIGITS]}"
+        try:
+            return made.rename(named)
+        except OSError:  # it is there already
+            shutil.rmtree(made)
+            return named
 
     def _named_by_content(self, write: Callable[[Path], Any], *, suffix: str) -> Path:
         """Write a file and name it after the hash of its content."""

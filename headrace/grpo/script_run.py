@@ -19,6 +19,7 @@ from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
+from headrace.grpo.resumption import replaced
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
 from headrace.grpo.script_services import ScriptServices, begin_run, find_services
 from headrace.grpo.training_events import TrainingEvents
@@ -211,31 +212,39 @@ class ScriptRun:
         return self._services
 
     def _begun(self, resume: bool | str | None) -> Run:
-        """Return the run to follow: the paused run, or a new one, which may begin from a checkpoint."""
-        source = resume if isinstance(resume, str) else None
+        """Return the run to follow: the earlier run, or a new one, which may begin from a checkpoint."""
         if resume is True and self.run is None:
             self.run = self._run_of_another_process()
-        client = self.client
-        if self.run is not None and source is None:
-            run = client.get(self.run["run_id"])
-            if run["status"] not in ENDED or (run["status"] == "failed" and resume):
-                return client.resume(run["run_id"])
-            if resume:
-                source = str(run["run_id"])
-        if self.run is not None:
-            self._events.begin_anew(continues=source is not None)
+        client, old = self.client, None
+        earlier = None if self.run is None or isinstance(resume, str) else client.get(self.run["run_id"])
+        if earlier is not None and not resume and earlier["status"] in ENDED:
+            earlier = None
         settings, notes = training_settings(self._script, self._files, callbacks=self._events.callbacks)
-        if source is not None:
+        if earlier is not None:
+            old = replaced(self._connected(), earlier, settings, say=say)
+            if old is None:
+                run = client.resume(earlier["run_id"])
+                say(f"continuing {run['run_id']} from step {run['progress']['step']}")
+                return run
+        source = old.source if old is not None else resume
+        if self.run is not None:
+            self._events.begin_anew(continues=bool(source))
+        if source:
             settings["resume_from_checkpoint"] = source
         if "resume_from_checkpoint" in settings:
             settings = with_absolute_paths(settings, Path.cwd())
         submission = begin_run(client, settings, say=say)
+        if old is not None and old.run["status"] not in ENDED:
+            with contextlib.suppress(HeadraceApiError):  # it has ended, or was stopped as this process's earlier run
+                client.stop(old.run["run_id"])
         for note in (*notes, *submission.warnings):
             say(f"note: {note}")
         derived = submission.derived
         self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * derived["num_rows"])
         self._remember(submission.run_id)
         run = client.get(submission.run_id)
+        if old is not None:
+            old.say_successor(run, say=say)
         run["progress"]["max_steps"] = derived["steps"]
         return run
 
@@ -260,7 +269,10 @@ class ScriptRun:
             state_dir = link["state_dir"] and Path(link["state_dir"])
             return self._connected(resumed=state_dir).client.get(link["run_id"])
         except (OSError, ValueError, KeyError, HeadraceApiError) as error:
-            raise ArgumentError(f"resume_from_checkpoint: no run to go on with ({file}: {error})") from error
+            why = f"{file} does not exist" if isinstance(error, FileNotFoundError) else f"{file}: {error}"
+            raise ArgumentError(
+                f"resume_from_checkpoint: no run to go on with: {why}. Call train() without it to begin one"
+            ) from None
 
     def _take(self, event: Event) -> None:
         """Tell callbacks of an event of the run."""

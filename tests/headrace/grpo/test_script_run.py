@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.run_of_script import Script
+from headrace.grpo.run_inputs import RunInputs
+from headrace.grpo.run_of_script import Files, Script, training_settings
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.training_events import TrainingEvents
 from shared.run_options.grpo_config import GRPOConfig
@@ -17,7 +18,6 @@ from tests.headrace.scripted_api import Asked, event_stream, serving
 pytestmark = pytest.mark.unit
 
 _PATIENCE_POLLS = 8
-CONFIG = {"model": "m", "dataset_name": "d", "reward_funcs": ["f:g"], "eval_dataset_name": "e", "eval_steps": 2}
 
 
 def metrics(step: int) -> dict[str, Any]:
@@ -40,8 +40,8 @@ class Callback:
 class LongRun:
     """A run whose first events are gone when another process goes on with it, and whose event of step 5 is lost."""
 
-    def __init__(self, callback: Callback) -> None:
-        self._callback = callback
+    def __init__(self, callback: Callback, config: dict[str, Any]) -> None:
+        self._callback, self._config = callback, config
         self._num_polls = 0
         self.seen_before_the_end: list[str] = []
 
@@ -65,7 +65,7 @@ class LongRun:
             "groups_dropped": {},
         }
         status = "finished" if self.seen_before_the_end else "paused"
-        record = {"run_id": "run-a", "name": None, "run_dir": "/r", "config": CONFIG, "status": status}
+        record = {"run_id": "run-a", "name": None, "run_dir": "/r", "config": self._config, "status": status}
         return {**record, "progress": progress}
 
 
@@ -75,17 +75,19 @@ def test_a_process_that_goes_on_with_a_long_run_sees_its_steps_at_once(
     (tmp_path / "headrace-run.json").write_text(
         json.dumps({"run_id": "run-a", "epochs_per_step": 0.1, "state_dir": None})
     )
-    args = GRPOConfig(output_dir=str(tmp_path), disable_tqdm=True)
+    args = GRPOConfig(output_dir=str(tmp_path), disable_tqdm=True, eval_strategy="steps", eval_steps=2)
     callback = Callback()
     state = SimpleNamespace(global_step=0, epoch=None, log_history=[])
     events = TrainingEvents(args, state=state, control=SimpleNamespace(should_training_stop=False))
     events.callbacks.append(callback)
     live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
-    run = LongRun(callback)
+    script = Script(live, ["length"], args, "org/rows", "org/rows", reward_processing_classes=[None])
+    settings, _ = training_settings(script, Files(lambda: RunInputs(tmp_path / "inputs", None)))
+    run = LongRun(callback, settings)
     with serving(run) as api:
         monkeypatch.setenv("HEADRACE_URL", api.url)
         monkeypatch.setenv("HEADRACE_API_KEY", "k")
-        training = ScriptRun(Script(live, ["length"], args), events)
+        training = ScriptRun(script, events)
         training.begin(True)
         losses = training.follow_to_the_end()
         training.client.close()

@@ -1,0 +1,94 @@
+"""Going on with an earlier run: as it is if the script says the same, or as a new run with the script's settings.
+
+same settings and functions            the run itself
+others, the run has a checkpoint       a new run from its newest checkpoint; the old one is stopped
+others, no checkpoint yet              a new run from the beginning; the old one is stopped
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.client import ENDED, HeadraceApiError, Run
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.script_services import ScriptServices
+from headrace.grpo.weights_so_far import once_paused
+from shared.errors import UserError
+from shared.run_options.run_config import parse_run_config
+
+_OF_THE_BEGINNING = frozenset({"resume_from_checkpoint", "resume_only_model", "ignore_data_skip"})
+_MAX_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A run that a new one takes the place of.
+
+    Args:
+        run: The run.
+        why: The reason for a new run, in words.
+        has_checkpoint: Whether the new run begins from its newest checkpoint.
+    """
+
+    run: Run
+    why: str
+    has_checkpoint: bool = True
+
+    @property
+    def source(self) -> str | None:
+        """What the new run begins from; None for its model."""
+        return str(self.run["run_id"]) if self.has_checkpoint else None
+
+    def say_successor(self, new: Run, *, say: Callable[[str], None]) -> None:
+        """Say which run takes its place, and why."""
+        run_id, beginning = self.run["run_id"], new.get("beginning")
+        if beginning is None:
+            say(f"{self.why}, and {run_id} has no checkpoint yet: {new['run_id']} begins anew")
+        else:
+            say(f"{self.why}: {new['run_id']} continues {run_id} from step {beginning['step']}")
+
+
+def replaced(
+    services: ScriptServices, run: Run, settings: Mapping[str, Any], *, say: Callable[[str], None]
+) -> Replaced | None:
+    """Return the run if a new one must take its place, because it has ended or has other settings; it is then paused.
+
+    Raises:
+        ArgumentError: The settings are invalid.
+    """
+    if run["status"] in ("finished", "stopped"):
+        return Replaced(run, f"{run['run_id']} has {'finished' if run['status'] == 'finished' else 'been stopped'}")
+    changes = changed_settings(settings, run["config"])
+    if not changes:
+        return None
+    is_here = services.see_here(Path(run["run_dir"]))
+    if run["status"] not in ENDED:
+        with contextlib.suppress(HeadraceApiError):  # it may have ended, or be stopping
+            services.client.pause(run["run_id"])
+        run = once_paused(services.client, run, sees=is_here, say=say)
+    has_checkpoint = (
+        any(Path(run["run_dir"]).glob("checkpoints/step_*/manifest.json")) if is_here else run["progress"]["step"] > 0
+    )
+    return Replaced(run, f"the script has changed ({', '.join(changes)})", has_checkpoint=has_checkpoint)
+
+
+def changed_settings(settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Return the settings that differ from those of a run, in words: with both values if they are short.
+
+    Raises:
+        ArgumentError: The settings are invalid.
+    """
+    try:
+        new, old = (parse_run_config(dict(it)).model_dump(mode="json") for it in (settings, config))
+    except UserError as error:
+        raise ArgumentError(str(error), field=error.field, problems=error.problems) from error
+    names = [name for name in new if name not in _OF_THE_BEGINNING and new[name] != old.get(name)]
+    return [_in_words(name, old.get(name), new[name]) for name in names]
+
+
+def _in_words(name: str, old: object, new: object) -> str:
+    said = f"{old} -> {new}"
+    is_short = not isinstance(old, str | list | dict) and not isinstance(new, str | list | dict)
+    return f"{name} {said}" if is_short and len(said) <= _MAX_SHOWN else name
