@@ -68,8 +68,13 @@ class ScriptRun:
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
         """
-        run = self.run = self._begun(resume)
+        is_first, run = self.run is None, self._begun(resume)
+        goes_on = self.run is not None and self.run["run_id"] == run["run_id"]
+        self.run = run
         self._events.describe(run, epochs_per_step=self._epochs_per_step)
+        if is_first and goes_on:
+            with self._events.told_before(epochs_per_step=self._epochs_per_step):
+                self._catch_up(to_step=int(run["progress"]["step"]))
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
@@ -94,7 +99,7 @@ class ScriptRun:
         self._events.take_best(self.run["progress"].get("best"))
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
 
-    def _catch_up(self) -> list[dict[str, Any]]:
+    def _catch_up(self, *, to_step: int | None = None) -> list[dict[str, Any]]:
         """Tell the steps and evaluations so far whose events did not arrive, and return the metrics of all steps.
 
         The newest 20,000 events of a run are kept, and one may get lost.
@@ -104,7 +109,8 @@ class ScriptRun:
         told = [(self._events.take, metrics) for metrics in steps]
         told += [(self._events.take_evaluation_once, metrics) for metrics in self.client.evaluations(run_id)]
         for take, metrics in sorted(told, key=lambda it: int(it[1]["step"])):
-            take(metrics)
+            if to_step is None or int(metrics["step"]) <= to_step:
+                take(metrics)
         return steps
 
     def evaluate(self, data: Any) -> dict[str, Any]:

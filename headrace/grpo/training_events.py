@@ -2,14 +2,16 @@
 
 metrics of each step, evaluations --take--> state.log_history, on_step_end, on_log, on_evaluate, on_save
                                        ^
-                        each step once, in order: a step that is repeated after a crash is not told again
+                        each step once, in order: a step that is repeated after a crash is not told again,
+                        and those before this process only get into the state
 
 The callbacks see steps a moment after they were made. The trainer does not wait for them. It also trains on while it
 evaluates: a step with an evaluation is saved, for callbacks, after its evaluation or right before the next step.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
@@ -38,6 +40,7 @@ class TrainingEvents:
         self._window: list[dict[str, float]] = []
         self._epochs_per_step = 0.0
         self._is_in_epoch = False
+        self._is_quiet = False
         self._eval_steps: int | None = None
         self._is_save_due = self._is_epoch_over = False
         self._told_evaluations = set[int]()
@@ -84,6 +87,16 @@ class TrainingEvents:
                 self._set_best(step=step, value=self._best.value)
             if step == self.state.global_step:
                 self._finish_step()
+
+    @contextlib.contextmanager
+    def told_before(self, *, epochs_per_step: float) -> Generator[None]:
+        """Take what an earlier process has told its callbacks: it gets into the state, and no callback is called."""
+        self._epochs_per_step = epochs_per_step
+        self._is_quiet = True
+        try:
+            yield
+        finally:
+            self._is_quiet = False
 
     def describe(self, run: Mapping[str, Any], *, epochs_per_step: float) -> None:
         """Put a run's settings into the state, and follow the run's best evaluation if it looks for one."""
@@ -180,6 +193,8 @@ class TrainingEvents:
 
     def fire(self, event: str, **more: Any) -> None:
         """Call one event of every callback."""
+        if self._is_quiet:
+            return
         for callback in self.callbacks:
             handler: Callable[..., Any] | None = getattr(callback, event, None)
             if handler is not None and not is_early_stopping(callback):

@@ -69,15 +69,15 @@ class LongRun:
         return {**record, "progress": progress}
 
 
-def test_a_process_that_goes_on_with_a_long_run_sees_its_steps_at_once(
+def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_of_new_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "headrace-run.json").write_text(
         json.dumps({"run_id": "run-a", "epochs_per_step": 0.1, "state_dir": None})
     )
-    args = GRPOConfig(output_dir=str(tmp_path), disable_tqdm=True, eval_strategy="steps", eval_steps=2)
+    args = GRPOConfig(output_dir=str(tmp_path), disable_tqdm=True, eval_strategy="steps", eval_steps=2, logging_steps=1)
     callback = Callback()
-    state = SimpleNamespace(global_step=0, epoch=None, log_history=[])
+    state: Any = SimpleNamespace(global_step=0, epoch=None, log_history=[])
     events = TrainingEvents(args, state=state, control=SimpleNamespace(should_training_stop=False))
     events.callbacks.append(callback)
     live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
@@ -92,7 +92,9 @@ def test_a_process_that_goes_on_with_a_long_run_sees_its_steps_at_once(
         losses = training.follow_to_the_end()
         training.client.close()
     assert run.seen_before_the_end == [
-        *("step 1", "step 2", "evaluation at 2", "step 3", "step 4", "step 5", "step 6"),
+        *("step 4", "step 5", "step 6"),
     ]
     assert callback.seen == run.seen_before_the_end
+    logged = [(entry["step"], "eval_reward" in entry) for entry in state.log_history]
+    assert logged == [(1, False), (2, False), (2, True), (3, False), (4, False), (5, False), (6, False)]
     assert losses == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
