@@ -29,6 +29,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(FULL) ## make .venv with all services for CPUs, and train nothing
+	@echo ". .venv/bin/activate"
 
 demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
 	@.venv/bin/headrace demo $(ARGS)

@@ -181,7 +181,7 @@ class GRPOTrainer:
         return any("aux_loss" in entry for entry in self.state.log_history)
 
     def get_num_trainable_parameters(self) -> int:
-        """Return the number of weights that are trained: those of the model, or of its adapter."""
+        """Return the number of trained weights of the model, or of its adapter."""
         return sum(weights.numel() for weights in self.model.parameters() if weights.requires_grad)
 
     def is_world_process_zero(self) -> bool:

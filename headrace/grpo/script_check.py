@@ -49,7 +49,7 @@ def _require_model(script: Script) -> None:
 
 
 def _similar(name: str) -> str:
-    """Return a question about a directory with a similar name; empty if there is none."""
+    """Return a question about a directory with a similar name; empty without one."""
     path = Path(name).expanduser()
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     near = nearest(path.name, beside)

@@ -134,7 +134,7 @@ def reward_weights(given: Sequence[float] | None, *, num_functions: int, environ
     """Return a weight for each of ``reward_func_names``; that of an environment is always 1.
 
     Raises:
-        ArgumentError: There is not one for each function.
+        ArgumentError: Their number is not that of the functions.
     """
     functions = [1.0] * num_functions if given is None else [*given]
     if len(functions) != num_functions:

@@ -66,7 +66,7 @@ class GRPOConfig:
         run_options: Further settings of the run, under their names in a run file; they win over all others.
 
     Raises:
-        TypeError: There is no such option.
+        TypeError: An option does not exist.
         ValueError: The JSON text of a table is broken.
     """
 
@@ -313,7 +313,7 @@ class GRPOConfig:
         return json.dumps(self.to_dict(), indent=2, default=lambda value: str(value).removeprefix("torch."))
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return the options for trackers: what is not a number or text becomes text."""
+        """Return the options for trackers. Values other than numbers and text become text."""
         plain = (bool, int, float, str)
         return {name: value if type(value) in plain else str(value) for name, value in self.to_dict().items()}
 
@@ -336,7 +336,7 @@ class GRPOConfig:
 
     @property
     def should_save(self) -> bool:
-        """Whether this process writes files: True, as there is no other."""
+        """Whether this process writes files: True, as it is the only one."""
         return True
 
     should_log = should_save
