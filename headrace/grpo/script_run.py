@@ -91,13 +91,22 @@ class ScriptRun:
         except BaseException:  # Ctrl-C, or an error in a callback
             with contextlib.suppress(HeadraceApiError):
                 client.pause(run_id)
-                say(f"{run_id} pauses after its batch; train() goes on with it, or `headrace resume`")
+                say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
             raise
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
         steps = self._catch_up()
         self._events.take_best(self.run["progress"].get("best"))
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
+
+    def _how_to_go_on(self) -> str:
+        where = f"the run is in {self._followed()['run_dir']}"
+        if self._script.args.output_dir is None:  # another process does not find it
+            return f"train() goes on with it; {where}"
+        return (
+            "train() goes on with it. Once this script has ended, run it again with "
+            f"train(resume_from_checkpoint=True); {where}"
+        )
 
     def _catch_up(self, *, to_step: int | None = None) -> list[dict[str, Any]]:
         """Tell the steps and evaluations so far whose events did not arrive, and return the metrics of all steps.

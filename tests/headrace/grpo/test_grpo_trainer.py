@@ -228,6 +228,10 @@ def test_ctrl_c_pauses_the_run_and_another_process_goes_on_with_it(
     with pytest.raises(KeyboardInterrupt):
         first.train()
     assert first.run is not None
+    said = capsys.readouterr().out
+    assert "run it again with train(resume_from_checkpoint=True)" in said
+    assert first.run["run_dir"] in said
+    assert "headrace resume" not in said
     second = trainer(options={"max_steps": 300})
     result = second.train(resume_from_checkpoint=True)
     assert second.run is not None
