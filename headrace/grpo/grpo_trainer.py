@@ -227,7 +227,7 @@ class GRPOTrainer:
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
-            HeadraceError: The run failed.
+            HeadraceError: The run failed, or one of the script's reward functions failed too often.
         """
         del ignore_keys_for_eval
         if trial is not None:

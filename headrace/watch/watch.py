@@ -36,6 +36,7 @@ def follow(
     console: Console,
     stall_s: float | None = None,
     on_event: Callable[[Event], None] | None = None,
+    on_run: Callable[[Run], None] | None = None,
 ) -> RunWatch:
     """Show the run until it has ended, and return its last state.
 
@@ -45,6 +46,7 @@ def follow(
         console: Where to draw.
         stall_s: Give up if no step was trained for this many seconds while the run is not paused; None for no limit.
         on_event: Called with every event, in this thread.
+        on_run: Called about once a second with the run, in this thread.
 
     Raises:
         HeadraceApiError: The API was unreachable for a minute, the run does not exist, or it stalled.
@@ -56,7 +58,7 @@ def follow(
     threading.Thread(
         target=_receive, args=(client.another(), run_id, events, stop), name=f"events of {run_id}", daemon=True
     ).start()
-    follower = _Follower(client, watch, events, stall_s=stall_s, on_event=on_event)
+    follower = _Follower(client, watch, events, stall_s=stall_s, on_event=on_event, on_run=on_run)
     try:
         if console.is_terminal or _draws_in_notebook(console):
             _draw(follower, console)
@@ -78,12 +80,14 @@ class _Follower:
         *,
         stall_s: float | None,
         on_event: Callable[[Event], None] | None,
+        on_run: Callable[[Run], None] | None,
     ) -> None:
         self.watch = watch
         self._client = client
         self._events = events
         self._stall_s = stall_s
         self._on_event = on_event
+        self._on_run = on_run
         self._poll_at = 0.0
         self._answered_at = self._moved_at = time.monotonic()
         self._seen_step = -1
@@ -108,8 +112,11 @@ class _Follower:
 
     def _poll(self) -> None:
         try:
-            self.watch.take_run(self._client.get(self.watch.run_id))
+            run = self._client.get(self.watch.run_id)
+            self.watch.take_run(run)
             self._answered_at = time.monotonic()
+            if self._on_run is not None:
+                self._on_run(run)
             if self.watch.has_ended:
                 # Events may still be on their way; the metrics file has all of them.
                 take_all(self.watch, self._client)

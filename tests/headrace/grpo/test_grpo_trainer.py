@@ -297,6 +297,39 @@ def test_after_ctrl_c_the_weights_are_those_of_the_step_at_which_it_paused(
     assert (tmp_path / "mid" / "tokenizer.json").exists()
 
 
+def broken(completions: list[str], **_: Any) -> list[float]:
+    return [1 / 0 for _ in completions]
+
+
+def test_a_reward_function_that_fails_for_all_ends_the_training_with_its_error_and_can_be_mended(
+    trainer: Callable[..., GRPOTrainer],
+) -> None:
+    first = trainer(reward_funcs=broken, options={"run_options": {"reward_failure_window": 4}})
+    with pytest.raises(HeadraceError, match=r"broken failed for 100% of the completions; .*division by zero") as raised:
+        first.train()
+    assert "broken_" not in str(raised.value), "the name is the script's own"
+    assert first.run is not None
+    second = trainer(options={"run_options": {"reward_failure_window": 4}})
+    assert second.train(resume_from_checkpoint=True).global_step == 4
+    assert second.client.get(first.run["run_id"])["status"] == "stopped"
+
+
+def needs_a_solution(completions: list[str], solution: list[str]) -> list[float]:
+    return [float(one == other) for one, other in zip(completions, solution, strict=True)]
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_column_that_a_function_asks_for_and_that_is_missing_is_an_error_before_there_is_a_run(
+    trainer: Callable[..., GRPOTrainer], tmp_path: Path, is_named: bool
+) -> None:
+    file = tmp_path / "rows.parquet"
+    ROWS.to_parquet(str(file))
+    script = trainer(reward_funcs=needs_a_solution, train_dataset=str(file) if is_named else ROWS)
+    with pytest.raises(ArgumentError, match="needs_a_solution asks for the column solution, which train_dataset"):
+        script.train()
+    assert script.run is None
+
+
 def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., GRPOTrainer]) -> None:
     first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 300})
     with pytest.raises(KeyboardInterrupt):
