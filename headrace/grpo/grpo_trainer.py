@@ -153,7 +153,7 @@ class GRPOTrainer:
 
     @property
     def model(self) -> Any:
-        """The model as an object, with the weights of the last training; after Ctrl-C, those of its checkpoint.
+        """The model as an object, with the weights of the last training; after Ctrl-C, with its checkpoint's.
 
         Raises:
             HeadraceError: The training was interrupted before there was a checkpoint.
@@ -227,7 +227,7 @@ class GRPOTrainer:
 
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
-            HeadraceError: The run failed, or one of the script's reward functions failed too often.
+            HeadraceError: The run failed, or a reward function of the script failed too often.
         """
         del ignore_keys_for_eval
         if trial is not None:

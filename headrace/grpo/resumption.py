@@ -38,7 +38,7 @@ class Replaced:
 
     @property
     def source(self) -> str | None:
-        """What the new run begins from; None for its model."""
+        """Source of the new run's first weights; None for its model."""
         return str(self.run["run_id"]) if self.has_checkpoint else None
 
     def say_successor(self, new: Run, *, say: Callable[[str], None]) -> None:
@@ -75,7 +75,7 @@ def replaced(
 
 
 def changed_settings(settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """Return the settings that differ from those of a run, in words: with both values if they are short.
+    """Return the settings that differ from a run's, in words: with both values if they are short.
 
     Raises:
         ArgumentError: The settings are invalid.

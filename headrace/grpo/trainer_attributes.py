@@ -74,10 +74,10 @@ def refuse_unsupported(*, optimizers: Sequence[Any], rollout_func: Any) -> None:
 
 
 def check_overrides(kind: type) -> None:
-    """Refuse a subclass with a method that only the training of TRL calls; note those that it calls too.
+    """Refuse a subclass with a method that nothing would call; note methods that only the script can call.
 
     Raises:
-        ArgumentError: It has one that only the training calls.
+        ArgumentError: It has a method that nothing would call.
     """
     for name in vars(kind):
         if name in ELSEWHERE or name in _HOOKS:

@@ -1,8 +1,8 @@
-"""The weights of a training that was interrupted or failed: those of its run's newest checkpoint, as a model to load.
+"""The weights of a training that was interrupted or failed: its run's newest checkpoint, as a model to load.
 
 Ctrl-C --> the run ends its batch, pauses, writes a checkpoint --export--> a directory of this process
 
-They are never those that the training began with.
+They are never the weights that the training began with.
 """
 
 import contextlib
