@@ -67,8 +67,11 @@ def optimizer_misfit(
     if not there and not steps_before:
         return  # most optimizers have no state before the first step
     ours, known = config.optim, theirs.get("optim")
-    kinds = [optim for optim in FACTS if _ALWAYS[optim] <= there <= _ALWAYS[optim] | _SOMETIMES.get(optim, frozenset())]
-    kinds = [optim for optim in kinds if optim == known] or kinds
+    kinds: list[Optimizer] = [
+        optim for optim in FACTS if _ALWAYS[optim] <= there <= _ALWAYS[optim] | _SOMETIMES.get(optim, frozenset())
+    ]
+    if known in kinds:
+        kinds = [optim for optim in kinds if optim == known]
     if not any(FACTS[optim] == FACTS[ours] for optim in kinds):
         of = f"that of optim: {' or '.join(kinds)}" if kinds else f"another optimizer ({', '.join(sorted(there))})"
         yield f"the optimizer state in {checkpoint} is {of}, and this run has optim: {ours}"

@@ -248,7 +248,7 @@ def inverse(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def test_a_script_that_changed_goes_on_in_a_new_run_from_the_newest_checkpoint(
     trainer: Callable[..., GRPOTrainer], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {
+    given: dict[str, Any] = {
         "model": AutoModelForCausalLM.from_pretrained(model),
         "processing_class": AutoTokenizer.from_pretrained(model),
     }

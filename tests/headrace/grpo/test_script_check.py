@@ -42,7 +42,8 @@ def train(data: Any = ROWS, *, model: str = "org/model", eval_dataset: Any = Non
 
 
 def test_services_start_for_a_script_without_mistakes() -> None:
-    for options in (dict[str, Any](), {"eval_strategy": "steps", "eval_steps": 5, "eval_dataset": ROWS[:1]}):
+    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 5, "eval_dataset": ROWS[:1]}
+    for options in (dict[str, Any](), evaluated):
         with pytest.raises(StartedError):
             train(**options)
     with pytest.raises(StartedError):

@@ -113,7 +113,10 @@ def test_a_tracker_outside_the_extra_is_installed_by_its_own_name() -> None:
 
 
 def test_an_optimizer_of_a_missing_package_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings_check, "is_installed", lambda name: not name)
+    def has_none(name: str) -> bool:
+        return not name
+
+    monkeypatch.setattr(surroundings_check, "is_installed", has_none)
     ((field, sentence),) = what_optim_needs(run(optim="adamw_8bit"), NO_GPU)
     assert field == "optim"
     assert sentence.startswith("adamw_8bit needs bitsandbytes where the trainer runs; install with ")
