@@ -19,7 +19,7 @@ from shared.run_options.from_trl import (
 )
 from shared.run_options.run_config import RunConfig
 from shared.run_options.trl.run_config_of_trl import CHANGE_WHAT_IS_LEARNED
-from shared.run_options.trl_defaults import TRL_DEFAULTS
+from shared.run_options.trl.trl_defaults import TRL_DEFAULTS
 
 PAGE = Path(__file__).with_name("coming-from-trl.md")
 NUM_UNDER_TRLS_NAME = 88

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from headrace.api_connection import ApiConnection, HeadraceApiError
 from shared.errors import UserError
-from shared.file_set import MAX_FILES, SetFile, is_hash, why_no_set
+from shared.files.file_set import MAX_FILES, SetFile, is_hash, why_no_set
 
 OnProgress = Callable[[int, int], object]
 """Called with the number of bytes that are there, and the total."""

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.access.keyring import Keyring
 from shared.errors import UserError
-from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
+from shared.files.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
 from shared.redis.redis_url import why_no_redis_url
 from shared.service.child_secrets import SECRETS, in_memory, is_handed_on
 from shared.service.logs import LogFormat, LogLevel

@@ -20,7 +20,7 @@ from typing import Any, cast
 from headrace.api_connection import HeadraceApiError
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import module_text, plain_name
-from shared.disk_sync import write_whole
+from shared.files.disk_sync import write_whole
 
 _DIGITS = 12
 _UPLOADS_OFF = "/problems/uploads-off"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.local.embedded_redis import server_binary
-from shared.disk_sync import sync
 from shared.errors import UserError
+from shared.files.disk_sync import sync
 
 _APPEND_ONLY = "appendonlydir"
 _MANIFEST = "appendonly.aof.manifest"

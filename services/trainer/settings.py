@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.service.tls import PeerTls
 from shared.settings import ServiceSettings, default_runs_dir
 

@@ -5,7 +5,7 @@ import re
 from typing import Any, Final, cast
 
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.run_options.engine_arg_names import MODEL_FREE_METHODS
 from shared.run_options.run_config import RunConfig
 

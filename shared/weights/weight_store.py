@@ -12,8 +12,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from shared.disk_sync import write_whole
 from shared.errors import PushError, UserError
+from shared.files.disk_sync import write_whole
 
 
 class StoreError(PushError):

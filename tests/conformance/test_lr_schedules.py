@@ -9,7 +9,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import SchedulerType
 
-from services.trainer.policy.optimizer import make_scheduler
+from services.trainer.policy.optimizers.optimizer import make_scheduler
 from shared.run_options.lr_schedule import REFUSED_TYPES, LrSchedulerType
 from shared.run_options.run_config import RunConfig
 from tests.conformance.conftest import Models

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from services.trainer.policy.optimizer import make_optimizer
+from services.trainer.policy.optimizers.optimizer import make_optimizer
 from shared.run_options.optimizers import FACTS, Optimizer
 from tests.conformance.conftest import Models
 from tests.trainer.cores import make_config

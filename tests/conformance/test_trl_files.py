@@ -14,7 +14,7 @@ from shared.run_options.from_trl import INSTEAD, INSTEAD_IN_DATASETS, OF_THE_CON
 from shared.run_options.grpo_config import NULL_MEANS
 from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.run_options.trl.run_config_of_trl import CHANGE_WHAT_IS_LEARNED, MEAN_THE_SAME_HERE, run_config_of
-from shared.run_options.trl_defaults import TRL_DEFAULTS
+from shared.run_options.trl.trl_defaults import TRL_DEFAULTS
 from tests.conformance.oracle import trl
 
 MINIMAL: dict[str, Any] = {"model_name_or_path": "m", "dataset_name": "org/data", "reward_funcs": ["accuracy_reward"]}

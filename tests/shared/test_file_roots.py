@@ -15,7 +15,7 @@ from services.generator.simulated.simulation_settings import SimulationSettings
 from services.trainer.settings import TrainerSettings
 from shared.control import JoinRequest
 from shared.errors import PushError, UserError
-from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
+from shared.files.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import misplaced
 from shared.settings import ServiceSettings
@@ -150,7 +150,7 @@ def test_a_link_behind_a_link_leads_out_as_well(roots: FileRoots, tmp_path: Path
 def test_a_directory_with_more_than_can_be_looked_at_is_refused(
     roots: FileRoots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.file_roots._MAX_ENTRIES", 3)
+    monkeypatch.setattr("shared.files.file_roots._MAX_ENTRIES", 3)
     for name in range(3):
         (tmp_path / "data" / "model" / f"part-{name}").touch()
     assert why_not(roots, tmp_path / "data" / "model", whole=True)

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from shared.file_set import MAX_FILES, SetFile, set_id, why_no_path, why_no_set
+from shared.files.file_set import MAX_FILES, SetFile, set_id, why_no_path, why_no_set
 
 pytestmark = pytest.mark.unit
 

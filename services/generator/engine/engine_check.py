@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from shared.engine_check import ENGINE_CHECK_PATH, EngineCheck, EngineProblem, EngineVerdict
 from shared.errors import UnavailableError, UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.run_options.run_config import parse_run_config
 from shared.run_options.run_places import misplaced
 from shared.serving.http_guard import problem

@@ -31,7 +31,7 @@ from services.generator.receive.guarded_engine import GuardedEngine
 from services.generator.receive.weight_swap import ConflictError, WeightSwap
 from shared.control import JoinRequest, PushBody, ReplicaInfo
 from shared.errors import PushError, UnavailableError, UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.lineage import NO_WEIGHTS, LineageVersion
 
 log = logging.getLogger(__name__)

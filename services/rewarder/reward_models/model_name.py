@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.user_code.error_text import printable
 
 _HUB_ID = re.compile(

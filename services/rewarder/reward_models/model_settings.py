@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.file_roots import FileRoots, default_roots
+from shared.files.file_roots import FileRoots, default_roots
 
 
 class ModelSettings(msgspec.Struct, frozen=True):

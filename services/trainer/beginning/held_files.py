@@ -16,8 +16,8 @@ import msgspec
 from services.trainer.checkpoints.manifest import has_all_files
 from services.trainer.run_files import RunFiles
 from shared.beginning import BEGINNING_FILE, Beginning
-from shared.disk_sync import write_whole
 from shared.errors import UserError
+from shared.files.disk_sync import write_whole
 
 
 def hold(beginning: Beginning, run_dir: Path) -> Beginning:

@@ -4,7 +4,7 @@
     /directory                       a checkpoint; or a run's directory, or its checkpoints/, for the newest one
                                      a transformers model or a PEFT adapter: weights only
 
-A directory must be in a place that runs may name (file_roots.py). Nothing is changed here, and no tensor is read.
+A directory must be in a place that runs may name (shared/files/file_roots.py). Nothing is changed here, and no tensor is read.
 """
 
 import json
@@ -26,7 +26,7 @@ from services.trainer.checkpoints.manifest import MANIFEST_FILE, find_damage, ha
 from services.trainer.run_files import RunFiles
 from shared.beginning import Source
 from shared.errors import UserError
-from shared.file_roots import FileRoots, open_regular
+from shared.files.file_roots import FileRoots, open_regular
 from shared.redis.run_record import TERMINAL, RunRecord
 
 FIELD: Final = "resume_from_checkpoint"

@@ -19,7 +19,7 @@ from services.trainer.run_context import RunContext
 from services.trainer.run_files import RunFiles
 from shared.beginning import Beginning, RowCursor
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 
 log = logging.getLogger(__name__)
 

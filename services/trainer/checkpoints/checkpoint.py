@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from services.trainer.checkpoints.manifest import find_damage
-from shared.file_roots import open_regular
+from shared.files.file_roots import open_regular
 from shared.message_invariants import Incarnation, Version
 
 log = logging.getLogger(__name__)

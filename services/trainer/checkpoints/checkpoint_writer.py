@@ -24,8 +24,8 @@ from services.trainer.checkpoints.checkpoint import (
     incarnation_that_wrote,
 )
 from services.trainer.checkpoints.manifest import find_damage, has_all_files, write_manifest
-from shared.disk_sync import sync
 from shared.errors import FencedError, HeadraceError
+from shared.files.disk_sync import sync
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.disk_sync import sync
-from shared.file_roots import open_regular
+from shared.files.disk_sync import sync
+from shared.files.file_roots import open_regular
 from shared.message_invariants import Count
 
 MANIFEST_FILE = "manifest.json"

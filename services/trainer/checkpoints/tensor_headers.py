@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any, cast
 
-from shared.file_roots import open_regular
+from shared.files.file_roots import open_regular
 
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _METADATA = "__metadata__"

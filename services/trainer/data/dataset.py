@@ -23,7 +23,7 @@ from services.trainer.data.row_format import RowFormat
 from services.trainer.data.row_source import BadRowError, RowSource
 from services.trainer.data.row_stream import first_rows, open_stream
 from services.trainer.data.streamed_dataset import StreamedDataset
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.messages import Prompt
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig

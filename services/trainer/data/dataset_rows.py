@@ -13,7 +13,7 @@ from typing import Any, cast
 from services.trainer.data.local_rows import is_saved_to_disk, open_file, open_saved
 from services.trainer.data.row_source import RowSource
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.run_options.data import LOCAL_SUFFIXES, DatasetSource
 
 _FORMATS = frozenset({"arrow", "cache", "csv", "json", "parquet", "text"})

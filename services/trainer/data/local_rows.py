@@ -11,7 +11,7 @@ import msgspec
 
 from services.trainer.data.row_source import BadRowError, RowSource
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.run_options.data import DatasetSource
 
 _BOM = b"\xef\xbb\xbf"

@@ -18,7 +18,7 @@ from services.trainer.data.dataset_rows import load_builder
 from services.trainer.data.local_rows import decoded, is_saved_to_disk
 from services.trainer.data.row_source import BadRowError
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.run_options.data import STREAMED_SUFFIXES, DatasetSource
 
 Raw = dict[str, Any] | BadRowError

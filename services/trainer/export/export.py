@@ -30,8 +30,8 @@ from services.trainer.policy.lora import CONFIG_FILE
 from services.trainer.policy.policy_model import save_tensors
 from services.trainer.run_outputs import read_metrics
 from shared.beginning import BEGINNING_FILE, Beginning
-from shared.disk_sync import sync
 from shared.errors import HeadraceError, UserError
+from shared.files.disk_sync import sync
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from services.trainer.problems import Problem
-from shared.file_set import MAX_FILES, SetFile, why_no_path
+from shared.files.file_set import MAX_FILES, SetFile, why_no_path
 
 _MAX_KNOWN = 10_000
 _NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG})

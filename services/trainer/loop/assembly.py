@@ -48,7 +48,7 @@ from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from shared.beginning import RowCursor
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.messages import ScoredGroup
 from shared.redis.keys import TRAINERS
 from shared.redis.streams import StreamConsumer

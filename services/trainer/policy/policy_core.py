@@ -29,7 +29,7 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.token_stats import TokenStats
 from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, Scores, StepStats, TokenArray
 from services.trainer.policy.microbatches import TrainRow
-from services.trainer.policy.optimizer import lr_factor, make_optimizer, make_scheduler, norms_of
+from services.trainer.policy.optimizers.optimizer import lr_factor, make_optimizer, make_scheduler, norms_of
 from services.trainer.policy.rank_passes import RankPasses
 from services.trainer.policy.rank_plan import Slot
 from services.trainer.policy.ranks import SINGLE, Ranks

@@ -16,7 +16,7 @@ from services.trainer.problems import Problem, documented
 from services.trainer.run_api.run_reference import RunToRead
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_files import RunFiles
-from shared.file_set import MAX_PATH, SetFile
+from shared.files.file_set import MAX_PATH, SetFile
 from shared.redis.run_record import TERMINAL, RunRecord
 
 _OCTETS = "application/octet-stream"

@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field
 
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.problems import Problem, documented, no_such_run
-from services.trainer.run_api.run_listing import Position, Wanted, find_runs
+from services.trainer.run_api.listing.run_listing import Position, Wanted, find_runs
+from services.trainer.run_api.listing.run_sorting import Place, Sort, sorted_runs
 from services.trainer.run_api.run_reference import RunToChange, RunToRead, is_run_id
-from services.trainer.run_api.run_sorting import Place, Sort, sorted_runs
 from services.trainer.run_api.run_view import (
     ListedRun,
     RunDetail,

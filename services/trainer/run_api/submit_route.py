@@ -25,8 +25,8 @@ from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.submit_checks.run_validation import ValidRun
 from services.trainer.uploads.upload_expiry import texts_in
 from shared.beginning import Beginning
-from shared.disk_sync import write_whole
 from shared.errors import NoRoomError, UserError
+from shared.files.disk_sync import write_whole
 from shared.redis.run_record import RunRecord
 from shared.run_options.run_config import RunConfig
 from shared.service.current_request import name_subject

@@ -22,7 +22,7 @@ from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.uploads.upload_part import Part
 from services.trainer.uploads.upload_store import UploadStore
 from shared.access.route_table import MAX_UPLOADED_PIECE
-from shared.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
+from shared.files.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
 from shared.run_options.wording import what_is_wrong
 from shared.service.current_request import name_subject
 from shared.serving.http_guard import declared_length

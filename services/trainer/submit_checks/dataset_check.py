@@ -16,7 +16,7 @@ from services.trainer.submit_checks.prompt_lengths import (
     num_positions,
     token_count,
 )
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.messages import Prompt
 from shared.run_options.run_config import RunConfig
 

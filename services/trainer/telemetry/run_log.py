@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.room import Room
-from shared.disk_sync import sync
 from shared.errors import UserError
+from shared.files.disk_sync import sync
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import TRANSIENT, Redis
 

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from services.trainer.problems import Problem
-from shared.file_set import SetFile
+from shared.files.file_set import SetFile
 
 
 class Part:

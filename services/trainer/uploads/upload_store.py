@@ -30,8 +30,8 @@ import msgspec
 from services.trainer.problems import Problem
 from services.trainer.uploads.upload_disk import UploadDisk
 from services.trainer.uploads.upload_part import Part, too_long
-from shared.disk_sync import sync, write_whole
-from shared.file_set import SetFile, set_id, why_no_set
+from shared.files.disk_sync import sync, write_whole
+from shared.files.file_set import SetFile, set_id, why_no_set
 
 _INCOMING, _FILES = ".incoming", ".files"
 _MANIFEST, _WHOLE, _SET = "manifest.json", "whole", "sha256-"

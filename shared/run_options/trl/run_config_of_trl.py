@@ -17,7 +17,7 @@ from shared.run_options.from_trl import INSTEAD, OF_THE_CONSTRUCTOR, OF_VLLM
 from shared.run_options.run_config import RunConfig
 from shared.run_options.trl import data_of_trl, sampling_of_trl, training_of_trl
 from shared.run_options.trl.translation import Translation
-from shared.run_options.trl_defaults import TRL_DEFAULTS
+from shared.run_options.trl.trl_defaults import TRL_DEFAULTS
 
 _SUBJECTS: Final[tuple[Callable[[Translation], None], ...]] = (
     *(sampling_of_trl.sampling, sampling_of_trl.loss),

@@ -9,7 +9,7 @@ from shared.run_options.optimizers import ADAM_OPTIONS, FACTS, Optimizer
 from shared.run_options.run_config import RunConfig
 from shared.run_options.training import CUDA_GRAPH_MODES, Attention
 from shared.run_options.trl.translation import Translation
-from shared.run_options.trl_defaults import TRL_DEFAULTS
+from shared.run_options.trl.trl_defaults import TRL_DEFAULTS
 
 _NUM_PROCESSES: Final = {"single_gpu": 1} | dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)
 """Training processes of the accelerate configurations that come with TRL."""

@@ -15,7 +15,7 @@ from services.generator.engine.engine_check import EngineChecker, judge
 from services.generator.engine.engine_spec import spec_for
 from services.generator.metrics import GeneratorMetrics
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
 from tests.generator.engine.reference import Reference

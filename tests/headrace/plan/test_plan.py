@@ -31,7 +31,7 @@ def model(tmp_path: Path) -> Path:
 def test_what_the_trainer_keeps_is_what_the_plan_says() -> None:
     """Float32 weights and two float32 moments per parameter, by the trainer's own optimizer."""
     torch = pytest.importorskip("torch")
-    from services.trainer.policy.optimizer import make_optimizer
+    from services.trainer.policy.optimizers.optimizer import make_optimizer
     from shared.run_options.run_config import RunConfig
 
     config = RunConfig(model="m", dataset_name="d", reward_funcs=["accuracy_reward"], max_steps=1, dtype="bfloat16")

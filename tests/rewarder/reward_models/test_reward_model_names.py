@@ -6,7 +6,7 @@ import pytest
 
 from services.rewarder.reward_models.model_name import ModelPlace, is_reward_model, model_place
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 
 pytestmark = pytest.mark.unit
 

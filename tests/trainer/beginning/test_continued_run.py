@@ -14,7 +14,7 @@ from services.trainer.beginning.source import find_source
 from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.beginning import Beginning
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.messages import decode_prompt_group
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis

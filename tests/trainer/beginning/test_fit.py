@@ -14,7 +14,7 @@ from services.trainer.beginning.source import find_source
 from services.trainer.checkpoints.manifest import write_manifest
 from shared.beginning import Beginning, RowCursor
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.run_options.run_config import parse_run_config
 from tests.trainer.beginning.made_checkpoints import make_adapter, make_checkpoint, make_model, write_tensors
 

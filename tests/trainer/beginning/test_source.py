@@ -12,7 +12,7 @@ import pytest
 from services.trainer.beginning import source
 from services.trainer.beginning.source import find_source, run_reference
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.redis.run_record import Progress, RunRecord
 from tests.trainer.beginning.made_checkpoints import make_adapter, make_checkpoint, make_model
 

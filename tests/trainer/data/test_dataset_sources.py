@@ -18,7 +18,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from services.trainer.data.dataset import open_dataset, open_eval_dataset
 from services.trainer.submit_checks.dataset_check import check_dataset
 from shared.errors import UserError
-from shared.file_roots import FileRoots
+from shared.files.file_roots import FileRoots
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import misplaced
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from services.trainer.policy.optimizer import decays, make_optimizer
+from services.trainer.policy.optimizers.optimizer import decays, make_optimizer
 from shared.run_options.optimizers import FACTS, Optimizer
 from shared.run_options.run_config import RunConfig
 from tests.trainer.cores import GRADIENT_DESCENT, make_config, make_core, make_row, weights

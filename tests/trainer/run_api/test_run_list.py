@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.run_api import run_listing, run_sorting
+from services.trainer.run_api.listing import run_listing, run_sorting
 from shared.pause import Pause
 from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Progress, Status

@@ -12,7 +12,7 @@ import pytest
 
 from services.trainer.problems import Problem
 from services.trainer.uploads.upload_store import SetState, UploadStore
-from shared.file_set import SetFile
+from shared.files.file_set import SetFile
 from tests.small_disk import small_disk
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ import pytest
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.run_options.trl.run_config_of_trl import run_config_of
-from shared.run_options.trl_defaults import TRL_DEFAULTS
+from shared.run_options.trl.trl_defaults import TRL_DEFAULTS
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from services.trainer.policy.muon import MuonWithAdamW
+from services.trainer.policy.optimizers.muon import MuonWithAdamW
 from shared.errors import UserError
 from shared.install_commands import install_extras
 from shared.run_options.run_config import RunConfig

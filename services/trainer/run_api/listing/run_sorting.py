@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from services.trainer.problems import Problem
-from services.trainer.run_api.run_listing import Position, Wanted, find_runs
+from services.trainer.run_api.listing.run_listing import Position, Wanted, find_runs
 from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 

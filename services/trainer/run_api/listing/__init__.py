@@ -1,0 +1,1 @@
+"""Lists runs: filtered, sorted, a page at a time."""
