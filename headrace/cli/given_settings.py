@@ -79,7 +79,7 @@ def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[di
     settings = _chosen(settings)
     for name in (_SOURCE, _ONLY_MODEL, _SKIPS_NOT):
         settings.pop(name, None)
-    notes = [f"the settings are those of {what}"]
+    notes = [f"the settings come from {what}"]
     old_name = settings.get("name")
     if isinstance(old_name, str) and "name" not in given.settings:
         settings["name"] = _next_name(client, old_name)

@@ -58,7 +58,7 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
     """Export the newest checkpoint of a run into a directory of this process, and say which it is.
 
     Raises:
-        HeadraceError: There is none, or this machine does not see it.
+        HeadraceError: The run has not made a checkpoint, or this machine does not see it.
     """
     run_id, root = str(run["run_id"]), Path(run["run_dir"]) / "checkpoints"
     if not services.see_here(Path(run["run_dir"])):

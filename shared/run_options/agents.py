@@ -18,7 +18,7 @@ _Table = Annotated[dict[_Name, _Name], Field(min_length=1, max_length=MAX_TOOLS)
 
 
 def unknown_environment(row: Mapping[str, object], names: Sequence[str]) -> str:
-    """Return why a row's environment is none of those that the run has; empty if it is one of them."""
+    """Return why the run does not have a row's environment; empty if it has."""
     name = row.get(ENVIRONMENT_COLUMN)
     if name in names:
         return ""

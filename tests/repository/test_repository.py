@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ["services", "shared", "headrace"]
 MAX_LINES = 500
+MAX_FILES = 22
 NAMES_THAT_SAY_NOTHING = {"utils.py", "helpers.py", "common.py", "manager.py", "types.py"}
 HEAVY = ["torch", "vllm", "transformers"]
 
@@ -53,6 +55,12 @@ def test_no_file_is_longer_than_the_wall() -> None:
         if (num_lines := len(path.read_text().splitlines())) > MAX_LINES
     }
     assert not too_long, f"over {MAX_LINES} lines, so more than one concept each: {too_long}"
+
+
+def test_no_folder_has_more_files_than_a_reader_keeps_in_mind() -> None:
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in python_files())
+    too_full = {folder: num_files for folder, num_files in folders.items() if num_files > MAX_FILES}
+    assert not too_full, f"over {MAX_FILES} Python files, so some of them want a room of their own: {too_full}"
 
 
 def test_no_file_has_a_name_that_says_nothing() -> None:

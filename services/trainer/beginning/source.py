@@ -4,7 +4,7 @@
     /directory                       a checkpoint; or a run's directory, or its checkpoints/, for the newest one
                                      a transformers model or a PEFT adapter: weights only
 
-A directory must be in a place that runs may name (shared/files/file_roots.py). Nothing is changed here, and no tensor is read.
+A directory must be in a place that runs may name (file_roots.py). Nothing is changed here, and no tensor is read.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     evaluations, oldest first --judge--> step and value of the best, evaluations since the last improvement
 
-The rules are those of transformers' Trainer and EarlyStoppingCallback. An equal value is not better, so the earlier
+The rules are transformers' (Trainer and EarlyStoppingCallback). An equal value is not better, so the earlier
 step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
 evaluation without a value, because no group came back or it is not a number, is passed over. So is an evaluation that
 is missing prompts: the mean over some prompts cannot be compared with the mean over all of them.

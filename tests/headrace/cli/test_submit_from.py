@@ -125,6 +125,6 @@ def test_the_run_file_of_a_fork_can_be_printed(capsys: pytest.CaptureFixture[str
     with serving(script) as api:
         assert cli.main(["submit", "--from", ID, "--print", "--url", api.url]) == 0
     said = capsys.readouterr().out
-    assert f"# the settings are those of {ID}" in said
+    assert f"# the settings come from {ID}" in said
     assert f"resume_from_checkpoint: {ID}" in said
     assert all(asked.method == "GET" for asked in api.asked)

@@ -16,7 +16,6 @@ from headrace.grpo.script_services import ScriptServices
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import StateDir
-from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +48,6 @@ def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def options(output_dir: Path) -> GRPOConfig:

@@ -19,7 +19,6 @@ from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE
 from shared.errors import HeadraceError
-from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +44,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture
