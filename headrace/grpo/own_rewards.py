@@ -5,11 +5,12 @@ A run whose rewards fail too often pauses and waits until they are mended. A scr
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import plain_name
+from headrace.grpo.script_check import columns_of
 from services.rewarder.reward_call import required_columns
 from shared.errors import HeadraceError
 
@@ -46,7 +47,7 @@ class OwnRewards:
             for column in required_columns(function)
             if column not in kwargs.get(name, {})
         ]
-        there = _columns(data)
+        there = columns_of(data) or []
         if all(column in there for _, column in asked):
             return
         with contextlib.suppress(HeadraceApiError):  # the submit is refused for the same reason
@@ -81,13 +82,3 @@ class OwnRewards:
 
     def _plain(self, name: str) -> str:
         return plain_name(self._functions[name], otherwise=name.rpartition(":")[2])
-
-
-def _columns(data: Any) -> list[str]:
-    """Return the columns of a data set or of rows; none if it does not show them."""
-    if names := getattr(data, "column_names", None):
-        return list(names)
-    if isinstance(data, Sequence) and not isinstance(data, str):
-        rows = cast("Sequence[Mapping[str, Any]]", data)
-        return list(dict.fromkeys(name for row in rows for name in row))
-    return []

@@ -58,7 +58,7 @@ def _similar(name: str) -> str:
 
 def _require_prompts(data: Any, config: RunConfig, *, what: str) -> None:
     """Look for the column of the prompts in a data set in memory."""
-    columns, wanted = _columns(data), config.prompt_column
+    columns, wanted = columns_of(data), config.prompt_column
     may_lack_it = config.environment_factory is not None and wanted == RunConfig.model_fields["prompt_column"].default
     renamed = config.rename_columns or {}
     if columns is None or may_lack_it or wanted in [renamed.get(name, name) for name in columns]:
@@ -69,11 +69,12 @@ def _require_prompts(data: Any, config: RunConfig, *, what: str) -> None:
     )
 
 
-def _columns(data: Any) -> list[str] | None:
-    """Return the columns of a ``datasets.Dataset``, or of the first of some rows; None if they are not known."""
+def columns_of(data: Any) -> list[str] | None:
+    """Return the columns of a ``datasets.Dataset`` or of a list of rows; None if they are not known."""
     names = getattr(data, "column_names", None)
     if isinstance(names, list):
         return [str(name) for name in cast("list[object]", names)]
     if isinstance(data, list) and data and isinstance(data[0], Mapping):
-        return [str(name) for name in cast("Mapping[object, Any]", data[0])]
+        rows = cast("list[Mapping[object, Any]]", data)
+        return list(dict.fromkeys(str(name) for row in rows for name in row))
     return None
