@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_model import make_tiny_model
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny_model import make_tiny_model  # needs torch, which unit tests may lack
+
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
