@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import huggingface_hub
-
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.run_inputs import UnwrittenInputs
 from headrace.grpo.run_of_script import Files, Script, settings_with_model
@@ -40,6 +38,8 @@ def _require_model(script: Script) -> None:
         return
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise ArgumentError(f"model: there is no directory {name}{_similar(name)}")
+    import huggingface_hub  # only here, so that the module loads without it
+
     hub: Any = huggingface_hub
     if hub.constants.HF_HUB_OFFLINE and not isinstance(hub.try_to_load_from_cache(name, "config.json"), str):
         raise ArgumentError(

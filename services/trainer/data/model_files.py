@@ -10,9 +10,11 @@ def model_file(config: RunConfig, name: str) -> Path | None:
     if config.model.startswith("/"):
         path = Path(config.model) / name
         return path if path.is_file() else None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ModuleNotFoundError:  # a dry run without services may be made without it
+        return None
     try:
         found = try_to_load_from_cache(config.model, name, revision=config.model_revision)
     except HFValidationError:

@@ -255,7 +255,11 @@ def test_a_run_is_paused_and_resumed_by_its_commands(
 def test_output_that_finds_no_space_is_a_sentence(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "headrace", "runs", str(tmp_path)], stdout=full, stderr=subprocess.PIPE, check=False
+            [sys.executable, "-m", "headrace", "runs", str(tmp_path)],
+            cwd=Path(__file__).parents[3],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert ended.returncode == 1
     assert ended.stderr == b"headrace: the output cannot be written: No space left on device\n"

@@ -24,6 +24,7 @@ def test_without_a_checkpoint_there_is_no_model_to_save(
 ) -> None:
     run_dir = tmp_path / "run-a"
     if is_here:
+        pytest.importorskip("torch")  # reads checkpoints
         run_dir.mkdir()
     pause = {"by": "user", "since_s": 1.0}
     run: dict[str, Any] = {"run_id": "run-a", "name": None, "run_dir": str(run_dir), "status": "paused", "pause": pause}
