@@ -21,8 +21,10 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> None:
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     dynamo: Any = torch
+    # TORCHDYNAMO_DISABLE counts for a whole process if it was set when another test first imported the compiler.
+    monkeypatch.setattr(dynamo._dynamo.config, "disable", False)
     dynamo._dynamo.reset()
     dynamo._dynamo.utils.counters.clear()
 
