@@ -5,7 +5,9 @@ Nothing here imports torch or vLLM before they are used: `make check` runs the u
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -28,26 +30,38 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="session")
+@contextmanager
+def variables_of_vllm() -> Iterator[None]:
+    """Set the variables that vLLM reads, and restore them: other tests of this process are to compile, for example."""
+    with patch.dict(os.environ):
+        set_environment(os.environ, is_cpu=True, log_level="WARNING")
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        yield
+
+
+@pytest.fixture(scope="module")
 def vllm_environment() -> Iterator[None]:
-    """Set the variables that vLLM reads at import, and restore them at the end."""
-    before = dict(os.environ)
-    set_environment(os.environ, is_cpu=True, log_level="WARNING")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    """Set the variables that vLLM reads, for the tests of one module."""
+    with variables_of_vllm():
+        yield
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engine(tiny_model: Path, vllm_environment: None) -> AsyncIterator[Engine]:
+async def session_engine(tiny_model: Path) -> AsyncIterator[Engine]:
     """Return a running engine whose weights are labelled policy version 0."""
-    assert not await import_vllm({})
-    spec = EngineSpec(str(tiny_model), None, "float32", MAX_MODEL_LEN)
-    engine = await start_engine(spec, extra_args={}, has_cuda=False, timeout_s=300)
+    with variables_of_vllm():
+        assert not await import_vllm({})
+        spec = EngineSpec(str(tiny_model), None, "float32", MAX_MODEL_LEN)
+        engine = await start_engine(spec, extra_args={}, has_cuda=False, timeout_s=300)
     await engine.client.update_weight_version("0")
     yield engine
     await engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(session_engine: Engine, vllm_environment: None) -> Engine:
+    """Return the engine of all tests, with the variables that it was started with."""
+    return session_engine
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -25,16 +26,14 @@ LONG = 200
 
 @pytest.fixture
 async def engine(model_dir: Path) -> AsyncIterator[Engine]:
-    before = dict(os.environ)
-    set_environment(os.environ, is_cpu=True, log_level="WARNING")
-    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    assert not await import_vllm({})
-    spec = EngineSpec(str(model_dir), None, "float32", 256)
-    engine = await start_engine(spec, extra_args={"max_num_seqs": NUM_PLACES}, has_cuda=False, timeout_s=250)
-    yield engine
-    await engine.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
+    with patch.dict(os.environ):
+        set_environment(os.environ, is_cpu=True, log_level="WARNING")
+        os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        assert not await import_vllm({})
+        spec = EngineSpec(str(model_dir), None, "float32", 256)
+        engine = await start_engine(spec, extra_args={"max_num_seqs": NUM_PLACES}, has_cuda=False, timeout_s=250)
+        yield engine
+        await engine.shutdown()
 
 
 async def test_a_probe_is_scored_while_requests_are_in_all_places_and_more_wait(

@@ -23,8 +23,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     dynamo: Any = torch
-    # TORCHDYNAMO_DISABLE counts for a whole process if it was set when another test first imported the compiler.
-    monkeypatch.setattr(dynamo._dynamo.config, "disable", False)
+    # Read at each compilation. A machine whose vLLM runs on CPU may have it set.
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     dynamo._dynamo.reset()
     dynamo._dynamo.utils.counters.clear()
 
