@@ -19,7 +19,7 @@ from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.own_rewards import OwnRewards
+from headrace.grpo.own_code import OwnCode
 from headrace.grpo.resumption import replaced
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
 from headrace.grpo.script_services import ScriptServices, begin_run, find_services
@@ -53,7 +53,7 @@ class ScriptRun:
         self._services: ScriptServices | None = None
         self._files = Files(lambda: self._connected().inputs())
         self._epochs_per_step = 0.0
-        self._rewards = OwnRewards((), {})
+        self._own_code = OwnCode(script, {})
 
     @property
     def client(self) -> HeadraceClient:
@@ -73,7 +73,7 @@ class ScriptRun:
         is_first, run = self.run is None, self._begun(resume)
         goes_on = self.run is not None and self.run["run_id"] == run["run_id"]
         self.run = run
-        self._rewards.follow(run)
+        self._own_code.follow(run)
         self._events.describe(run, epochs_per_step=self._epochs_per_step)
         if is_first and goes_on:
             with self._events.told_before(epochs_per_step=self._epochs_per_step):
@@ -84,14 +84,14 @@ class ScriptRun:
         """Tell the events of all steps, and return their losses. An exception, such as Ctrl-C, pauses the run.
 
         Raises:
-            HeadraceError: The run failed, or is paused because a reward function of the script fails.
+            HeadraceError: The run failed, or is paused because code of the script fails.
         """
         assert self.run is not None
         client, run_id = self.client, self.run["run_id"]
         try:
             self._catch_up()
             console = self._console()
-            self.run = follow(client, run_id, console=console, on_event=self._take, on_run=self._rewards.check).run
+            self.run = follow(client, run_id, console=console, on_event=self._take, on_run=self._own_code.check).run
         except BaseException:  # Ctrl-C, or an error in a callback
             with contextlib.suppress(HeadraceApiError):
                 client.pause(run_id)
@@ -239,8 +239,8 @@ class ScriptRun:
         if earlier is not None and not resume and earlier["status"] in ENDED:
             earlier = None
         settings, notes = training_settings(self._script, self._files, callbacks=self._events.callbacks)
-        self._rewards = OwnRewards(self._script.reward_funcs, settings)
-        self._rewards.check_columns(self._script.train_dataset, client)
+        self._own_code = OwnCode(self._script, settings)
+        self._own_code.check_columns(self._script.train_dataset, client)
         if earlier is not None:
             old = replaced(self._connected(), earlier, settings, say=say)
             if old is None:

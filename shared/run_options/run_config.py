@@ -73,7 +73,10 @@ class RunConfig(
         default=2, ge=2, description="A group with fewer scored completions is dropped (counted)"
     )
     reward_failure_threshold: float = Field(
-        default=0.5, ge=0, lt=1, description="The run pauses if a function fails for a larger share of completions"
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="The run pauses if a function fails for a larger share of completions, or more rollouts are lost",
     )
     reward_failure_window: int = Field(
         default=16, ge=1, description="Number of newest groups over which that share is taken"

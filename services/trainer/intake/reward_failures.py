@@ -8,10 +8,13 @@ The window must be full. A function fails too often when failures are more than 
 outcomes. A run also should not go on if every group of the window was unscorable, at any share of failures: several
 functions may each fail for some completions, no function may apply, or the groups became dead letters. A test group,
 which tests in a pause whether rewards work again, is judged by itself, by the same two rules.
+
+A rollout that was lost, because a tool or an environment failed, was scored by no function. Lost rollouts are counted
+by themselves, as if the rollouts were one more function: its outcomes are all rollouts, its failures the lost ones.
 """
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.trainer.objective.advantages import GroupOutcomes
@@ -19,6 +22,8 @@ from shared.messages import RewardOutcome, is_failure
 from shared.run_options.run_config import RunConfig
 
 _MAX_DETAIL = 300
+_ROLLOUTS = ""
+"""The rollouts themselves, among the names of the functions."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,11 @@ class Verdict:
 
     Attributes:
         reason: A sentence without its full stop.
-        reward_func: The function that failed most often; empty if no function failed.
-        failed_ratio: Share of its outcomes that were failures, from 0 to 1.
-        last_failure: Outcome and detail of its last failure, or why the last group was buried; empty if neither.
+        reward_func: The function that failed most often; empty if no function failed, or if rollouts were lost more
+            often.
+        failed_ratio: Share of its outcomes that were failures, or of the rollouts that were lost, from 0 to 1.
+        last_failure: Outcome and detail of its last failure, or why the last rollout was lost or the last group
+            buried; empty if neither.
     """
 
     reason: str
@@ -42,8 +49,8 @@ class Verdict:
 class _Judged:
     """One group: how many outcomes each function had, and how many of them were failures."""
 
-    num_outcomes: dict[str, int]
-    num_failed: dict[str, int]
+    num_outcomes: Counter[str]
+    num_failed: Counter[str]
     is_scorable: bool
 
 
@@ -79,8 +86,8 @@ class RewardFailures:
         if number in self._left_out:
             return
         judged = _judged(outcomes, is_scorable=is_scorable)
-        for outcome in _failures(outcomes):
-            self._last_failures[outcome.name] = _said(outcome)
+        for name, detail in _failures(outcomes):
+            self._last_failures[name] = detail
         self._judged.append(judged)
         if number == self._test_group:
             self._test_group = None
@@ -91,7 +98,7 @@ class RewardFailures:
         if number in self._left_out:
             return
         self._last_buried = reason[:_MAX_DETAIL]
-        self._judged.append(_Judged({}, {}, is_scorable=False))
+        self._judged.append(_Judged(Counter(), Counter(), is_scorable=False))
 
     def expect_test_group(self, number: int) -> None:
         """Use this group, when it arrives, to decide whether the reward functions work again."""
@@ -105,9 +112,9 @@ class RewardFailures:
         self._test_group, self.has_recovered = None, False
 
     def last_failure(self) -> str:
-        """Return the last failure of the function that fails most often, or of a buried group; empty if neither."""
+        """Return the last failure of what fails most often, or of a buried group; empty if neither."""
         name, _ = _worst(self._judged)
-        return self._last_failures.get(name, "") if name else self._last_buried
+        return self._last_buried if name is None else self._last_failures.get(name, "")
 
     def verdict(self) -> Verdict | None:
         """Return why the run should not go on. None if it should, or if the window is not full."""
@@ -119,13 +126,15 @@ class RewardFailures:
         groups = "the last group" if count == 1 else f"the last {count} groups"
         said = f"; it last said: {last_failure}" if last_failure else ""
         if self._is_too_often(failed_ratio):
-            reason = (
-                f"reward function {name} failed for {failed_ratio:.0%} of the completions of {groups}, more than "
-                f"reward_failure_threshold={self._config.reward_failure_threshold:g}{said}"
-            )
+            what = f"{failed_ratio:.0%} of the rollouts of {groups} were lost"
+            if name:
+                what = f"reward function {name} failed for {failed_ratio:.0%} of the completions of {groups}"
+            reason = f"{what}, more than reward_failure_threshold={self._config.reward_failure_threshold:g}{said}"
         elif not any(judged.is_scorable for judged in self._judged):
             if name:
                 why = f"reward function {name} failed most often, for {failed_ratio:.0%} of the completions{said}"
+            elif name == _ROLLOUTS:
+                why = f"{failed_ratio:.0%} of the rollouts were lost{said}"
             elif self._last_buried:
                 why = f"they became dead letters, the last because {self._last_buried}"
             else:
@@ -133,42 +142,46 @@ class RewardFailures:
             reason = f"no group of {groups} had {self._config.min_scored_completions} scored completions: {why}"
         else:
             return None
-        return Verdict(reason, reward_func=name, failed_ratio=failed_ratio, last_failure=last_failure)
+        return Verdict(reason, reward_func=name or "", failed_ratio=failed_ratio, last_failure=last_failure)
 
     def _is_too_often(self, failed_ratio: float) -> bool:
         return failed_ratio > self._config.reward_failure_threshold
 
 
 def first_failure(outcomes: GroupOutcomes) -> str:
-    """Return the name and the failure of the first function that failed in a group; empty if no function failed."""
-    for outcome in _failures(outcomes):
-        return f"{outcome.name}: {_said(outcome)}"
+    """Return the first failure in a group, with the name of its function; empty if nothing failed."""
+    for name, detail in _failures(outcomes):
+        return f"{name}: {detail}" if name else f"a rollout was lost: {detail}"
     return ""
 
 
 def _judged(outcomes: GroupOutcomes, *, is_scorable: bool) -> _Judged:
-    num_outcomes: dict[str, int] = {}
-    num_failed: dict[str, int] = {}
-    for of_completion in outcomes:
-        for outcome in of_completion:
-            num_outcomes[outcome.name] = num_outcomes.get(outcome.name, 0) + 1
-            num_failed[outcome.name] = num_failed.get(outcome.name, 0) + is_failure(outcome.outcome)
-    return _Judged(num_outcomes, num_failed, is_scorable)
+    scored = [outcome for of_rollout in outcomes if not _is_lost(of_rollout) for outcome in of_rollout]
+    num_outcomes = Counter(outcome.name for outcome in scored)
+    num_outcomes[_ROLLOUTS] = len(outcomes)
+    return _Judged(num_outcomes, Counter(name for name, _ in _failures(outcomes)), is_scorable)
 
 
-def _worst(groups: "deque[_Judged] | list[_Judged]") -> tuple[str, float]:
-    """Return the function with the largest share of failures, and that share; an empty name if no function failed."""
+def _worst(groups: "deque[_Judged] | list[_Judged]") -> tuple[str | None, float]:
+    """Return the function with the largest share of failures, and that share; None if nothing failed."""
     shares: dict[str, float] = {}
     for name in dict.fromkeys(name for judged in groups for name in judged.num_outcomes):
-        num_failed = sum(judged.num_failed.get(name, 0) for judged in groups)
-        shares[name] = num_failed / sum(judged.num_outcomes.get(name, 0) for judged in groups)
-    name = max(shares, key=lambda name: shares[name], default="")
-    return (name, shares[name]) if name and shares[name] else ("", 0.0)
+        num_failed = sum(judged.num_failed[name] for judged in groups)
+        shares[name] = num_failed / max(1, sum(judged.num_outcomes[name] for judged in groups))
+    worst = max(shares, key=lambda name: shares[name], default=None)
+    return (worst, shares[worst]) if worst is not None and shares[worst] else (None, 0.0)
 
 
-def _failures(outcomes: GroupOutcomes) -> list[RewardOutcome]:
-    return [outcome for of_completion in outcomes for outcome in of_completion if is_failure(outcome.outcome)]
+def _failures(outcomes: GroupOutcomes) -> Iterator[tuple[str, str]]:
+    """Yield the name and the detail of each failure; one for a lost rollout."""
+    for of_rollout in outcomes:
+        if _is_lost(of_rollout):
+            yield _ROLLOUTS, of_rollout[0].detail[:_MAX_DETAIL]
+            continue
+        for outcome in of_rollout:
+            if is_failure(outcome.outcome):
+                yield outcome.name, f"{outcome.outcome} {outcome.detail[:_MAX_DETAIL]}".strip()
 
 
-def _said(outcome: RewardOutcome) -> str:
-    return f"{outcome.outcome} {outcome.detail[:_MAX_DETAIL]}".strip()
+def _is_lost(of_rollout: Sequence[RewardOutcome]) -> bool:
+    return any(outcome.outcome == "lost" for outcome in of_rollout)

@@ -120,4 +120,4 @@ def how_to_mend(reward_func: str) -> str:
             "Fix it: repair an endpoint where it runs, or register it again; for a built-in function, submit a new run "
             "with the columns and reward_kwargs that it needs."
         )
-    return "The dead letters and the rewarder's log say what failed."
+    return "The dead letters and the logs of the rewarder and of the sessions service say what failed."

@@ -308,6 +308,31 @@ def test_a_reward_function_that_fails_for_all_ends_the_training_with_its_error_a
     assert second.client.get(first.run["run_id"])["status"] == "stopped"
 
 
+class NeverBegins(Even):
+    """Fails at once."""
+
+    def reset(self, start: int, **row: Any) -> str:
+        raise OSError("no game server")
+
+
+def test_an_environment_that_fails_for_all_ends_the_training_with_its_error(
+    trainer: Callable[..., GRPOTrainer],
+) -> None:
+    rows = Dataset.from_list([{"start": number} for number in range(8)])
+    script = trainer(
+        reward_funcs=None,
+        train_dataset=rows,
+        environment_factory=NeverBegins,
+        options={"run_options": {"reward_failure_window": 4}},
+    )
+    with pytest.raises(HeadraceError) as raised:
+        script.train()
+    assert str(raised.value) == (
+        "100% of the rollouts were lost; the last failure is: NeverBegins: reset ended with an exception: "
+        "no game server. Mend the environment, and call train(resume_from_checkpoint=True)"
+    )
+
+
 def needs_a_solution(completions: list[str], solution: list[str]) -> list[float]:
     return [float(one == other) for one, other in zip(completions, solution, strict=True)]
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
         ("judge", "repair an endpoint where it runs, or register it again"),
         ("accuracy_reward", "submit a new run with the columns and reward_kwargs"),
         ("some-org/some-model", "It is a reward model"),
-        ("", "The dead letters and the rewarder's log say what failed."),
+        ("", "The dead letters and the logs of the rewarder and of the sessions service say what failed."),
     ],
 )
 def test_how_to_mend_a_reward_depends_on_what_it_is(reward_func: str, says: str) -> None:

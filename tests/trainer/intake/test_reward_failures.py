@@ -96,6 +96,22 @@ def test_of_several_functions_the_one_that_fails_most_is_named(run_config: RunCo
     assert "of the completions of the last group, more than" in verdict.reason
 
 
+def test_lost_rollouts_are_no_failures_of_the_functions_that_were_never_called(run_config: RunConfig) -> None:
+    found = failures(run_config)
+    a_group = said("lost", "lost", "lost", "scored", detail="Game: reset ended with an exception")
+    for number in range(2):
+        found.note(number, a_group, is_scorable=False)
+    verdict = found.verdict()
+    assert verdict is not None
+    assert (verdict.reward_func, verdict.failed_ratio) == ("", 0.75)
+    assert verdict.last_failure == "Game: reset ended with an exception"
+    assert verdict.reason == (
+        "75% of the rollouts of the last 2 groups were lost, more than reward_failure_threshold=0.5; it last said: "
+        "Game: reset ended with an exception"
+    )
+    assert first_failure(a_group) == "a rollout was lost: Game: reset ended with an exception"
+
+
 def test_only_the_newest_groups_count(run_config: RunConfig) -> None:
     found = failures(run_config)
     for number in range(2):
