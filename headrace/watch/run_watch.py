@@ -138,6 +138,8 @@ class RunWatch:
         if self.step:
             return f"step {self.step}"
         words = {"queued": "not started yet", "running": "starting", "paused": "no step yet"}
+        if self.run["config"].get("max_steps") == 0:  # a run that only evaluates
+            words |= {"running": "evaluating", "finished": "evaluated"}
         return words.get(self.status, "no step was made")
 
     @property

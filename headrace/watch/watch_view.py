@@ -77,6 +77,7 @@ def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
     parts = [f"step {watch.step}/{watch.max_steps}" if watch.max_steps else watch.progress_in_words]
     for name, text in (
         ("reward", "reward {:.3f}"),
+        ("eval_reward", "eval_reward {:.3f}"),
         ("staleness/mean", "staleness {:.2f}"),
         ("throughput/generated_tokens_per_s", "generated {:,.0f} tokens/s"),
         ("throughput/trained_tokens_per_s", "trained {:,.0f} tokens/s"),

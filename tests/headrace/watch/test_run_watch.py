@@ -33,6 +33,7 @@ def make_run(**changes: Any) -> dict[str, Any]:
         "started_at_s": 1000.0,
         "ended_at_s": None,
         "run_dir": "/runs/run-a",
+        "config": {"max_steps": 10},
         "waiting_for": "a generator: none is alive",
         "progress": progress,
     }
@@ -158,6 +159,14 @@ def test_before_its_first_step_a_run_says_what_goes_on_instead_of_counting() -> 
         assert words in drawn(watch)
         assert "?" not in drawn(watch)
         assert watch_view.line(watch, now_s=0.0).startswith(f"{status}  {words}")
+
+
+def test_a_run_that_only_evaluates_says_what_the_evaluation_found() -> None:
+    watch = RunWatch(make_run(started_at_s=None, config={"max_steps": 0}, progress={"max_steps": 0}, waiting_for=None))
+    assert watch_view.line(watch, now_s=0.0) == "running  evaluating"
+    watch.take_evaluation({"step": 0, "eval_reward": 0.25})
+    watch.take_run(make_run(status="finished", started_at_s=None, config={"max_steps": 0}, progress={"max_steps": 0}))
+    assert watch_view.line(watch, now_s=0.0) == "finished  evaluated  eval_reward 0.250"
 
 
 def test_queues_are_what_is_in_the_streams_and_of_a_run_that_ended_only_what_was_buried() -> None:

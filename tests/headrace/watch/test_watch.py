@@ -54,7 +54,7 @@ def test_a_run_is_followed_to_its_end_and_all_its_metrics_are_known() -> None:
     assert watch.status == "finished"
     assert watch.series("reward") == [0.25, 0.75]
     assert watch.points("eval_reward") == [(1, 0.5)]
-    assert printed(screen).splitlines()[-1] == "[0:06] finished  step 2/2  reward 0.750"
+    assert printed(screen).splitlines()[-1] == "[0:06] finished  step 2/2  reward 0.750  eval_reward 0.500"
     assert final_sentence(watch.run) == "run-a finished after 2 steps; the model is in /runs/run-a/model"
 
 
