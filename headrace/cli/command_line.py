@@ -10,6 +10,7 @@
     rewards list                           rewards.py, reward_list.py a running rewarder
     keys add, keys list, keys revoke       ../keys/                   a file that services read
     export                                 export.py                  files on this machine
+    upload, download                       transfer.py                files to and from a deployment elsewhere
     doctor                                 ../doctor/                 a deployment, from the outside
     plan                                   ../plan/                   sizes and rates, before a deployment exists
 
@@ -27,7 +28,7 @@ from headrace import service_finder
 from headrace.argument_checks import Command, SentenceParser
 from headrace.cli.deployment_parsers import add_demo, add_doctor, add_keys, add_plan, add_up
 from headrace.cli.look_parsers import add_logs, add_plot
-from headrace.cli.run_parsers import add_export, add_rewards, add_runs
+from headrace.cli.run_parsers import add_export, add_rewards, add_runs, add_transfers
 from shared.errors import HeadraceError
 
 _INTERRUPTED = 130
@@ -73,6 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_rewards(commands.add_parser)
     add_keys(commands.add_parser)
     add_export(commands.add_parser)
+    add_transfers(commands.add_parser)
     add_doctor(commands.add_parser)
     add_plan(commands.add_parser)
     add_demo(commands.add_parser)

@@ -1,9 +1,10 @@
-"""The arguments of the commands on runs and their rewards: submit, runs, show, ..., rewards, export.
+"""The arguments of the commands on runs and their rewards: submit, runs, show, ..., rewards, export, upload, download.
 
 A command's own module is imported when the command is called, so that `--help` is instant.
 """
 
 import argparse
+import importlib
 
 from headrace import service_finder
 from headrace.argument_checks import AddParser, Command, positive, seconds
@@ -176,13 +177,27 @@ def add_export(add_parser: AddParser) -> None:
     export.set_defaults(command=_export)
 
 
-def _set(parser: argparse.ArgumentParser, name: str) -> None:
+def add_transfers(add_parser: AddParser) -> None:
+    """Add `upload` and `download`."""
+    upload = add_parser(
+        "upload",
+        help="send a data set or model to a deployment on another machine",
+        description="Sends a file or directory, without hidden files, and prints the path by which a run file names "
+        "it. What is there already is not sent again.",
+    )
+    upload.add_argument("path", metavar="PATH", help="a data set's file, or the directory of a data set or model")
+    _set(upload, "upload", module="transfer")
+    download = add_parser("download", help="fetch the final model of a run from a deployment on another machine")
+    download.add_argument("run", metavar="RUN", help="id or name of a run, or the beginning of its id")
+    download.add_argument("--to", required=True, metavar="DIR", help="directory to write; other files there stay")
+    _set(download, "download", module="transfer")
+
+
+def _set(parser: argparse.ArgumentParser, name: str, *, module: str = "runs") -> None:
     service_finder.add_arguments(parser)
 
     def command(arguments: argparse.Namespace) -> int:
-        from headrace.cli import runs as cli_runs
-
-        chosen: Command = getattr(cli_runs, name)
+        chosen: Command = getattr(importlib.import_module(f"headrace.cli.{module}"), name)
         return chosen(arguments)
 
     parser.set_defaults(command=command)

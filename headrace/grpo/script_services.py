@@ -14,19 +14,15 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Submission
 from headrace.grpo.argument_error import ArgumentError
@@ -36,6 +32,7 @@ from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import STATE_DIR_VARIABLE, Endpoint, StateDir, choose_state_dir
 from headrace.service_finder import ca_file_elsewhere, key_elsewhere
+from headrace.transfer_progress import progress
 
 INPUTS_VARIABLE = "HEADRACE_INPUTS_DIR"
 _ANSWER_S, _SUBMIT_S = 30.0, 300.0
@@ -101,23 +98,6 @@ class ScriptServices:
         """Download the final model of a run."""
         with progress("downloading the model") as tell:
             return self.client.download_model(run_id, directory, on_progress=tell)
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Generator[Callable[[int, int], None]]:
-    """Yield a function that shows how far a transfer is, on a terminal."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True, emoji=False),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    with bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) -> ScriptServices:

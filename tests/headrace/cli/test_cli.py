@@ -57,14 +57,14 @@ def test_a_service_elsewhere_needs_a_key(capsys: pytest.CaptureFixture[str], mon
     assert "is not an http:// or https:// address" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["show", "watch", "pause", "resume", "stop", "rollouts", "export"])
+@pytest.mark.parametrize("command", ["show", "watch", "pause", "resume", "stop", "rollouts", "export", "download"])
 def test_a_run_that_is_not_there_is_refused_in_the_words_of_the_command_line(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"type": "/problems/no-such-run", "title": "No such run", "status": 404, "run_id": "run-z"}
     answer = Answer(404, json.dumps({**body, "detail": "GET /v1/runs lists them."}).encode())
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
-    options = ["--to", "out"] if command == "export" else []
+    options = ["--to", "out"] if command in ("export", "download") else []
     with serving(lambda _: answer) as api:
         assert cli.main([command, "run-z", *options, "--url", api.url]) == 1
     assert capsys.readouterr().err == "headrace: there is no run run-z; `headrace runs` lists them\n"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace import file_transfer
+from headrace.cli.command_line import main
 from headrace.client import HeadraceApiError, HeadraceClient
 from shared.access.named_keys import NamedKey, digest_of
 from shared.errors import UserError
@@ -79,6 +80,36 @@ def test_a_file_is_named_by_its_own_path(client: HeadraceClient, tmp_path: Path,
     where = client.upload(rows)
     assert re.fullmatch(re.escape(str(tmp_path / "uploads")) + r"/sha256-[0-9a-f]{64}/rows.jsonl", where)
     assert client.check(run | {"dataset_name": where}).derived["num_rows"] == 8
+
+
+def test_the_commands_send_a_data_set_and_fetch_a_model(
+    service: Service,
+    run: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HEADRACE_URL", f"http://127.0.0.1:{service.port}")
+    monkeypatch.setenv("HEADRACE_API_KEY", KEY)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1 =", "solution": "2"}\n' * 8)
+    assert main(["upload", str(rows)]) == 0
+    where = capsys.readouterr().out.removesuffix("\n")
+    assert Path(where).read_bytes() == rows.read_bytes()
+    assert main(["upload", str(tmp_path / "missing")]) == 1
+    assert capsys.readouterr().err == f"headrace: {tmp_path}/missing cannot be uploaded: no such file or directory\n"
+
+    run_id = service.submit(run | {"dataset_name": where, "name": "mine"})
+    wait_until(lambda: service.status(run_id) == "finished")
+    assert main(["download", "mine", "--to", str(tmp_path / "fetched")]) == 1
+    assert "has left no final model" in capsys.readouterr().err
+    with HeadraceClient(f"http://127.0.0.1:{service.port}", KEY) as client:
+        model = Path(client.get(run_id)["run_dir"]) / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert main(["download", "mine", "--to", str(tmp_path / "fetched")]) == 0
+    assert capsys.readouterr().out == f"downloaded the model of mine to {tmp_path}/fetched\n"
+    assert files_in(tmp_path / "fetched") == {"config.json": b"{}"}
 
 
 def test_an_upload_outlives_a_trainer_that_is_killed_and_started_again(
