@@ -94,13 +94,11 @@ class FakeSessions(FakeChecker):
 
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """See FakeChecker."""
-        unknown = [name for name in body["tools"] if name != "my_tools:add"]
-        if unknown:
-            return 422, {
-                "title": "Unusable tools",
-                "status": 422,
-                "detail": f"{unknown[0]} cannot be a tool: no docstring",
-            }
+        tools = body.get("tools", [])  # a run has them, an environment or an agent
+        unknown = [name for name in tools if name != "my_tools:add"]
+        if unknown or not tools:
+            what = f"{unknown[0]} cannot be a tool: no docstring" if unknown else "only tools are known here"
+            return 422, {"title": "Unusable tools", "status": 422, "detail": what}
         return 200, {"tools": [{}]}
 
 
