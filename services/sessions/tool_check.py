@@ -39,7 +39,7 @@ def tool_check_router(check: Check) -> APIRouter:
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": AgentOptions.model_json_schema()}},
+                "content": {"application/json": {"schema": AgentOptions.document()}},
             }
         },
     )

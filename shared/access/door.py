@@ -1,6 +1,6 @@
 """Asks every request for a key with the scope that its route needs. Pure ASGI; all services use it.
 
-    request --> known route? --> known key? --> its scope? --> known query parameters? --> application
+    request --> known route? --> known key? --> its scope? --> its query parameters? --> application
                 404, 405         401            403            422
 
 Deny by default: a request without a known key gets a 401 even for an unknown path, and a path that is not in the
@@ -16,6 +16,7 @@ before are cut off within two seconds.
 import asyncio
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote_plus
@@ -75,8 +76,8 @@ class Door:
 
     async def _let_in(self, found: Found, scope: Scope, receive: Receive, send: Send) -> None:
         if found.route is not None:
-            if unknown := _unknown_parameters(found.route, scope):
-                await reply(send, _refusal_of(unknown, found.route))
+            if wrong := _wrong_parameters(found.route, scope):
+                await reply(send, _refusal_of(wrong))
             else:
                 await self._app(scope, receive, send)
         elif found.methods:
@@ -88,21 +89,32 @@ class Door:
             await reply(send, body)
 
 
-def _unknown_parameters(route: Route, scope: Scope) -> list[str]:
-    """Return the names of query parameters that the route does not have, in the request's order."""
+def _wrong_parameters(route: Route, scope: Scope) -> dict[str, str]:
+    """Return what is wrong with the query parameters, by their names, in the request's order.
+
+    The route does not have one, or takes it once and it is there several times.
+    """
     query: bytes = scope.get("query_string", b"")
     if route.query is None or not query:
-        return []
-    given = (unquote_plus(part.partition(b"=")[0].decode(errors="replace")) for part in query.split(b"&") if part)
-    return [name for name in dict.fromkeys(given) if name not in route.query]
+        return {}
+    names = (unquote_plus(part.partition(b"=")[0].decode(errors="replace")) for part in query.split(b"&") if part)
+    takes = f"this route takes {', '.join(sorted(route.query))}" if route.query else "this route takes none"
+    wrong: dict[str, str] = {}
+    for name, count in Counter(names).items():
+        if name not in route.query:
+            wrong[name] = f"there is no such query parameter; {takes}"
+        elif count > 1 and name not in route.lists:
+            wrong[name] = f"there are {count} values, and this query parameter takes one"
+    return wrong
 
 
-def _refusal_of(unknown: list[str], route: Route) -> dict[str, Any]:
-    takes = f"this route takes {', '.join(sorted(route.query or ()))}" if route.query else "this route takes none"
-    message = f"there is no such query parameter; {takes}"
-    errors = [{"field": _shown(name), "message": message} for name in unknown[:_MAX_ERRORS]]
-    named = ", ".join(error["field"] for error in errors)
-    return problem(422, "Invalid request", f"{named}: {message}", errors=errors)
+def _refusal_of(wrong: dict[str, str]) -> dict[str, Any]:
+    errors = [{"field": _shown(name), "message": wrong[name]} for name in list(wrong)[:_MAX_ERRORS]]
+    by_message: dict[str, list[str]] = {}
+    for error in errors:
+        by_message.setdefault(error["message"], []).append(error["field"])
+    detail = "; ".join(f"{', '.join(fields)}: {message}" for message, fields in by_message.items())
+    return problem(422, "Invalid request", detail, errors=errors)
 
 
 def _shown(name: str) -> str:

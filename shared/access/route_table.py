@@ -50,6 +50,7 @@ class Route:
         action: Name in the audit log; empty if the route changes nothing.
         query: Names of the query parameters; None if the application checks them itself, as vLLM does, or ignores them:
             Anthropic's client adds ``beta``.
+        lists: Those of them that may be given several times.
         errors: Form of the errors.
         max_body_bytes: Largest body, if it is not the service's.
     """
@@ -60,6 +61,7 @@ class Route:
     needs: Need | None
     action: str = ""
     query: tuple[str, ...] | None = ()
+    lists: tuple[str, ...] = ()
     errors: ErrorForm = "problem"
     max_body_bytes: int | None = None
 
@@ -120,6 +122,7 @@ _ABOUT = Route("get_about", "GET", "/v1/about", "read")
 _INTERNAL_ABOUT = Route("get_internal_about", "GET", "/internal/v1/about", INTERNAL)
 _RUN = "/v1/runs/{run_id}"
 _PAGE = ("cursor", "limit")
+_LABELS = ("status", "tag")
 MAX_UPLOADED_PIECE: Final = 16 * 1024 * 1024
 """Most bytes of a file that one request uploads."""
 
@@ -129,7 +132,7 @@ TRAINER: Final = RouteTable(
     _ABOUT,
     _INTERNAL_ABOUT,
     Route("submit_run", "POST", "/v1/runs", "submit", "run.submit", query=("dry_run",)),
-    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "sort", "status", "tag")),
+    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "sort", *_LABELS), lists=_LABELS),
     Route("get_run", "GET", _RUN, "read"),
     Route("edit_run", "PATCH", _RUN, "operate", "run.edit"),
     Route("pause_run", "POST", f"{_RUN}/pause", "operate", "run.pause"),

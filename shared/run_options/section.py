@@ -5,6 +5,7 @@ from types import NoneType
 from typing import Annotated, Any, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.json_schema import DEFAULT_REF_TEMPLATE
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -55,3 +56,20 @@ class Section(BaseModel):
         if isinstance(value, int) and value > LARGEST:
             raise ValueError(f"must be at most {LARGEST}")
         return value
+
+    @classmethod
+    def document(cls, *, ref_template: str = DEFAULT_REF_TEMPLATE) -> dict[str, Any]:
+        """Return the JSON schema of the options, with null where an option may be not set."""
+        schema = cls.model_json_schema(ref_template=ref_template)
+        for name, field in cls.model_fields.items():
+            if not field.is_required():
+                schema["properties"][name] = _or_null(schema["properties"][name])
+        return schema
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that takes null, too."""
+    if {"type": "null"} in schema.get("anyOf", ()):
+        return schema
+    about = {key: schema[key] for key in ("default", "description", "title") if key in schema}
+    return about | {"anyOf": [{key: value for key, value in schema.items() if key not in about}, {"type": "null"}]}

@@ -199,12 +199,18 @@ async def test_another_method_is_refused_with_the_allowed_methods(service: str, 
 @pytest.mark.parametrize("service", TABLES)
 def test_the_table_of_a_service_has_the_query_parameters_of_its_routes(service: str, apps: dict[str, App]) -> None:
     has = {
-        (method, route.path): {parameter.alias for parameter in get_flat_dependant(route.dependant).query_params}
+        (method, route.path): {
+            parameter.alias: "list" in str(parameter.field_info.annotation)
+            for parameter in get_flat_dependant(route.dependant).query_params
+        }
         for route in inside(apps[service]).routes
         if isinstance(route, APIRoute)
         for method in route.methods
     }
-    tables = {(route.method, route.path): set(route.query or ()) for route in TABLES[service].routes}
+    tables = {
+        (route.method, route.path): {name: name in route.lists for name in route.query or ()}
+        for route in TABLES[service].routes
+    }
     assert len(has) >= 4
     assert has == {which: tables[which] for which in has}
 
@@ -229,6 +235,17 @@ async def test_an_unknown_query_parameter_is_refused_with_the_known_parameters(
         if route.needs is not None:
             unknown = await ask(apps[service], route.method, f"{route.path}?limt=3", "nonsense")
             assert unknown.status_code == 401, "without a key, the answer reveals nothing"
+
+
+async def test_a_query_parameter_is_given_once_unless_it_is_a_list(apps: dict[str, App]) -> None:
+    refused = await ask(apps["trainer"], "GET", "/v1/runs?name=a&tag=x&limit=3&tag=y&name=b&limit=4&nome=c", API_KEY)
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == (
+        "name, limit: there are 2 values, and this query parameter takes one; "
+        "nome: there is no such query parameter; this route takes cursor, limit, name, sort, status, tag"
+    )
+    assert [error["field"] for error in refused.json()["errors"]] == ["name", "limit", "nome"]
+    assert (await ask(apps["trainer"], "GET", "/v1/runs?name=a&tag=x&tag=y", API_KEY)).status_code == 200
 
 
 async def test_vllms_own_routes_judge_their_query_parameters_themselves(apps: dict[str, App]) -> None:

@@ -77,7 +77,7 @@ class Health(BaseModel):
 
 def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     made = make()
-    config = RunConfig.model_json_schema(ref_template="#/components/schemas/{model}")
+    config = RunConfig.document(ref_template="#/components/schemas/{model}")
     made["components"]["schemas"] |= config.pop("$defs", {}) | {"RunConfig": config}
     return complete(made, TRAINER)
 

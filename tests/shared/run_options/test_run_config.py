@@ -41,6 +41,14 @@ def test_null_is_a_value_where_it_switches_something_off(name: str) -> None:
     assert getattr(parse_run_config(MINIMAL), name) is not None
 
 
+def test_the_document_has_null_where_it_is_taken() -> None:
+    properties = RunConfig.document()["properties"]
+    for name, field in RunConfig.model_fields.items():
+        takes_null = {"type": "null"} in properties[name].get("anyOf", ())
+        assert takes_null == (not field.is_required()), name
+    assert properties["tools"]["default"] == []
+
+
 def test_null_is_no_value_of_what_a_run_needs() -> None:
     for name in MINIMAL:
         with pytest.raises(UserError, match=f"{name}: "):
