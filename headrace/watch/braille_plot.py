@@ -9,7 +9,8 @@
 Returns plain text. watch_view.py chooses the values and the colours.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BARS = "▁▂▃▄▅▆▇█"
@@ -17,35 +18,35 @@ _EMPTY = 0x2800
 
 
 def braille_curve(
-    values: Sequence[float],
+    points: Sequence[tuple[float, float]],
     *,
     width: int,
     height: int,
     low: float,
     high: float,
-    share: float = 1.0,
-    begin: float = 0.0,
+    first: float,
+    last: float,
 ) -> list[str]:
     """Return `height` lines of `width` characters.
 
+    A straight line joins each point with the next. Where a column of dots has several points, it shows their mean.
+
     Args:
-        values: Evenly spaced, oldest first.
+        points: Steps and values, in the order of steps.
         width: Width in characters, each two dots wide.
         height: Height in lines, each four dots high.
         low: Value at the bottom dot.
         high: Value at the top dot.
-        share: Fraction of the width at which the values end, 0 to 1. A growing share makes the curve grow to the right.
-        begin: Fraction of the width at which they begin, below ``share``.
+        first: Step at the left edge.
+        last: Step at the right edge.
     """
     cells = [[0] * width for _ in range(height)]
-    end = max(1, round(2 * width * min(1.0, max(0.0, share))))
-    first = min(end - 1, round(2 * width * max(0.0, begin)))
-    last: int | None = None
-    for column in range(first, end if values else first):
-        row = _row(_value_at(values, column - first, end - first), 4 * height, low, high)
-        for dot in _dots_between(last, row):
+    before: int | None = None
+    for column, value in _joined(_by_column(points, 2 * width, first, last)):
+        row = _row(value, 4 * height, low, high)
+        for dot in _dots_between(before, row):
             cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
-        last = row
+        before = row
     return ["".join(chr(_EMPTY + cell) for cell in line) for line in cells]
 
 
@@ -80,12 +81,23 @@ def nice_bounds(values: Sequence[float]) -> tuple[float, float]:
     return (low, high) if high > low else (low, low + 1.0)
 
 
-def _value_at(values: Sequence[float], column: int, columns: int) -> float:
-    """Return the mean of the values in a column. If there are fewer values than columns, one value spans several."""
-    start = column * len(values) / columns
-    stop = (column + 1) * len(values) / columns
-    within = values[int(start) : max(int(start) + 1, int(stop))]
-    return sum(within) / len(within)
+def _by_column(
+    points: Sequence[tuple[float, float]], columns: int, first: float, last: float
+) -> list[tuple[int, float]]:
+    """Return the columns that have points, from left to right, each with the mean of its values."""
+    found: dict[int, list[float]] = {}
+    for step, value in points:
+        share = (step - first) / (last - first) if last > first else 0.0
+        found.setdefault(min(columns - 1, max(0, round(share * (columns - 1)))), []).append(value)
+    return [(column, sum(values) / len(values)) for column, values in found.items()]
+
+
+def _joined(means: Sequence[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    """Yield every column from the first to the last of ``means``, with values on straight lines between them."""
+    yield from means[:1]
+    for (left, begin), (right, end) in itertools.pairwise(means):
+        for column in range(left + 1, right + 1):
+            yield column, begin + (end - begin) * (column - left) / (right - left)
 
 
 def _dots_between(last: int | None, row: int) -> range:

@@ -118,28 +118,18 @@ def title_of(metric: str) -> str:
 
 def _picture(runs: Runs, metric: str, *, width: int) -> Text:
     columns = width - _AXIS_WIDTH - 1
-    values = [value for run in runs.values() for _, value in run.points(metric)]
+    points = [point for run in runs.values() for point in run.points(metric)]
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    first, last = min(steps, default=0), max(steps, default=0)
     low, high = min(values, default=0.0), max(values, default=0.0)
     high = high if high > low else low + 1.0
-    last_step = max((point[0] for run in runs.values() for point in run.points(metric)), default=0)
     text = Text(title_of(metric), style="bold")
     curves: list[list[str]] = []
     for number, (label, run) in enumerate(runs.items()):
-        points = run.points(metric)
-        newest = f"{points[-1][1]:.4g}" if points else "no number yet"
+        its = run.points(metric)
+        newest = f"{its[-1][1]:.4g}" if its else "no number yet"
         text.append(f"  {label} {newest}", style=f"not bold {_STYLES[number % len(_STYLES)]}")
-        first, last = (points[0][0], points[-1][0]) if points else (0, 0)
-        curves.append(
-            braille_curve(
-                [value for _, value in points],
-                width=columns,
-                height=_HEIGHT,
-                low=low,
-                high=high,
-                begin=(first - 1) / last_step if first > 1 else 0.0,
-                share=last / last_step if last_step else 1.0,
-            )
-        )
+        curves.append(braille_curve(its, width=columns, height=_HEIGHT, low=low, high=high, first=first, last=last))
     marks = {0: f"{high:.4g}", _HEIGHT - 1: f"{low:.4g}"}
     for row, cells in enumerate(merged(curves)):
         text.append(
@@ -148,5 +138,5 @@ def _picture(runs: Runs, metric: str, *, width: int) -> Text:
         for character, number in cells:
             text.append(character, style=f"not bold {_STYLES[number % len(_STYLES)]}")
     text.append(f"\n{'':{_AXIS_WIDTH}}└{'─' * columns}\n", style="not bold grey50")
-    text.append(f"{'':{_AXIS_WIDTH}} 1{str(last_step).rjust(columns - 1)}\n", style="not bold grey50")
+    text.append(f"{'':{_AXIS_WIDTH}} {str(first).ljust(columns - len(str(last)))}{last}\n", style="not bold grey50")
     return text

@@ -125,9 +125,9 @@ def _warnings(watch: RunWatch) -> list[RenderableType]:
 def _reward_plot(watch: RunWatch, width: int, height: int) -> RenderableType:
     rewards = watch.series("reward")
     low, high = nice_bounds(rewards)
-    share = watch.step / watch.max_steps if watch.max_steps else 1.0
+    last = watch.max_steps or watch.step
     columns = width - _AXIS_WIDTH - 1
-    curve = braille_curve(rewards, width=columns, height=height, low=low, high=high, share=share)
+    curve = braille_curve(watch.points("reward"), width=columns, height=height, low=low, high=high, first=1, last=last)
     value = f"{rewards[-1]:.3f}" if rewards else "no step yet"
     text = Text.assemble(("reward", "bold"), "  ", (value, "bold cyan"), "\n")
     marks = {height // 2: f"{(low + high) / 2:.2f}"} | {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
@@ -135,9 +135,8 @@ def _reward_plot(watch: RunWatch, width: int, height: int) -> RenderableType:
         tick = "┤" if row in marks else "│"
         text.append(f"{marks.get(row, ''):>{_AXIS_WIDTH - 1}} {tick}", style="grey50")
         text.append(dots + "\n", style="cyan")
-    end = str(watch.max_steps or watch.step)
     text.append(" " * _AXIS_WIDTH + "└" + "─" * columns + "\n", style="grey50")
-    text.append(" " * _AXIS_WIDTH + " 1" + end.rjust(columns - 1), style="grey50")
+    text.append(" " * _AXIS_WIDTH + " 1" + str(last).rjust(columns - 1), style="grey50")
     return text
 
 

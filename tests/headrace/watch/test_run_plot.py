@@ -23,6 +23,13 @@ def run(run_id: str, name: str | None = None, *, rewards: tuple[float, ...] = (0
     return watch
 
 
+def printed(runs: dict[str, RunWatch], *metrics: str, width: int = 60) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as picture:
+        console.print(drawn(runs, metrics, width=width))
+    return picture.get().rstrip().splitlines()
+
+
 def test_runs_are_labelled_by_name_and_by_their_id_where_names_are_equal_or_missing() -> None:
     runs = [run("run-a", "first"), run("run-b"), run("run-c", "twice"), run("run-d", "twice")]
     assert list(labels_of(runs)) == ["first", "run-b", "twice (run-c)", "twice (run-d)"]
@@ -53,28 +60,31 @@ def test_a_title_has_the_unit_of_the_metric() -> None:
 
 def test_curves_share_their_cells_and_a_cell_belongs_to_the_last_curve_in_it() -> None:
     # Two characters of 2 x 4 dots. One curve is along the lowest dots, the other along the highest of the first half.
-    low = braille_curve([0.0], width=2, height=1, low=0.0, high=1.0)
-    high = braille_curve([1.0], width=2, height=1, low=0.0, high=1.0, share=0.5)
+    low = braille_curve([(1, 0.0), (4, 0.0)], width=2, height=1, low=0.0, high=1.0, first=1, last=4)
+    high = braille_curve([(1, 1.0), (2, 1.0)], width=2, height=1, low=0.0, high=1.0, first=1, last=4)
     first, second = chr(0x2800 + 0x40 + 0x80 + 0x01 + 0x08), chr(0x2800 + 0x40 + 0x80)
     assert merged([low, high]) == [[(first, 1), (second, 0)]]
 
 
-def test_a_curve_may_begin_later() -> None:
-    (line,) = braille_curve([0.0, 0.0], width=4, height=1, low=0.0, high=1.0, begin=0.5)
-    assert line == chr(0x2800) * 2 + chr(0x2800 + 0x40 + 0x80) * 2
-
-
 def test_in_the_terminal_each_metric_has_a_picture_with_all_runs_and_their_newest_values() -> None:
     runs = {"first": run("run-a", kl=0.1), "second": run("run-b", rewards=(0.125,) * 40)}
-    console = Console(width=60, file=io.StringIO())
-    with console.capture() as picture:
-        console.print(drawn(runs, ["reward", "kl"], width=60))
-    lines = picture.get().splitlines()
+    lines = printed(runs, "reward", "kl")
     assert lines[0].split() == ["reward", "first", "0.5", "second", "0.125"]
     assert max(len(line) for line in lines) <= 60
     axes = [line.split() for before, line in itertools.pairwise(lines) if "└" in before]
     assert axes == [["1", "40"], ["1", "2"]]
-    assert "kl (nats)  first 0.1  second no number yet" in picture.get()
+    assert "kl (nats)  first 0.1  second no number yet" in lines
+
+
+def test_in_the_terminal_evaluations_lie_at_their_steps() -> None:
+    watch = run("run-a")
+    for step in (0, 20, 40, 60):
+        watch.take_evaluation({"step": step, "eval_reward": 1.0 if step == 20 else 0.0})
+    lines = printed({"first": watch}, "eval_reward", width=71)  # 60 columns for the steps
+    (top,) = [line[11:] for line in lines if line.lstrip().startswith("1 ┤")]
+    peak = [column for column, cell in enumerate(top) if cell != chr(0x2800)]
+    assert sum(peak) / len(peak) == pytest.approx(20, abs=1)
+    assert lines[-1].split() == ["0", "60"]
 
 
 def test_an_image_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
