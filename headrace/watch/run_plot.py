@@ -3,7 +3,9 @@ r"""Draws the metrics of one run or several, one picture a metric: as an image, 
     runs by label, metrics --> draw_image --> PNG, SVG or PDF
                           \--> drawn      --> braille, one colour a run
 
-The steps are on the x-axis, the same for all runs. Evaluations have metrics with the prefix ``eval_``.
+The steps are on the x-axis, the same for all runs. A run that continues another begins at the step from which it
+continues; a run that began by itself, or with weights only, continues 0 steps. Evaluations have metrics with the prefix
+``eval_``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,13 +84,13 @@ def draw_image(runs: Runs, metrics: Sequence[str], path: Path) -> None:
     figure, axes = pyplot.subplots(num_rows, num_columns, figsize=size, layout="constrained", squeeze=False)
     for axis, metric in zip(axes.flat, metrics, strict=False):
         for number, (label, run) in enumerate(runs.items()):
-            points = run.points(metric)
+            points = _points(run, metric)
             marker = "o" if metric.startswith(EVALUATION) else ""
             steps, values = [step for step, _ in points], [value for _, value in points]
             colour = _COLOURS[number % len(_COLOURS)]
             axis.plot(steps, values, color=colour, linewidth=1.3, marker=marker, markersize=4, label=label)
         axis.set_title(title_of(metric))
-        axis.set_xlabel("optimizer step")
+        axis.set_xlabel(_axis_label(runs))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", alpha=0.25)
     for axis in list(axes.flat)[len(metrics) :]:
@@ -118,7 +120,7 @@ def title_of(metric: str) -> str:
 
 def _picture(runs: Runs, metric: str, *, width: int) -> Text:
     columns = width - _AXIS_WIDTH - 1
-    points = [point for run in runs.values() for point in run.points(metric)]
+    points = [point for run in runs.values() for point in _points(run, metric)]
     steps, values = [step for step, _ in points], [value for _, value in points]
     first, last = min(steps, default=0), max(steps, default=0)
     low, high = min(values, default=0.0), max(values, default=0.0)
@@ -126,7 +128,7 @@ def _picture(runs: Runs, metric: str, *, width: int) -> Text:
     text = Text(title_of(metric), style="bold")
     curves: list[list[str]] = []
     for number, (label, run) in enumerate(runs.items()):
-        its = run.points(metric)
+        its = _points(run, metric)
         newest = f"{its[-1][1]:.4g}" if its else "no number yet"
         text.append(f"  {label} {newest}", style=f"not bold {_STYLES[number % len(_STYLES)]}")
         curves.append(braille_curve(its, width=columns, height=_HEIGHT, low=low, high=high, first=first, last=last))
@@ -138,5 +140,17 @@ def _picture(runs: Runs, metric: str, *, width: int) -> Text:
         for character, number in cells:
             text.append(character, style=f"not bold {_STYLES[number % len(_STYLES)]}")
     text.append(f"\n{'':{_AXIS_WIDTH}}└{'─' * columns}\n", style="not bold grey50")
-    text.append(f"{'':{_AXIS_WIDTH}} {str(first).ljust(columns - len(str(last)))}{last}\n", style="not bold grey50")
+    room = columns - len(f"{first}{last}")
+    axis = f"{first}{_axis_label(runs)[: room - 2].center(room)}{last}"
+    text.append(f"{'':{_AXIS_WIDTH}} {axis}\n", style="not bold grey50")
     return text
+
+
+def _points(run: RunWatch, metric: str) -> list[tuple[int, float]]:
+    """Return a metric's steps and values. The steps include those that the run continues."""
+    return [(run.steps_before + step, value) for step, value in run.points(metric)]
+
+
+def _axis_label(runs: Runs) -> str:
+    is_continued = any(run.steps_before for run in runs.values())
+    return "step, earlier runs included" if is_continued else "optimizer step"

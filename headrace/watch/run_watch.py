@@ -163,6 +163,11 @@ class RunWatch:
         return max(0, int(self._progress().get("max_steps", 0)))
 
     @property
+    def steps_before(self) -> int:
+        """Optimizer steps that other runs made before this one continued them."""
+        return int((self.run.get("beginning") or {}).get("steps_before") or 0)
+
+    @property
     def best(self) -> str:
         """The best evaluation so far in words; empty without one."""
         best: dict[str, Any] | None = self._progress().get("best")

@@ -72,7 +72,7 @@ def test_in_the_terminal_each_metric_has_a_picture_with_all_runs_and_their_newes
     assert lines[0].split() == ["reward", "first", "0.5", "second", "0.125"]
     assert max(len(line) for line in lines) <= 60
     axes = [line.split() for before, line in itertools.pairwise(lines) if "└" in before]
-    assert axes == [["1", "40"], ["1", "2"]]
+    assert axes == [["1", "optimizer", "step", "40"], ["1", "optimizer", "step", "2"]]
     assert "kl (nats)  first 0.1  second no number yet" in lines
 
 
@@ -84,7 +84,33 @@ def test_in_the_terminal_evaluations_lie_at_their_steps() -> None:
     (top,) = [line[11:] for line in lines if line.lstrip().startswith("1 ┤")]
     peak = [column for column, cell in enumerate(top) if cell != chr(0x2800)]
     assert sum(peak) / len(peak) == pytest.approx(20, abs=1)
-    assert lines[-1].split() == ["0", "60"]
+    assert lines[-1].split() == ["0", "optimizer", "step", "60"]
+
+
+def continued(run_id: str, *, steps_before: int, rewards: tuple[float, ...]) -> RunWatch:
+    watch = run(run_id, rewards=rewards)
+    watch.run["beginning"] = {"run_id": "run-a", "step": steps_before, "steps_before": steps_before, "says": "there"}
+    return watch
+
+
+def test_a_run_that_continues_another_is_drawn_from_where_it_continues() -> None:
+    first = run("run-a", rewards=(0.0,) * 21)
+    second = continued("run-b", steps_before=20, rewards=(1.0,) * 21)
+    lines = printed({"first": first, "second": second}, "reward", width=52)  # 41 columns for the steps 1 to 41
+    (top,), (bottom,) = ([line[11:] for line in lines if line.lstrip().startswith(f"{low} ┤")] for low in (1, 0))
+    empty = chr(0x2800)
+    assert len(bottom.rstrip(empty)) == 21
+    assert len(top) - len(top.lstrip(empty)) == 20
+    assert lines[-1].split() == ["1", "step,", "earlier", "runs", "included", "41"]
+
+
+def test_an_image_shows_a_run_that_continues_another_from_where_it_continues(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = {"first": run("run-a"), "second": continued("run-b", steps_before=60, rewards=(0.5, 1.0))}
+    draw_image(runs, ["reward"], tmp_path / "curves.svg")
+    image = (tmp_path / "curves.svg").read_text()
+    assert "<!-- step, earlier runs included -->" in image
+    assert "<!-- 60 -->" in image
 
 
 def test_an_image_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
