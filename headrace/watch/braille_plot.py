@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BARS = "▁▂▃▄▅▆▇█"
 _EMPTY = 0x2800
+_LETTER_EVERY = 12
+"""Columns from one letter on a curve to its next."""
 
 
 def braille_curve(
@@ -50,10 +52,11 @@ def braille_curve(
     return ["".join(chr(_EMPTY + cell) for cell in line) for line in cells]
 
 
-def merged(curves: Sequence[Sequence[str]]) -> list[list[tuple[str, int]]]:
+def merged(curves: Sequence[Sequence[str]], letters: Sequence[str] = ()) -> list[list[tuple[str, int]]]:
     """Return curves of one size on top of each other: for each cell its character and the number of the curve.
 
-    A cell with dots of several curves belongs to the last of them.
+    A cell with dots of several curves belongs to the last of them. ``letters`` are put on the curves, one letter a
+    curve, every few columns: of curves that begin together, in different columns.
     """
     lines: list[list[tuple[str, int]]] = []
     for of_curves in zip(*curves, strict=True):
@@ -63,6 +66,12 @@ def merged(curves: Sequence[Sequence[str]]) -> list[list[tuple[str, int]]]:
             owner = max((number for number, its in enumerate(dots) if its), default=0)
             line.append((chr(_EMPTY + _union(dots)), owner))
         lines.append(line)
+    for number, letter in enumerate(letters):
+        cells_of_columns = [cells for cells in _cells_of_columns(curves[number]) if cells]
+        every = min(max(_LETTER_EVERY, len(letters)), len(cells_of_columns))
+        for cells in cells_of_columns[(2 * number + 1) * every // (2 * len(letters)) :: max(1, every)]:
+            row, column = cells[len(cells) // 2]
+            lines[row][column] = (letter, number)
     return lines
 
 
@@ -110,6 +119,12 @@ def _dots_between(last: int | None, row: int) -> range:
 def _row(value: float, rows: int, low: float, high: float) -> int:
     share = (value - low) / (high - low) if high > low else 0.0
     return min(rows - 1, max(0, round((1 - share) * (rows - 1))))
+
+
+def _cells_of_columns(curve: Sequence[str]) -> list[list[tuple[int, int]]]:
+    """Return the rows and columns of the cells with dots, for each column of a curve."""
+    columns = range(len(curve[0]))
+    return [[(row, column) for row, line in enumerate(curve) if ord(line[column]) != _EMPTY] for column in columns]
 
 
 def _union(dots: Sequence[int]) -> int:

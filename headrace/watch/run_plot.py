@@ -1,7 +1,7 @@
 r"""Draws the metrics of one run or several, one picture a metric: as an image, or in the terminal.
 
     runs by label, metrics --> draw_image --> PNG, SVG or PDF
-                          \--> drawn      --> braille, one colour a run
+                          \--> drawn      --> braille, one colour a run, and one letter if there are several
 
 The steps are on the x-axis, the same for all runs. A run that continues another begins at the step from which it
 continues; a run that began by itself, or with weights only, continues 0 steps. Evaluations have metrics with the prefix
@@ -10,6 +10,7 @@ continues; a run that began by itself, or with weights only, continues 0 steps. 
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_uppercase
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -126,14 +127,17 @@ def _picture(runs: Runs, metric: str, *, width: int) -> Text:
     low, high = min(values, default=0.0), max(values, default=0.0)
     high = high if high > low else low + 1.0
     text = Text(title_of(metric), style="bold")
+    # Without colours, as in a file, only the letters say which curve is whose.
+    letters = [ascii_uppercase[number % len(ascii_uppercase)] for number in range(len(runs))] if len(runs) > 1 else []
     curves: list[list[str]] = []
     for number, (label, run) in enumerate(runs.items()):
         its = _points(run, metric)
         newest = f"{its[-1][1]:.4g}" if its else "no number yet"
-        text.append(f"  {label} {newest}", style=f"not bold {_STYLES[number % len(_STYLES)]}")
+        name = " ".join((*letters[number : number + 1], label))
+        text.append(f"  {name} {newest}", style=f"not bold {_STYLES[number % len(_STYLES)]}")
         curves.append(braille_curve(its, width=columns, height=_HEIGHT, low=low, high=high, first=first, last=last))
     marks = {0: f"{high:.4g}", _HEIGHT - 1: f"{low:.4g}"}
-    for row, cells in enumerate(merged(curves)):
+    for row, cells in enumerate(merged(curves, letters)):
         text.append(
             f"\n{marks.get(row, ''):>{_AXIS_WIDTH - 1}} {'┤' if row in marks else '│'}", style="not bold grey50"
         )

@@ -66,14 +66,28 @@ def test_curves_share_their_cells_and_a_cell_belongs_to_the_last_curve_in_it() -
     assert merged([low, high]) == [[(first, 1), (second, 0)]]
 
 
+def test_letters_say_which_curve_is_whose_without_colours() -> None:
+    level, below = ([(1, value), (80, value)] for value in (1.0, 0.0))
+    curves = [braille_curve(its, width=40, height=2, low=0.0, high=1.0, first=1, last=80) for its in (level, below)]
+    top, bottom = ("".join(cell for cell, _ in line) for line in merged(curves, "AB"))
+    assert (set(top) - {top[0]}, set(bottom) - {bottom[0]}) == ({"A"}, {"B"})
+    assert (top.count("A"), bottom.count("B")) == (4, 3)
+    assert [number for _, number in merged(curves, "AB")[0]] == [0] * 40
+
+
+def test_curves_that_are_equal_show_the_letters_of_both() -> None:
+    curve = braille_curve([(1, 0.0), (4, 0.0)], width=2, height=1, low=0.0, high=1.0, first=1, last=4)
+    assert merged([curve, curve], "AB") == [[("A", 0), ("B", 1)]]
+
+
 def test_in_the_terminal_each_metric_has_a_picture_with_all_runs_and_their_newest_values() -> None:
     runs = {"first": run("run-a", kl=0.1), "second": run("run-b", rewards=(0.125,) * 40)}
     lines = printed(runs, "reward", "kl")
-    assert lines[0].split() == ["reward", "first", "0.5", "second", "0.125"]
+    assert lines[0].split() == ["reward", "A", "first", "0.5", "B", "second", "0.125"]
     assert max(len(line) for line in lines) <= 60
     axes = [line.split() for before, line in itertools.pairwise(lines) if "└" in before]
     assert axes == [["1", "optimizer", "step", "40"], ["1", "optimizer", "step", "2"]]
-    assert "kl (nats)  first 0.1  second no number yet" in lines
+    assert "kl (nats)  A first 0.1  B second no number yet" in lines
 
 
 def test_in_the_terminal_evaluations_lie_at_their_steps() -> None:
