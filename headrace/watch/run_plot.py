@@ -8,7 +8,7 @@ continues; a run that began by itself, or with weights only, continues 0 steps. 
 ``eval_``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
@@ -56,11 +56,11 @@ def metrics_to_draw(runs: Runs, wanted: Sequence[str]) -> list[str]:
     for name in wanted:
         if name not in there:
             near = nearest(name, there)
-            known = f"did you mean {near}?" if near else "docs/metrics.md lists them"
-            raise UserError(f"the metric {name} does not have a value yet; {known}")
+            known = f"did you mean {near}?" if near else "docs/metrics.md lists the metrics"
+            raise UserError(f"the metric {name} has no value{_yet(runs.values())}; {known}")
     found = [*dict.fromkeys(wanted)] or [name for name in DEFAULT_METRICS if name in there]
     if not found:
-        raise UserError("there is nothing to draw yet: no step was trained")
+        raise UserError(f"there is nothing to draw{_yet(runs.values())}: no step was trained")
     return found
 
 
@@ -132,7 +132,7 @@ def _picture(runs: Runs, metric: str, *, width: int) -> Text:
     curves: list[list[str]] = []
     for number, (label, run) in enumerate(runs.items()):
         its = _points(run, metric)
-        newest = f"{its[-1][1]:.4g}" if its else "no number yet"
+        newest = f"{its[-1][1]:.4g}" if its else f"no number{_yet([run])}"
         name = " ".join((*letters[number : number + 1], label))
         text.append(f"  {name} {newest}", style=f"not bold {_STYLES[number % len(_STYLES)]}")
         curves.append(braille_curve(its, width=columns, height=_HEIGHT, low=low, high=high, first=first, last=last))
@@ -148,6 +148,11 @@ def _picture(runs: Runs, metric: str, *, width: int) -> Text:
     axis = f"{first}{_axis_label(runs)[: room - 2].center(room)}{last}"
     text.append(f"{'':{_AXIS_WIDTH}} {axis}\n", style="not bold grey50")
     return text
+
+
+def _yet(runs: Iterable[RunWatch]) -> str:
+    """Return the word for a value that may still come, after a space; nothing if all of the runs have ended."""
+    return "" if all(run.has_ended for run in runs) else " yet"
 
 
 def _points(run: RunWatch, metric: str) -> list[tuple[int, float]]:

@@ -41,15 +41,25 @@ def test_by_default_the_metrics_are_drawn_that_a_run_has() -> None:
     assert metrics_to_draw({"a": first, "b": second}, []) == ["reward", "completions/mean_length", "kl"]
     second.take_evaluation({"step": 1, "eval_reward": 0.5})
     assert "eval_reward" in metrics_to_draw({"a": first, "b": second}, [])
-    with pytest.raises(UserError, match="there is nothing to draw yet"):
+    with pytest.raises(UserError, match="there is nothing to draw: no step was trained"):
         metrics_to_draw({"a": run("run-a", rewards=())}, [])
 
 
 def test_a_metric_that_no_run_has_is_refused_with_the_nearest() -> None:
     runs = {"a": run("run-a", kl=0.1)}
     assert metrics_to_draw(runs, ["kl", "reward", "kl"]) == ["kl", "reward"]
-    with pytest.raises(UserError, match=r"the metric rewards does not have a value yet; did you mean reward\?"):
+    with pytest.raises(UserError, match=r"the metric rewards has no value; did you mean reward\?"):
         metrics_to_draw(runs, ["rewards"])
+
+
+def test_only_a_run_that_has_not_ended_has_no_value_yet() -> None:
+    trains = run("run-a", rewards=())
+    trains.run["status"] = "running"
+    with pytest.raises(UserError, match=r"the metric kl has no value yet; docs/metrics\.md lists the metrics"):
+        metrics_to_draw({"a": trains, "b": run("run-b")}, ["kl"])
+    with pytest.raises(UserError, match="there is nothing to draw yet"):
+        metrics_to_draw({"a": trains}, [])
+    assert printed({"a": trains, "b": run("run-b")}, "reward")[0] == "reward  A a no number yet  B b 0.5"
 
 
 def test_a_title_has_the_unit_of_the_metric() -> None:
@@ -87,7 +97,7 @@ def test_in_the_terminal_each_metric_has_a_picture_with_all_runs_and_their_newes
     assert max(len(line) for line in lines) <= 60
     axes = [line.split() for before, line in itertools.pairwise(lines) if "└" in before]
     assert axes == [["1", "optimizer", "step", "40"], ["1", "optimizer", "step", "2"]]
-    assert "kl (nats)  A first 0.1  B second no number yet" in lines
+    assert "kl (nats)  A first 0.1  B second no number" in lines
 
 
 def test_in_the_terminal_evaluations_lie_at_their_steps() -> None:
