@@ -19,7 +19,7 @@ _MAX_NAME = 32
 _NUMBERS_WIDTH = 38
 """Width of the numbers of a reward function, with the spaces around them."""
 _MIN_SPARK = 6
-_SHORT_S = 0.01
+_SHORT_S, _SHORTEST_S = 0.01, 0.0001
 
 
 def learning_rows(watch: RunWatch) -> list[tuple[str, str, str]]:
@@ -92,6 +92,8 @@ def duration(seconds: float | None) -> str:
         return "-"
     if seconds >= 1:
         return f"{seconds:.1f} s"
+    if seconds < _SHORTEST_S:
+        return f"<{1000 * _SHORTEST_S} ms"
     return f"{1000 * seconds:.1f} ms" if seconds < _SHORT_S else f"{1000 * seconds:.0f} ms"
 
 

@@ -103,5 +103,5 @@ def test_a_picture_fits_80_and_120_columns() -> None:
 
 
 def test_durations_have_the_unit_that_fits() -> None:
-    durations = [duration(seconds) for seconds in (None, 0.0004, 0.0123, 1.0, 12.34)]
-    assert durations == ["-", "0.4 ms", "12 ms", "1.0 s", "12.3 s"]
+    durations = [duration(seconds) for seconds in (None, 0.00002, 0.0004, 0.0123, 1.0, 12.34)]
+    assert durations == ["-", "<0.1 ms", "0.4 ms", "12 ms", "1.0 s", "12.3 s"]
