@@ -18,18 +18,22 @@ _PIPE_WIDTH = 120
 def list_directories(path: Path) -> int:
     """List the runs, in the order of their last step, newest first."""
     console = terminal.console(pipe_width=_PIPE_WIDTH)
+    watches: list[RunWatch] = []
+    for directory in directories_in(path):
+        watches.append(RunWatch(directory.get(directory.run_id)))
+        take_all(watches[-1], directory)
+    origin = ["began from"] if any(watch.origin for watch in watches) else []
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("run", "name", "step", "trained", "dropped", "reward", "evaluation"):
+    for column in ("run", "name", "step", *origin, "trained", "dropped", "reward", "evaluation"):
         table.add_column(column, justify="right" if column in ("step", "trained", "dropped", "reward") else "left")
     table.columns[0].overflow = "fold"
-    for directory in directories_in(path):
-        watch = RunWatch(directory.get(directory.run_id))
-        take_all(watch, directory)
+    for watch in watches:
         reward = watch.last("reward")
         table.add_row(
             watch.run_id,
             Text(str(watch.run.get("name") or "-")),
             f"{watch.step}/{watch.max_steps}" if watch.max_steps else str(watch.step),
+            *(Text(watch.origin or "-") for _ in origin),
             str(watch.count("groups_trained")),
             str(sum(watch.dropped.values())),
             "-" if reward is None else f"{reward:.3f}",

@@ -37,12 +37,14 @@ def table_of(runs: Sequence[Run], *, width: int) -> Table:
         _Column("run", [watch.run_id for watch in watches]),
         _Column("name", [str(run.get("name") or "-") for run in runs]),
         _Column("status", [watch.status for watch in watches]),
-        _Column("step", [_steps(watch) for watch in watches], is_number=True, dropped_as=6),
+        _Column("step", [_steps(watch) for watch in watches], is_number=True, dropped_as=7),
         _Column("trained", [str(watch.count("groups_trained")) for watch in watches], is_number=True, dropped_as=2),
         _Column("dropped", [str(sum(watch.dropped.values())) for watch in watches], is_number=True, dropped_as=1),
         _Column("started", [local_time(run.get("started_at_s")) for run in runs], dropped_as=5),
         _Column("took", [_took(watch) for watch in watches], is_number=True, dropped_as=3),
     ]
+    if any(watch.origin for watch in watches):
+        columns.insert(4, _Column("began from", [watch.origin or "-" for watch in watches], dropped_as=6))
     if any(run.get("tags") for run in runs):
         columns.insert(2, _Column("tags", [" ".join(run.get("tags", ())) for run in runs], dropped_as=4))
     shown = _with_room(columns, width=width)

@@ -105,8 +105,6 @@ def show(arguments: argparse.Namespace) -> int:
         take_all(watch, runs_here)
     console = _console()
     console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
-    if run.get("beginning"):
-        _out(f"began from {run['beginning']['says']}")
     for name, value in run.get("metadata", {}).items():
         _out(f"{name}: {value}")
     if run.get("tags"):

@@ -9,6 +9,7 @@ It uses no clock, network or terminal. The caller passes everything in, so a tes
 
 from collections import deque
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, cast
 
 from headrace.client import NOT_ENDED, Run
@@ -134,13 +135,26 @@ class RunWatch:
     def progress_in_words(self) -> str:
         """The number of steps made, or the state of a run without steps."""
         if self.max_steps:
-            return f"step {self.step} of {self.max_steps}"
+            return f"step {self.steps_in_words(' of ')}"
         if self.step:
             return f"step {self.step}"
         words = {"queued": "not started yet", "running": "starting", "paused": "no step yet"}
         if self.run["config"].get("max_steps") == 0:  # a run that only evaluates
             words |= {"running": "evaluating", "finished": "evaluated"}
         return words.get(self.status, "no step was made")
+
+    def steps_in_words(self, of: str) -> str:
+        """Return the run's steps ``of`` its last, and both counted with the steps of the runs that it continues."""
+        before = self.steps_before
+        in_all = f" ({before + self.step}{of}{before + self.max_steps} in all)" if before else ""
+        return f"{self.step}{of}{self.max_steps}{in_all}"
+
+    @property
+    def origin(self) -> str:
+        """The checkpoint that the run began from, such as math:40, or the name of its directory; empty without one."""
+        beginning: dict[str, Any] = self.run.get("beginning") or {}
+        run = beginning.get("run_name") or beginning.get("run_id")
+        return f"{run}:{beginning['step']}" if run else PurePath(str(beginning.get("said") or "")).name
 
     @property
     def queues(self) -> str:

@@ -74,7 +74,7 @@ def without_numbers(text: str) -> str:
 
 def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
     """Return the line without the elapsed time. Two equal states mean that nothing has changed."""
-    parts = [f"step {watch.step}/{watch.max_steps}" if watch.max_steps else watch.progress_in_words]
+    parts = [f"step {watch.steps_in_words('/')}" if watch.max_steps else watch.progress_in_words]
     for name, text in (
         ("reward", "reward {:.3f}"),
         ("eval_reward", "eval_reward {:.3f}"),
@@ -177,6 +177,8 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True, width=_LABEL_WIDTH)
     table.add_column()
+    if watch.run.get("beginning"):
+        table.add_row("began", Text(f"from {watch.run['beginning']['says']}"))
     if watch.queues:
         table.add_row("queues", watch.queues)
     table.add_row("groups", groups)

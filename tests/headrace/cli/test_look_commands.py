@@ -111,13 +111,26 @@ def test_a_function_that_does_not_apply_differs_from_one_that_failed_and_from_ze
     assert value_in_words(None) == "-"
 
 
-def test_show_says_where_a_run_began(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run_dir / "beginning.json").write_text(
-        '{"source": "checkpoint", "directory": "/c", "said": "math:40", "run_id": "run-b", "run_name": "math", '
-        '"step": 40, "weights_only": true}'
-    )
+def test_show_and_runs_say_where_a_run_began_and_count_its_steps_with_those_before(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"name": "longer", "max_steps": 44}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    began = {"source": "checkpoint", "directory": "/c", "said": "math:40", "run_id": "run-b", "run_name": "math"}
+    began |= {"step": 40, "steps_before": 40}
+    (run_dir / "beginning.json").write_text(json.dumps(began))
     assert cli.main(["show", str(run_dir)]) == 0
-    assert "began from step 40 of run-b (math), weights only" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "step 2 of 4 (42 of 44 in all)" in said
+    assert "began        from step 40 of run-b (math) " in said
+    assert cli.main(["runs", str(run_dir.parent)]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if "run-abc" in line]
+    assert row[:4] == ["run-abc", "longer", "2/4", "math:40"]
+    (run_dir / "beginning.json").write_text(json.dumps(began | {"weights_only": True, "steps_before": 0}))
+    assert cli.main(["show", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "step 2 of 44 " in said
+    assert "from step 40 of run-b (math), weights only" in said
 
 
 def test_show_runs_and_plot_read_directories_and_without_services_the_message_says_so(

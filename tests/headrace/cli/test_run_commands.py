@@ -55,6 +55,16 @@ def test_columns_that_have_no_room_are_left_out_and_ids_and_starts_are_kept() ->
     assert capture.get().split("\n")[0].split() == ["run", "name", "status", "step", "started"]
 
 
+def test_the_table_says_which_run_continues_another() -> None:
+    beginning = {"run_id": ID, "run_name": "math", "step": 60, "steps_before": 60}
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(table_of([RUN | {"tags": [], "name": "math-2", "beginning": beginning}], width=80))
+    heads, _, row = capture.get().splitlines()
+    assert heads.replace("began from", "from").split() == ["run", "name", "status", "step", "from"]
+    assert row.split() == [ID, "math-2", "running", "100/2000", "math:60"]
+
+
 def test_runs_are_printed_as_one_json_document_with_the_keys_of_the_api(capsys: pytest.CaptureFixture[str]) -> None:
     pages = [{"runs": [RUN], "next_cursor": "next"}, {"runs": [RUN], "next_cursor": None}]
     with serving(lambda asked: pages["cursor" in asked.path]) as api:

@@ -153,6 +153,27 @@ def test_one_line_says_the_same_for_logs() -> None:
     )
 
 
+def test_a_run_that_continues_another_counts_its_steps_and_all_steps() -> None:
+    beginning = {"run_id": "run-b", "run_name": None, "step": 60, "steps_before": 60, "says": "step 60 of run-b"}
+    watch = RunWatch(make_run(waiting_for=None, beginning=beginning))
+    assert watch_view.line(watch, now_s=1065.0) == "[1:05] running  step 2/10 (62/70 in all)"
+    assert "step 2 of 10 (62 of 70 in all)" in drawn(watch)
+    assert "began        from step 60 of run-b" in drawn(watch)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "origin"),
+    [
+        (None, ""),
+        ({"run_id": "run-b", "run_name": "math", "step": 60, "said": "run-b"}, "math:60"),
+        ({"run_id": "run-b", "run_name": None, "step": 60, "said": "run-b"}, "run-b:60"),
+        ({"run_id": None, "run_name": None, "step": None, "said": "/models/small"}, "small"),
+    ],
+)
+def test_the_origin_of_a_run_is_short(beginning: dict[str, Any] | None, origin: str) -> None:
+    assert RunWatch(make_run(beginning=beginning)).origin == origin
+
+
 def test_before_its_first_step_a_run_says_what_goes_on_instead_of_counting() -> None:
     for status, words in (("queued", "not started yet"), ("running", "starting"), ("failed", "no step was made")):
         watch = RunWatch(make_run(status=status, started_at_s=None, progress={}, waiting_for="its training rank"))
