@@ -20,6 +20,7 @@ from headrace.cli.run_table import table_of
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient
 from headrace.run_file import as_run_file
 from headrace.watch import watch_view
+from headrace.watch.run_directory import checkpoint_steps
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow, take_all
 from shared.errors import UserError
@@ -109,6 +110,8 @@ def show(arguments: argparse.Namespace) -> int:
         _out(f"{name}: {value}")
     if run.get("tags"):
         _out(f"tags: {' '.join(run['tags'])}")
+    if steps := checkpoint_steps(Path(run["run_dir"])):
+        _out(f"checkpoints: {', '.join(map(str, steps))}")
     _out(f"directory: {run['run_dir']}")
     return 0
 

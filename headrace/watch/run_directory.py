@@ -5,6 +5,7 @@
     rollouts/step_00000012.jsonl              the completions that a step trained
     pushes.jsonl                              the generators of the last push
     beginning.json                            the checkpoint that it began from
+    checkpoints/step_00000010/                the steps that have a checkpoint
 
 HeadraceClient has the same methods, so commands use one or the other. The files do not tell how the run ended, why it
 waits, or which replicas are alive.
@@ -21,6 +22,8 @@ import msgspec
 
 from headrace.client import Rows, Run
 from services.trainer.checkpoints.best_checkpoint import best_in_files
+from services.trainer.checkpoints.checkpoint import checkpoint_paths
+from services.trainer.run_files import RunFiles
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from services.trainer.telemetry.run_warnings import read_warnings
 from shared.beginning import BEGINNING_FILE, Beginning
@@ -148,6 +151,15 @@ class RunDirectory:
             return len(json.loads(last)["members"])
         except (OSError, ValueError, LookupError, TypeError):
             return 0
+
+
+def checkpoint_steps(run_dir: Path) -> list[int]:
+    """Return the steps of the checkpoints in a run's directory; none if it is on another machine."""
+    try:
+        paths = checkpoint_paths(RunFiles(run_dir).checkpoints)
+    except OSError:
+        return []
+    return sorted(int(path.name.rpartition("_")[2]) for path in paths)
 
 
 def directories_in(path: Path) -> list[RunDirectory]:

@@ -139,7 +139,12 @@ def test_show_runs_and_plot_read_directories_and_without_services_the_message_sa
     assert cli.main(["show", "./.headrace/runs/run-abc"]) == 0
     said = capsys.readouterr().out
     assert "step 2 of 4" in said
-    assert f"directory: {run_dir}" in said
+    assert said.endswith(f"directory: {run_dir}\n")
+    assert "checkpoints" not in said
+    for name in ("step_00000001", "step_00000002", ".step_00000002.0.tmp"):
+        (run_dir / "checkpoints" / name).mkdir(parents=True)
+    assert cli.main(["show", str(run_dir)]) == 0
+    assert f"\ncheckpoints: 1, 2\ndirectory: {run_dir}\n" in capsys.readouterr().out
     assert cli.main(["runs", ".headrace/runs"]) == 0
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if "run-abc" in line]
     assert row[:3] == ["run-abc", "first", "2/4"]
