@@ -173,8 +173,14 @@ class RunWatch:
 
     @property
     def max_steps(self) -> int:
-        """Optimizer steps of the whole run; 0 while unknown."""
-        return max(0, int(self._progress().get("max_steps", 0)))
+        """Optimizer steps of the whole run; 0 while unknown.
+
+        A number that a user has changed is in the settings at once, and in the progress when the training rank has
+        followed it: after a second, or when it is started again.
+        """
+        reported = max(0, int(self._progress().get("max_steps", 0)))
+        asked = int((self.run.get("config") or {}).get("max_steps") or 0) - self.steps_before
+        return max(asked, self.step) if reported and asked > 0 else reported
 
     @property
     def steps_before(self) -> int:

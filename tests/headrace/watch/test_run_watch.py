@@ -155,10 +155,18 @@ def test_one_line_says_the_same_for_logs() -> None:
 
 def test_a_run_that_continues_another_counts_its_steps_and_all_steps() -> None:
     beginning = {"run_id": "run-b", "run_name": None, "step": 60, "steps_before": 60, "says": "step 60 of run-b"}
-    watch = RunWatch(make_run(waiting_for=None, beginning=beginning))
+    watch = RunWatch(make_run(waiting_for=None, beginning=beginning, config={"max_steps": 70}))
     assert watch_view.line(watch, now_s=1065.0) == "[1:05] running  step 2/10 (62/70 in all)"
     assert "step 2 of 10 (62 of 70 in all)" in drawn(watch)
     assert "began        from step 60 of run-b" in drawn(watch)
+
+
+def test_a_new_number_of_steps_is_shown_before_the_training_rank_reports_it() -> None:
+    assert RunWatch(make_run(config={"max_steps": 6})).progress_in_words == "step 2 of 6"
+    of_epochs = make_run(config={"max_steps": -1})
+    assert RunWatch(of_epochs).progress_in_words == "step 2 of 10"
+    continued = make_run(config={"max_steps": 26}, beginning={"steps_before": 20})
+    assert RunWatch(continued).progress_in_words == "step 2 of 6 (22 of 26 in all)"
 
 
 @pytest.mark.parametrize(
