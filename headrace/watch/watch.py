@@ -162,17 +162,17 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 
 def _print_lines(follower: _Follower, console: Console) -> None:
-    """Print a line every few seconds if the state has changed, and otherwise once a minute. Prints a reason once."""
+    """Print a line every few seconds if the state has changed, and otherwise once a minute. Says a long reason once."""
     shown, shown_at, warned, said = "", -_SAME_LINE_EVERY_S, set[str](), set[str]()
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)
         watch, now = follower.watch, time.monotonic()
-        state = watch_view.state(watch)
+        state = watch_view.state(watch, said=said)
         if watch.has_ended or now - shown_at >= (_SAME_LINE_EVERY_S if state == shown else _LINE_EVERY_S):
             line = watch_view.line(watch, now_s=time.time(), said=said)
-            said.add(watch_view.without_numbers(watch.reason))
+            said |= watch_view.reasons(watch)
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-            shown, shown_at = state, now
+            shown, shown_at = watch_view.state(watch, said=said), now
             for warning in watch.warnings:  # once a kind: the numbers in it change all the time
                 if warning["kind"] not in warned:
                     warned.add(warning["kind"])

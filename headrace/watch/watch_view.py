@@ -23,7 +23,7 @@ _OUTSIDE_PLOT = 5
 """Lines of the panel's border, and of the plot's title and axis."""
 _AXIS_WIDTH = 7
 _LONG_REASON = 80
-"""Characters. Lines repeat a shorter reason in full."""
+"""Characters. Lines repeat a shorter reason in full, also the reason of a wait."""
 _LABEL_WIDTH, _VALUE_WIDTH = 11, 40
 _STATUS_STYLE = {
     "running": "green", "paused": "bold yellow", "finished": "bold green", "stopped": "yellow", "failed": "bold red",
@@ -61,15 +61,25 @@ def panel(watch: RunWatch, *, now_s: float, width: int, height: int | None = Non
 
 
 def line(watch: RunWatch, *, now_s: float, said: Container[str] = ()) -> str:
-    """Return the state of the run in one line, for logs; of a long reason in ``said`` only the beginning."""
+    """Return the state of the run in one line, for logs; of long reasons in ``said`` only the beginning."""
     gone_s = watch.seconds_gone(now_s)
     before = f"[{clock(gone_s)}] " if gone_s is not None else ""
     return f"{before}{state(watch, said=said)}"
 
 
-def without_numbers(text: str) -> str:
-    """Return a reason without its numbers, which change all the time."""
+def reasons(watch: RunWatch) -> set[str]:
+    """Return why the run is paused or waits, without the numbers, which change all the time: ``said`` of a line."""
+    return {_without_numbers(watch.reason), _without_numbers(watch.waiting_for)}
+
+
+def _without_numbers(text: str) -> str:
     return "".join(letter for letter in text if not letter.isdigit())
+
+
+def _unless_said(reason: str, said: Container[str]) -> str:
+    """Return a reason; if it is long and was said, only its beginning."""
+    is_cut = len(reason) > _LONG_REASON and _without_numbers(reason) in said
+    return f"{reason[:_LONG_REASON]}…" if is_cut else reason
 
 
 def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
@@ -92,10 +102,9 @@ def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
     if left_s is not None:
         parts.append(f"{clock(left_s)} left")
     if watch.is_paused:
-        is_cut = len(watch.reason) > _LONG_REASON and without_numbers(watch.reason) in said
-        parts.append(f"because {watch.reason[:_LONG_REASON] + '…' if is_cut else watch.reason}")
+        parts.append(f"because {_unless_said(watch.reason, said)}")
     if watch.waiting_for:
-        parts.append(f"waiting for {watch.waiting_for}")
+        parts.append(f"waiting for {_unless_said(watch.waiting_for, said)}")
     return "  ".join([watch.status, *parts, *watch.refusals])
 
 
@@ -184,7 +193,7 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
     table.add_row("groups", groups)
     table.add_row("generators", versions)
     if watch.paused_s >= 1:
-        table.add_row("paused", f"{clock(watch.paused_s)} so far")
+        table.add_row("paused", clock(watch.paused_s) + ("" if watch.has_ended else " so far"))
     if watch.best:
         table.add_row("best", watch.best)
     if watch.waiting_for:

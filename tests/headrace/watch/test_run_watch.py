@@ -83,6 +83,9 @@ def test_a_paused_run_says_why_and_since_when_and_when_it_went_on() -> None:
     picture = drawn(watch)
     for words in ("paused", "1:02 so far", "reward function judge failed", "for it to work again"):
         assert words in picture
+    ended = drawn(RunWatch(make_run(status="finished", progress=progress)))
+    assert "paused       1:02 " in ended
+    assert "so far" not in ended
     line = watch_view.line(watch, now_s=1065.0)
     assert "paused  step 2/10" in line
     assert line.endswith("because reward function judge failed  waiting for it to work again")

@@ -165,6 +165,23 @@ def test_without_a_terminal_a_long_reason_is_printed_once(monkeypatch: pytest.Mo
     assert [len(line) > 400 for line in lines].count(True) == 2
 
 
+def test_without_a_terminal_a_long_wait_is_printed_once_although_its_numbers_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.watch.watch._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.watch.watch._POLL_EVERY_S", 0.0)
+    says = (
+        "reward function f to work again; " + "fix it, or resume or stop the run. " * 12 + "Meanwhile {} groups failed"
+    )
+    paused = [RUN | {"status": "paused", "reason": "f failed", "waiting_for": says.format(n)} for n in range(8)]
+    screen = console()
+    ended = RUN | {"status": "stopped", "reason": ""}
+    with serving(script_of([*paused, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
+        follow(client, "run-a", console=screen)
+    lines = [line for line in printed(screen).splitlines() if "work again" in line]
+    assert [len(line) > 400 for line in lines] == [True], "nothing that a line still shows has changed"
+
+
 def test_an_unknown_run_is_refused_at_once() -> None:
     with (
         serving(lambda _: problem(404, "There is no run with this id.")) as api,
