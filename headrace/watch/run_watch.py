@@ -36,11 +36,13 @@ class RunWatch:
         self.by_step: dict[int, dict[str, float]] = {}
         self.evaluations: dict[int, dict[str, float]] = {}
         """The evaluations by the steps at which they began."""
+        self._has_moved = False
+        """Whether a step was made since the run's record was read, whose wait is then over."""
         self.messages: deque[str] = deque(maxlen=_NUM_MESSAGES)
 
     def take_run(self, run: Run) -> None:
         """Replace the run's record."""
-        self.run = run
+        self.run, self._has_moved = run, False
 
     def take_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Store the metrics of one step. A step repeated after a crash replaces its first try and all later steps."""
@@ -62,7 +64,9 @@ class RunWatch:
     def take_event(self, event: Event) -> None:
         """Store the metrics or the message of an event."""
         if event.kind == "metrics":
+            last = self.step
             self.take_metrics(event.data)
+            self._has_moved |= self.step > last
         elif event.kind == "evaluation":
             self.take_evaluation(event.data)
         elif event.kind == "log" and isinstance(event.data.get("message"), str):
@@ -107,7 +111,7 @@ class RunWatch:
     @property
     def waiting_for(self) -> str:
         """The reason why the run is waiting; empty if it is not waiting."""
-        return "" if self.has_ended else str(self.run.get("waiting_for") or "")
+        return "" if self.has_ended or self._has_moved else str(self.run.get("waiting_for") or "")
 
     @property
     def refusals(self) -> list[str]:
@@ -116,7 +120,7 @@ class RunWatch:
         return [
             f"{_replica(refusal)} cannot serve it: {refusal['reason']}"
             for refusal in found
-            if str(refusal["reason"]) not in self.waiting_for
+            if str(refusal["reason"]) not in str(self.run.get("waiting_for") or "")
         ]
 
     @property

@@ -128,6 +128,17 @@ def test_the_picture_says_what_the_run_is_waiting_for_until_it_has_ended() -> No
     assert "0:10 elapsed" in drawn(watch)
 
 
+def test_a_step_ends_a_wait_before_the_run_is_read_again() -> None:
+    watch = RunWatch(make_run(waiting_for="a generator: generator-0 is loading the model"))
+    watch.take_metrics({"step": 2, "reward": 0.5})
+    watch.take_event(metrics(2, reward=0.5))
+    assert "is loading the model" in watch.waiting_for, "these steps were made before the wait"
+    watch.take_event(metrics(3, reward=0.5))
+    assert watch.waiting_for == ""
+    watch.take_run(make_run(waiting_for="a generator: none is alive"))
+    assert watch.waiting_for == "a generator: none is alive"
+
+
 def test_a_failed_push_and_a_log_message_are_shown() -> None:
     watch = RunWatch(make_run())
     watch.take_event(Event(id="1-0", kind="push", data={"failed": {"generator-0": "no answer"}}))
