@@ -12,8 +12,9 @@ def add_plot(add_parser: AddParser) -> None:
     plot = add_parser(
         "plot",
         help="draw metrics of one run or several, in the terminal or as an image",
-        description="Draws a picture for each metric, with a curve for each run, labelled by its name. docs/metrics.md "
-        "lists the metrics; evaluations have metrics with the prefix eval_.",
+        description="Draws a picture for each metric, with a curve for each run, labelled by its name. A run that "
+        "continues another begins where it continues. docs/metrics.md lists the metrics; evaluations have metrics with "
+        "the prefix eval_.",
     )
     plot.add_argument("runs", metavar="RUN", nargs="*", help=RUN_HELP)
     plot.add_argument(

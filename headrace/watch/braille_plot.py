@@ -67,10 +67,10 @@ def merged(curves: Sequence[Sequence[str]], letters: Sequence[str] = ()) -> list
             line.append((chr(_EMPTY + _union(dots)), owner))
         lines.append(line)
     for number, letter in enumerate(letters):
-        cells_of_columns = [cells for cells in _cells_of_columns(curves[number]) if cells]
-        every = min(max(_LETTER_EVERY, len(letters)), len(cells_of_columns))
-        for cells in cells_of_columns[(2 * number + 1) * every // (2 * len(letters)) :: max(1, every)]:
-            row, column = cells[len(cells) // 2]
+        columns = [found for found in _cells_of_columns(curves[number]) if found]
+        every = min(max(_LETTER_EVERY, len(letters)), len(columns))
+        for its_cells in columns[(2 * number + 1) * every // (2 * len(letters)) :: max(1, every)]:
+            row, column = its_cells[len(its_cells) // 2]
             lines[row][column] = (letter, number)
     return lines
 

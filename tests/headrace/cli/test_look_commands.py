@@ -116,8 +116,8 @@ def test_show_and_runs_say_where_a_run_began_and_count_its_steps_with_those_befo
 ) -> None:
     config = {"name": "longer", "max_steps": 44}
     (run_dir / "config.json").write_text(json.dumps(config))
-    began = {"source": "checkpoint", "directory": "/c", "said": "math:40", "run_id": "run-b", "run_name": "math"}
-    began |= {"step": 40, "steps_before": 40}
+    began: dict[str, Any] = {"source": "checkpoint", "directory": "/c", "said": "math:40", "run_id": "run-b"}
+    began |= {"run_name": "math", "step": 40, "steps_before": 40}
     (run_dir / "beginning.json").write_text(json.dumps(began))
     assert cli.main(["show", str(run_dir)]) == 0
     said = capsys.readouterr().out
