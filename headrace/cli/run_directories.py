@@ -7,12 +7,12 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import terminal
-from headrace.watch.learning_view import evaluation_in_words
 from headrace.watch.run_directory import directories_in
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import take_all
 
 _PIPE_WIDTH = 120
+_REWARDS = ("reward", "eval_reward")
 
 
 def list_directories(path: Path) -> int:
@@ -24,11 +24,12 @@ def list_directories(path: Path) -> int:
         take_all(watches[-1], directory)
     origin = ["began from"] if any(watch.origin for watch in watches) else []
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("run", "name", "step", *origin, "trained", "dropped", "reward", "evaluation"):
-        table.add_column(column, justify="right" if column in ("step", "trained", "dropped", "reward") else "left")
+    for column in ("run", "name", "step", *origin, "trained", "dropped", *_REWARDS):
+        table.add_column(column, justify="left" if column in ("run", "name", *origin) else "right")
     table.columns[0].overflow = "fold"
+    table.columns[0].min_width = max((len(watch.run_id) for watch in watches), default=0)
     for watch in watches:
-        reward = watch.last("reward")
+        rewards = (watch.last(name) for name in _REWARDS)
         table.add_row(
             watch.run_id,
             Text(str(watch.run.get("name") or "-")),
@@ -36,8 +37,7 @@ def list_directories(path: Path) -> int:
             *(Text(watch.origin or "-") for _ in origin),
             str(watch.count("groups_trained")),
             str(sum(watch.dropped.values())),
-            "-" if reward is None else f"{reward:.3f}",
-            evaluation_in_words(watch) or "-",
+            *("-" if reward is None else f"{reward:.3f}" for reward in rewards),
         )
     if not table.row_count:
         console.print(f"{path} contains no directory of a run", markup=False, highlight=False)
