@@ -112,6 +112,11 @@ class RunRecord(msgspec.Struct, frozen=True):
         return self.config.get("name")
 
     @property
+    def steps_made(self) -> int:
+        """Optimizer steps as ``max_steps`` counts them: those of the run, and those before it."""
+        return self.progress.step + (0 if self.beginning is None else self.beginning.steps_before)
+
+    @property
     def tags(self) -> list[str]:
         """The run's tags."""
         found: list[str] = self.config.get("tags", [])  # an older release did not write them

@@ -82,9 +82,9 @@ def _patch(raw: Any) -> dict[str, Any]:
 
 def _check_max_steps(record: RunRecord, max_steps: object) -> None:
     if record.status in ("finished", "stopped"):
-        detail = f"The run has ended: it is {record.status}.{continue_ended(record)}"
+        detail = f"The run has ended: it is {record.status}.{continue_ended(record, max_steps=max_steps)}"
         raise Problem(409, "Run ended", detail, run_id=record.run_id)
-    made = record.progress.step + (0 if record.beginning is None else record.beginning.steps_before)
+    made = record.steps_made
     if record.status in ("running", "paused") and 0 < record.progress.max_steps <= record.progress.step:
         raise Problem(409, "Run is ending", "The run has made its last step, and ends soon.", run_id=record.run_id)
     if not isinstance(max_steps, int) or max_steps <= made:

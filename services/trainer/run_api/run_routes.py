@@ -133,9 +133,22 @@ def _refuse_ended(record: RunRecord, *, instead: str = "") -> None:
         raise Problem(409, "Run ended", f"The run has ended: it is {record.status}.{instead}", run_id=record.run_id)
 
 
-def continue_ended(record: RunRecord) -> str:
-    """Return a sentence about how to continue a run that has ended, to follow another one."""
-    return f" Continue it in a new run: `headrace submit --from {record.run_id}`."
+def continue_ended(record: RunRecord, *, max_steps: object = None) -> str:
+    """Return a sentence with a command that continues a run that has ended, to follow another one.
+
+    Args:
+        record: The run.
+        max_steps: The number of steps that the user asked for, if any.
+    """
+    made = record.progress.step
+    if not made:
+        return " It made no step: submit it again."
+    command = f"headrace submit --from {record.run_id}"
+    if isinstance(max_steps, int) and max_steps > record.steps_made:
+        command += f" --set max_steps={max_steps}"
+    elif made >= record.progress.max_steps:  # else steps are left
+        command += f" --set max_steps={record.steps_made + made}"
+    return f" Continue it in a new run: `{command}`."
 
 
 async def _refuse_without_checkpoint(record: RunRecord) -> None:

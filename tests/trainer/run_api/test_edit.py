@@ -118,7 +118,27 @@ async def test_max_steps_changes_until_the_run_has_ended(client: httpx.AsyncClie
     await store.set_status(run_id, "finished")
     refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": 10})
     assert (refused.status_code, refused.json()["type"]) == (409, "/problems/run-ended")
-    assert f"`headrace submit --from {run_id}`" in refused.json()["detail"]
+    assert refused.json()["detail"].endswith("It made no step: submit it again.")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "progress", "command"),
+    [
+        ("5", Progress(step=3, max_steps=4), "--set max_steps=5"),
+        ("3", Progress(step=3, max_steps=4), ""),
+        ("3", Progress(step=4, max_steps=4), "--set max_steps=8"),
+        ("null", Progress(step=4, max_steps=4), "--set max_steps=8"),
+    ],
+)
+async def test_the_refusal_of_a_run_that_has_ended_has_a_command_that_continues_it(
+    client: httpx.AsyncClient, run: Run, redis: Redis, wanted: str, progress: Progress, command: str
+) -> None:
+    run_id, store = await submit(client, run), RunStore(redis)
+    await store.write_progress(run_id, progress)
+    await store.set_status(run_id, "finished")
+    refused = await client.patch(f"/v1/runs/{run_id}", json={"max_steps": json.loads(wanted)})
+    expected = f"Continue it in a new run: `{f'headrace submit --from {run_id} {command}'.strip()}`."
+    assert refused.json()["detail"].endswith(expected)
 
 
 async def test_max_steps_for_which_the_schedule_makes_no_sense_is_refused(client: httpx.AsyncClient, run: Run) -> None:

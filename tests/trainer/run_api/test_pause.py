@@ -168,6 +168,7 @@ async def test_a_run_that_was_asked_to_stop_or_has_ended_refuses_to_be_paused_or
         assert (reply.status_code, reply.json()["type"]) == (409, "/problems/run-is-stopping")
         assert reply.json()["run_id"] == run_id
         assert (await store.wishes(run_id)).desired == "stop"
+    await store.write_progress(run_id, Progress(step=3, max_steps=4))
     await store.set_status(run_id, "stopped")
     for wish in ("pause", "resume"):
         reply = await client.post(f"/v1/runs/{run_id}/{wish}")
