@@ -5,8 +5,9 @@
 The new run counts its policy versions and its groups from 0. The schedule of the learning rate and the data go on.
 """
 
+import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 
@@ -16,6 +17,28 @@ BEGINNING_FILE = "beginning.json"
 """File in the run's directory with its `Beginning`."""
 
 Source = Literal["checkpoint", "model", "adapter"]
+
+BEST = "best"
+_RUN_AND_CHECKPOINT = re.compile(rf"(?P<run>[^:/]+)(?::(?P<which>\d{{1,12}}|{BEST}))?", re.ASCII)
+
+
+class CheckpointReference(NamedTuple):
+    """A checkpoint of a run as users write it: ``RUN``, ``RUN:STEP`` or ``RUN:best``."""
+
+    run: str
+    """An id, the beginning of an id, or a name."""
+    which: str = ""
+    """A step, or `BEST`; empty for the newest checkpoint."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the checkpoint that a text names; None if it is a path or something else."""
+        match = _RUN_AND_CHECKPOINT.fullmatch(text)
+        return None if match is None else cls(match["run"], match["which"] or "")
+
+    def of(self, run_id: str) -> str:
+        """Return this checkpoint's text for a run by its id."""
+        return f"{run_id}:{self.which}" if self.which else run_id
 
 
 class RowCursor(msgspec.Struct, frozen=True):

@@ -9,45 +9,58 @@ import sys
 from pathlib import Path
 
 from headrace import service_finder
+from shared.beginning import CheckpointReference
 from shared.errors import UserError
 from shared.install_commands import install_extras
 
 
 def export(arguments: argparse.Namespace) -> int:
     """Export the named checkpoint, or the newest checkpoint of the named run."""
-    named = Path(arguments.what)
+    named, to = Path(arguments.what), Path(arguments.to)
     is_checkpoint = (named / "manifest.json").is_file()
-    run_dir = named if is_checkpoint or (named / "checkpoints").is_dir() else _run_dir(arguments)
+    reference = CheckpointReference("")
+    if is_checkpoint or (named / "checkpoints").is_dir():
+        run_dir = named
+    else:
+        reference = _reference(arguments.what)
+        run_dir = _run_dir(arguments, reference)
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise UserError(f"exporting needs {' and '.join(missing)}; install with {install_extras('trainer')}")
+    from services.trainer.beginning.source import named_checkpoint
     from services.trainer.checkpoints.checkpoint import newest_valid
     from services.trainer.export.export import check_exportable, export_checkpoint
     from services.trainer.run_files import RunFiles
 
-    if is_checkpoint:
-        checkpoint = named
-        check_exportable(checkpoint, Path(arguments.to))
+    if is_checkpoint or reference.which:
+        checkpoint = named if is_checkpoint else named_checkpoint(run_dir, reference.which, name=run_dir.name)
+        check_exportable(checkpoint, to)
     else:
         newest = newest_valid(RunFiles(run_dir).checkpoints)
         if newest is None:
             raise UserError(f"no complete checkpoint found in {RunFiles(run_dir).checkpoints}")
         checkpoint = newest.path
-        check_exportable(checkpoint, Path(arguments.to), is_verified=True)
+        check_exportable(checkpoint, to, is_verified=True)
     try:
-        written = export_checkpoint(checkpoint, Path(arguments.to), dtype=arguments.dtype, merge=arguments.merge)
+        written = export_checkpoint(checkpoint, to, dtype=arguments.dtype, merge=arguments.merge)
     except OSError as error:
         raise UserError(f"the model could not be written to {arguments.to}: {error}") from error
     sys.stdout.write(f"exported {checkpoint} to {written}\n")
     return 0
 
 
-def _run_dir(arguments: argparse.Namespace) -> Path:
-    if "/" in arguments.what or Path(arguments.what).exists():
+def _reference(what: str) -> CheckpointReference:
+    reference = CheckpointReference.parse(what)
+    if reference is None or Path(what).exists():
         raise UserError(
-            f"{arguments.what} is neither a checkpoint (RUN_DIR/checkpoints/step_00000010) nor a run's directory"
+            f"{what} is neither a checkpoint (RUN_DIR/checkpoints/step_00000010) nor a run's directory, nor a run "
+            "(RUN, RUN:STEP, RUN:best)"
         )
+    return reference
+
+
+def _run_dir(arguments: argparse.Namespace, reference: CheckpointReference) -> Path:
     with service_finder.connect(arguments) as client:
-        run_dir = Path(str(client.get(arguments.what)["run_dir"]))
+        run_dir = Path(str(client.get(reference.run)["run_dir"]))
     if not run_dir.is_dir():
         raise UserError(
             f"{run_dir} is not on this machine: run `headrace export` on the machine that has it, with the "

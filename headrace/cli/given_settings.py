@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.run_file import parse_settings, read_run_file, read_trl_file, with_absolute_paths
+from shared.beginning import CheckpointReference
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
 _SOURCE, _ONLY_MODEL, _SKIPS_NOT = "resume_from_checkpoint", "resume_only_model", "ignore_data_skip"
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,4})")
 _MAX_NAME = 64
-_STEP = re.compile(r":\d+$")
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ def settings_of_source(client: HeadraceClient, given: GivenSettings) -> tuple[di
     if said.startswith("/"):
         settings, what = _settings_of_directory(Path(said)), said
     else:
-        run = client.get(_STEP.sub("", said))
+        reference = CheckpointReference.parse(said) or CheckpointReference(said)
+        run = client.get(reference.run)
         # The id, so that a name that the new run might share cannot become ambiguous.
-        given.settings[_SOURCE] = run["run_id"] + said[len(_STEP.sub("", said)) :]
+        given.settings[_SOURCE] = reference.of(run["run_id"])
         settings, what = run["config"], str(run["run_id"])
     settings = _chosen(settings)
     for name in (_SOURCE, _ONLY_MODEL, _SKIPS_NOT):

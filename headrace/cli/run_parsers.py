@@ -24,8 +24,8 @@ def add_runs(add_parser: AddParser) -> None:
     submit.add_argument(
         "--from",
         dest="source",
-        metavar="RUN[:STEP]|DIR",
-        help="begin from a run's checkpoint, its newest one without STEP, or from a directory; without FILE with the "
+        metavar="RUN[:STEP|:best]|DIR",
+        help="begin from a run's checkpoint, its newest one for RUN, or from a directory; without FILE with the "
         "settings of that run",
     )
     submit.add_argument(
@@ -167,8 +167,9 @@ def add_export(add_parser: AddParser) -> None:
     )
     export.add_argument(
         "what",
-        metavar="RUN|DIR",
-        help="a run's id, name or directory, for its newest checkpoint; or a checkpoint's directory",
+        metavar="RUN[:STEP|:best]|DIR",
+        help="a run's id or name, for its newest checkpoint, that of a step, or the best one; a run's directory, for "
+        "its newest; or a checkpoint's directory",
     )
     export.add_argument("--to", required=True, metavar="DIR", help="directory to write; a model there is replaced")
     export.add_argument("--dtype", choices=("float32", "bfloat16"), help="dtype of the weights (the run's)")

@@ -15,7 +15,7 @@ class BeginningOptions(Section):
         min_length=1,
         max_length=4096,
         description="Begin from a checkpoint: a run (id, beginning of the id, or name) for its newest one, RUN:STEP, "
-        "or the directory of a checkpoint, a transformers model or a PEFT adapter",
+        "RUN:best, or the directory of a checkpoint, a transformers model or a PEFT adapter",
     )
     resume_only_model: bool = Field(
         default=False, description="Take only the weights; optimizer, schedule and data begin anew"
@@ -28,7 +28,7 @@ class BeginningOptions(Section):
     @classmethod
     def _a_checkpoint_has_a_printable_name(cls, said: str | None) -> str | None:
         if said is not None and not said.isprintable():
-            raise ValueError("must be one line of printable text: a run, RUN:STEP, or a directory")
+            raise ValueError("must be one line of printable text: a run, RUN:STEP, RUN:best, or a directory")
         return said
 
     @model_validator(mode="after")

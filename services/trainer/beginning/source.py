@@ -1,6 +1,6 @@
 """Finds the directory that ``resume_from_checkpoint`` means.
 
-    RUN, RUN:STEP                    a checkpoint of a run, whatever its state; the newest complete one without a step
+    RUN, RUN:STEP, RUN:best          a checkpoint of a run, whatever its state; the newest complete one for RUN
     /directory                       a checkpoint; or a run's directory, or its checkpoints/, for the newest one
                                      a transformers model or a PEFT adapter: weights only
 
@@ -8,12 +8,12 @@ A directory must be in a place that runs may name (file_roots.py). Nothing is ch
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.checkpoints.checkpoint import (
     STATE_FILE,
     CheckpointState,
@@ -24,14 +24,13 @@ from services.trainer.checkpoints.checkpoint import (
 )
 from services.trainer.checkpoints.manifest import MANIFEST_FILE, find_damage, has_all_files
 from services.trainer.run_files import RunFiles
-from shared.beginning import Source
+from shared.beginning import BEST, CheckpointReference, Source
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots, open_regular
 from shared.redis.run_record import TERMINAL, RunRecord
 
 FIELD: Final = "resume_from_checkpoint"
 ADAPTER_CONFIG, MODEL_CONFIG = "adapter_config.json", "config.json"
-_RUN_AND_STEP = re.compile(r"(?P<run>[^:]+)(?::(?P<step>\d{1,12}))?", re.ASCII)
 _MAX_READ_BYTES = 4 * 1024**3
 """Checkpoints up to this size are read whole at submit. Of larger ones only the files' sizes are compared; the training
 rank compares the checksums."""
@@ -63,8 +62,8 @@ class FoundSource:
 
 def run_reference(said: str) -> str | None:
     """Return the id or name of the run that ``resume_from_checkpoint`` names; None if it names a directory."""
-    match = _RUN_AND_STEP.fullmatch(said)
-    return None if match is None or "/" in said else match["run"]
+    reference = CheckpointReference.parse(said)
+    return None if reference is None else reference.run
 
 
 def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundSource:
@@ -78,25 +77,24 @@ def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundS
     Raises:
         UserError: There is no such checkpoint, or it is damaged; the message says what to do.
     """
-    reference = run_reference(said)
+    reference = CheckpointReference.parse(said)
     if reference is None:
         try:
             return _in_directory(said, roots)
         except OSError as error:  # a name that is too long, or a directory that may not be read
             raise UserError(f"{said[:200]} cannot be read: {error.strerror}", field=FIELD) from error
-    step = said[len(reference) + 1 :]
     if not runs:
         raise UserError(
-            f"there is no run {reference!r}; `headrace runs` lists them. Give the absolute path of a directory if the "
-            "checkpoint is not from a run of these services",
+            f"there is no run {reference.run!r}; `headrace runs` lists them. Give the absolute path of a directory if "
+            "the checkpoint is not from a run of these services",
             field=FIELD,
         )
     if len(runs) > 1:
         shown = ", ".join(f"{run.run_id} ({run.status})" for run in runs[:_MAX_SHOWN])
-        raise UserError(f"several runs fit {reference!r}: {shown}; use the id of one", field=FIELD)
+        raise UserError(f"several runs fit {reference.run!r}: {shown}; use the id of one", field=FIELD)
     (run,) = runs
-    path, notes = _of_run(Path(run.run_dir), step=int(step) if step else None, name=run.run_id)
-    if run.status not in TERMINAL and not step:
+    path, notes = _of_run(Path(run.run_dir), which=reference.which, name=run.run_id)
+    if run.status not in TERMINAL and not reference.which:
         notes.append(
             f"{run.run_id} is {run.status}: this run begins from its step {_state(path).step}, and does not follow it"
         )
@@ -114,9 +112,9 @@ def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundS
 def _in_directory(said: str, roots: FileRoots) -> FoundSource:
     if not said.startswith("/"):
         raise UserError(
-            f"{said[:200]!r} is neither a run (its id or name, then :STEP for an older checkpoint) nor an absolute "
-            "path. The trainer cannot resolve a relative path: give the absolute one (`headrace submit` makes it "
-            "absolute for you)",
+            f"{said[:200]!r} is neither a run (its id or name, then :STEP for an older checkpoint or :best) nor an "
+            "absolute path. The trainer cannot resolve a relative path: give the absolute one (`headrace submit` makes "
+            "it absolute for you)",
             field=FIELD,
         )
     roots.require(said, field=FIELD, whole=True)
@@ -127,7 +125,7 @@ def _in_directory(said: str, roots: FileRoots) -> FoundSource:
     if path.name == "checkpoints" and checkpoint_paths(path):
         path = path.parent
     if is_checkpoint := bool(checkpoint_paths(RunFiles(path).checkpoints)):
-        path, notes = _of_run(path, step=None, name=str(path))
+        path, notes = _of_run(path, name=str(path))
     elif is_checkpoint := (path / MANIFEST_FILE).exists() or (path / STATE_FILE).exists():
         _refuse_damage(path)
     if is_checkpoint:
@@ -164,24 +162,50 @@ def _in_directory(said: str, roots: FileRoots) -> FoundSource:
     return FoundSource(weights, path)
 
 
-def _of_run(run_dir: Path, *, step: int | None, name: str) -> tuple[Path, list[str]]:
-    """Return a checkpoint of a run, and notes about newer ones that are damaged."""
+def named_checkpoint(run_dir: Path, which: str, *, name: str) -> Path:
+    """Return the checkpoint of a step, or the best one, of a run. Its files are not checked.
+
+    Args:
+        run_dir: The run's directory.
+        which: The step, or `BEST`.
+        name: The run's name in messages.
+
+    Raises:
+        UserError: There is no such checkpoint; the message has the steps that there are.
+    """
     root = RunFiles(run_dir).checkpoints
+    steps = sorted(int(path.name.removeprefix("step_")) for path in _all_of_run(root, name=name))
+    there = f"it has {', '.join(map(str, steps))} (save_total_limit says how many are kept)"
+    if which == BEST:
+        best = best_in_files(run_dir, read_table(run_dir / MODEL_CONFIG))
+        if best is None or best.step is None:
+            raise UserError(
+                f"the best checkpoint of {name} is not known: the run does not look for it (load_best_model_at_end, "
+                f"metric_for_best_model), or has no evaluation yet. Give a step; {there}",
+                field=FIELD,
+            )
+        which = str(best.step)
+    if int(which) not in steps:
+        raise UserError(f"{name} has no checkpoint of step {int(which)}; {there}", field=FIELD)
+    return checkpoint_path(root, int(which))
+
+
+def _all_of_run(root: Path, *, name: str) -> list[Path]:
     paths = checkpoint_paths(root)
     if not paths:
         raise UserError(
             f"{name} has no checkpoint: a run writes one every save_steps, and one when it ends", field=FIELD
         )
-    if step is not None:
-        path = checkpoint_path(root, step)
-        if path not in paths:
-            there = ", ".join(str(int(found.name.removeprefix("step_"))) for found in reversed(paths))
-            raise UserError(
-                f"{name} has no checkpoint of step {step}; it has {there} (save_total_limit says how many are kept)",
-                field=FIELD,
-            )
+    return paths
+
+
+def _of_run(run_dir: Path, *, which: str = "", name: str) -> tuple[Path, list[str]]:
+    """Return a checkpoint of a run, and notes about newer ones that are damaged."""
+    if which:
+        path = named_checkpoint(run_dir, which, name=name)
         _refuse_damage(path)
         return path, []
+    paths = _all_of_run(RunFiles(run_dir).checkpoints, name=name)
     notes: list[str] = []
     for path in sorted(paths, key=incarnation_that_wrote, reverse=True):
         damage = damage_of(path)

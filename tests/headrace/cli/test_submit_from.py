@@ -65,6 +65,10 @@ def test_single_settings_can_be_changed_and_a_step_can_be_named() -> None:
     assert (body["resume_only_model"], body["learning_rate"], body["name"]) == (True, 5e-7, "mine")
 
 
+def test_the_best_checkpoint_can_be_named() -> None:
+    assert sent("--from", "math:best")["resume_from_checkpoint"] == f"{ID}:best"
+
+
 def test_with_a_file_the_settings_are_those_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("model: org/other\nmax_steps: 7\n")

@@ -42,7 +42,15 @@ def roots(*directories: Path) -> FileRoots:
 
 @pytest.mark.parametrize(
     ("said", "run"),
-    [("run-abc", "run-abc"), ("run-abc:40", "run-abc"), ("my.run_2", "my.run_2"), ("/a/b", None), ("a/b:4", None)],
+    [
+        ("run-abc", "run-abc"),
+        ("run-abc:40", "run-abc"),
+        ("my:best", "my"),
+        ("my:worst", None),
+        ("my.run_2", "my.run_2"),
+        ("/a/b", None),
+        ("a/b:4", None),
+    ],
 )
 def test_a_run_is_told_from_a_directory(said: str, run: str | None) -> None:
     assert run_reference(said) == run
@@ -76,6 +84,20 @@ def test_a_step_names_an_older_checkpoint(tmp_path: Path) -> None:
     assert find_source("run-source:2", runs=[record(tmp_path)], roots=roots()).directory == older
     with pytest.raises(UserError, match="has no checkpoint of step 3; it has 2, 4"):
         find_source("run-source:3", runs=[record(tmp_path)], roots=roots())
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
+    best = make_checkpoint(tmp_path, step=2)
+    make_checkpoint(tmp_path, step=4)
+    config = {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"best checkpoint of run-source is not known: .* Give a step; it has 2, 4"):
+        find_source("run-source:best", runs=[record(tmp_path)], roots=roots())
+    config |= {"eval_dataset_name": "e", "eval_steps": 2, "load_best_model_at_end": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    evaluations = [{"step": step, "eval_reward": reward} for step, reward in ((2, 0.9), (4, 0.5))]
+    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluations))
+    assert find_source("run-source:best", runs=[record(tmp_path)], roots=roots()).directory == best
 
 
 def test_a_damaged_checkpoint_is_left_out_with_a_note_and_refused_if_it_was_named(tmp_path: Path) -> None:

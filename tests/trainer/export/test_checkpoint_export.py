@@ -25,6 +25,7 @@ from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.export.export import export_checkpoint
 from shared.beginning import BEGINNING_FILE, Beginning
 from tests.checkpoints import save_checkpoint
+from tests.headrace.scripted_api import serving
 from tests.tiny_model import make_tiny_tokenizer
 from tests.trainer.cores import assert_odd_generation, copy_with_odd_generation, make_config, make_core, random_rows
 from tests.trainer.tensor_files import load_file
@@ -242,6 +243,22 @@ def test_a_mistake_is_refused_with_a_sentence_and_nothing_is_written(
     assert main(["export", str(named), "--to", str(to)]) == 1
     assert said in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_run_and_a_step_name_a_checkpoint_as_for_submit(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda asked: {"run_dir": str(tmp_path / "run-1")} if asked.path == "/v1/runs/math" else {}) as api:
+        for which, said in (
+            ("2", "run-1 has no checkpoint of step 2; it has 1"),
+            ("best", "the best checkpoint of run-1 is not known"),
+        ):
+            assert main(["export", f"math:{which}", "--to", str(tmp_path / "out"), "--url", api.url]) == 1
+            assert said in capsys.readouterr().err
+        assert main(["export", "math:1", "--to", str(tmp_path / "out"), "--url", api.url]) == 0
+    assert capsys.readouterr().out == f"exported {checkpoint} to {tmp_path / 'out'}\n"
 
 
 def test_an_export_that_fails_leaves_the_model_that_was_there(tiny_model: Path, tmp_path: Path) -> None:
