@@ -71,6 +71,7 @@ def export_checkpoint(
         _copy_the_rest(source, aside)
         card = model_card(facts, title=title or to.name, is_adapter=is_adapter and not merge)
         (aside / FILE_NAME).write_text(card, encoding="utf-8")
+        _give_all_the_mode_of(aside / FILE_NAME)
         _put_in_place(aside, to)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -152,6 +153,14 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
     }
     read_shards(source, tensors)
     save_tensors(policy, tensors, directory)
+
+
+def _give_all_the_mode_of(written: Path) -> None:
+    """Give the files beside ``written`` its mode, which follows the umask. safetensors lets only the owner read."""
+    mode = written.stat().st_mode & 0o777
+    for path in written.parent.iterdir():
+        if path.is_file():
+            path.chmod(mode)
 
 
 def _put_in_place(directory: Path, to: Path) -> None:

@@ -261,6 +261,18 @@ def test_a_run_and_a_step_name_a_checkpoint_as_for_submit(
     assert capsys.readouterr().out == f"exported {checkpoint} to {tmp_path / 'out'}\n"
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o007, 0o660)])
+def test_the_modes_of_all_files_follow_the_umask(tiny_model: Path, tmp_path: Path, umask: int, mode: int) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    before = os.umask(umask)
+    try:
+        out = export_checkpoint(checkpoint, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()} == dict.fromkeys(os.listdir(out), mode)
+    assert (out / "model.safetensors").is_file()
+
+
 def test_an_export_that_fails_leaves_the_model_that_was_there(tiny_model: Path, tmp_path: Path) -> None:
     checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
     out = export_checkpoint(checkpoint, tmp_path / "out")
