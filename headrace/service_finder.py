@@ -11,6 +11,7 @@ certificate: HEADRACE_TLS_CA_FILE, or the file that `headrace up` was started wi
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from shared.service.tls import CA_VARIABLE
 _ANSWER_S, _SUBMIT_S = 15.0, 120.0
 """The run API waits 10 s for Redis before it reports Redis as unreachable. A submit reads model and dataset."""
 _NO_SUCH_RUN, _AMBIGUOUS_RUN, _UNAUTHORIZED = "/problems/no-such-run", "/problems/ambiguous-run", 401
+_LEAVE_OUT = re.compile(r"\bleave \w+ out\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +129,13 @@ def _runs_of_scripts(state: StateDir) -> str:
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
     """Return an error's message for users of the command line: about commands, not requests and headers."""
-    if len(listed := _listed(error)) > 1:
+    listed = _listed(error)
+    source = getattr(arguments, "source", None) if getattr(arguments, "file", None) is None else None
+    if source and _LEAVE_OUT.search(" ".join(listed)):
+        listed.append(
+            f"with --from, settings that are not given are those of {source}: leave one out with --set NAME=null"
+        )
+    if len(listed) > 1:
         return "\n  ".join(["the run is refused:", *listed])
     if not isinstance(error, HeadraceApiError):
         return str(error)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import command_line as cli
-from tests.headrace.scripted_api import Asked, problem, serving
+from tests.headrace.scripted_api import Answer, Asked, problem, serving
 
 pytestmark = pytest.mark.unit
 
@@ -123,6 +123,27 @@ def test_arguments_that_do_not_go_together_are_refused(
     with serving(script) as api:
         assert cli.main(["submit", *arguments, "--url", api.url]) != 0
     assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_setting_to_leave_out_is_one_of_the_source_and_the_refusal_says_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = "reward_weights has 2 entries for 1 reward_funcs; give one weight a function, or leave reward_weights out"
+    body = {"detail": says, "errors": [{"field": "", "message": says}]}
+
+    def refusing(asked: Asked) -> Any:
+        return Answer(422, json.dumps(body).encode()) if asked.method == "POST" else script(asked)
+
+    file = tmp_path / "run.yaml"
+    file.write_text("model: org/other\n")
+    hint = "settings that are not given are those of math: leave one out with --set NAME=null"
+    with serving(refusing) as api:
+        for arguments, has_hint in (([], True), ([str(file)], False)):
+            assert cli.main(["submit", *arguments, "--from", "math", "--url", api.url]) == 1
+            said = capsys.readouterr().err
+            assert says in said
+            assert (hint in said) is has_hint
+    assert sent("--from", "math", "--set", "reward_weights=null")["reward_weights"] is None
 
 
 def test_the_run_file_of_a_fork_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
