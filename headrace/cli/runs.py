@@ -166,7 +166,9 @@ def resume(arguments: argparse.Namespace) -> int:
         run = client.resume(chosen)
     run_id = run["run_id"]
     if before["status"] == "failed":
-        _out(f"{run_id} continues from its newest checkpoint when it is its turn")
+        _out(f"{run_id} continues from its newest checkpoint when it is its turn, with the settings that it has")
+        if before.get("reason"):
+            _out(f"it had failed: {before['reason']}")
         return 0
     was_paused = before["status"] == "paused" or before["desired"] == "pause"
     _out(f"{run_id} goes on" if was_paused else f"{run_id} is not paused: it is {run['status']}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from services.trainer.beginning.way_on import reason_of_failure
 from services.trainer.checkpoints.checkpoint_writer import CheckpointError
 from services.trainer.policy.ranks import RankLostError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
@@ -120,9 +121,10 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
             if not isinstance(cause, HeadraceError):
                 raise
             # Every other HeadraceError would occur again after a restart: the run fails, with the reason in its record.
-            log.critical("%s", cause)
-            leave_word(str(cause), status=REFUSED)
-            await store.set_status(run_id, "failed", reason=str(cause))
+            reason = await asyncio.to_thread(reason_of_failure, cause, record)
+            log.critical("%s", reason)
+            leave_word(reason, status=REFUSED)
+            await store.set_status(run_id, "failed", reason=reason)
             status = REFUSED
         finally:
             if lead is not None:

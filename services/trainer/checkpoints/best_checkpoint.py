@@ -158,5 +158,5 @@ def _missing(name: str, metrics: Mapping[str, Any]) -> str:
     there = sorted(each for each in metrics if each.startswith("eval_") and not each.startswith(_NOT_OF_ROLLOUTS))
     return (
         f"metric_for_best_model names {name}, which the evaluations of the run do not have; they have "
-        f"{', '.join(there)}. Submit the run again with one of them"
+        f"{', '.join(there)}"
     )

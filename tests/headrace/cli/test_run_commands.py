@@ -166,3 +166,13 @@ def test_metadata_that_is_not_a_name_and_a_value_is_refused(entry: str, capsys: 
 def test_an_edit_without_a_change_is_refused_before_a_service_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["edit", "first"]) == 1
     assert "nothing to change" in capsys.readouterr().err
+
+
+def test_resuming_a_failed_run_says_why_it_had_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = RUN | {"status": "failed", "reason": "there is no metric nosuch"}
+    with serving(lambda asked: failed if asked.method == "GET" else RUN | {"status": "queued"}) as api:
+        assert cli.main(["resume", ID, "--url", api.url]) == 0
+    assert capsys.readouterr().out == (
+        f"{ID} continues from its newest checkpoint when it is its turn, with the settings that it has\n"
+        "it had failed: there is no metric nosuch\n"
+    )
