@@ -17,13 +17,14 @@ from headrace.cli.plot import picture_at_end
 from headrace.cli.run_directories import list_directories
 from headrace.cli.run_source import opened
 from headrace.cli.run_table import table_of
-from headrace.client import ENDED, HeadraceApiError, HeadraceClient
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
 from headrace.run_file import as_run_file
 from headrace.watch import watch_view
 from headrace.watch.run_directory import checkpoint_steps
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import final_sentence, follow, take_all
 from shared.errors import UserError
+from shared.run_options.lr_schedule import LrSchedule
 from shared.run_options.section import LARGEST
 
 _PIPE_WIDTH = 120
@@ -56,6 +57,8 @@ def submit(arguments: argparse.Namespace) -> int:
                     _out(f"  {name}: {line}")
             return 0
         _out(f"submitted {submission.run_id}")
+        if begins_from := submission.derived.get("begins_from"):
+            _out(f"it begins from {begins_from}, and makes {submission.derived['steps']} steps")
         if arguments.watch:
             try:
                 return _watch(client, submission.run_id)
@@ -141,6 +144,11 @@ def edit(arguments: argparse.Namespace) -> int:
         run = client.edit(run_id, changes)
     for name in changes:
         _out(f"{run['run_id']} has {name}: {_in_words(run['config'][name])}")
+    if "max_steps" in changes and run["progress"]["step"] and (schedule := _schedule(run)).depends_on_length:
+        _out(
+            f"the learning rate jumps with its next batch: lr_scheduler_type {schedule.type} then goes on as in a run "
+            f"of {changes['max_steps']} steps"
+        )
     return 0
 
 
@@ -208,6 +216,16 @@ def _watch(client: HeadraceClient, named: str) -> int:
     if picture := picture_at_end(seen):
         _out(f"its curves are in {picture}")
     return 1 if seen.status == "failed" else 0
+
+
+def _schedule(run: Run) -> LrSchedule:
+    config = run["config"]
+    return LrSchedule(
+        config.get("lr_scheduler_type", "linear"),
+        config.get("lr_scheduler_kwargs") or {},
+        config.get("learning_rate", 0.0),
+        config.get("warmup_steps", 0.0),
+    )
 
 
 def _entry(text: str) -> tuple[str, float | str | None]:

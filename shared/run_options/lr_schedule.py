@@ -81,6 +81,7 @@ _KWARGS: dict[LrSchedulerType, dict[str, _Number | _Choice]] = {
         "num_cycles": _CYCLES,
     },
 }
+_SAME_AT_ANY_LENGTH: frozenset[LrSchedulerType] = frozenset({"constant", "constant_with_warmup", "inverse_sqrt"})
 _POLYNOMIAL_LR_END = 1e-7
 """transformers' default."""
 
@@ -139,6 +140,14 @@ class LrSchedule:
                     f"lr_scheduler_type {self.type} ends at {name}={end}, which is not below "
                     f"learning_rate={self.learning_rate}; set {name} in lr_scheduler_kwargs"
                 )
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the learning rate at a step depends on the number of steps of the run."""
+        if 0 < self.warmup_steps < 1:
+            return True
+        # The last stage of warmup_stable_decay begins after num_stable_steps, or so that it ends with the run.
+        return self.type not in _SAME_AT_ANY_LENGTH and "num_stable_steps" not in self.kwargs
 
     def num_warmup_steps(self, total_steps: int) -> int:
         """Return the optimizer steps of the warm-up, as transformers counts them."""

@@ -157,6 +157,21 @@ def test_a_run_is_edited_under_the_name_that_the_user_gave(capsys: pytest.Captur
     assert f"{ID} has tags: lr:1e-4 best\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("schedule", "step", "jumps"),
+    [("linear", 100, True), ("cosine", 100, True), ("constant", 100, False), ("linear", 0, False)],
+)
+def test_a_new_length_says_whether_the_learning_rate_jumps(
+    capsys: pytest.CaptureFixture[str], schedule: str, step: int, jumps: bool
+) -> None:
+    run = RUN | {"config": {"lr_scheduler_type": schedule, "max_steps": 300}, "progress": {"step": step}}
+    with serving(lambda _: run) as api:
+        assert cli.main(["edit", ID, "--max-steps", "300", "--url", api.url]) == 0
+    says = f"the learning rate jumps with its next batch: lr_scheduler_type {schedule} then goes on as in a run of 300"
+    says += " steps"
+    assert capsys.readouterr().out.splitlines() == [f"{ID} has max_steps: 300", *([says] if jumps else [])]
+
+
 @pytest.mark.parametrize("entry", ["note", "=1"])
 def test_metadata_that_is_not_a_name_and_a_value_is_refused(entry: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["edit", "first", "--metadata", entry]) == 1

@@ -146,6 +146,15 @@ def test_a_setting_to_leave_out_is_one_of_the_source_and_the_refusal_says_how(
     assert sent("--from", "math", "--set", "reward_weights=null")["reward_weights"] is None
 
 
+def test_a_submit_says_where_the_run_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    derived = {"begins_from": f"step 100 of {ID} (math)", "steps": 60}
+    answer = {"warnings": [], "derived": derived, "run": {"run_id": "run-new"}}
+    with serving(lambda asked: answer if asked.method == "POST" else script(asked)) as api:
+        assert cli.main(["submit", "--from", "math", "--set", "max_steps=160", "--url", api.url]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1:3] == ["submitted run-new", f"it begins from step 100 of {ID} (math), and makes 60 steps"]
+
+
 def test_the_run_file_of_a_fork_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(script) as api:
         assert cli.main(["submit", "--from", ID, "--print", "--url", api.url]) == 0

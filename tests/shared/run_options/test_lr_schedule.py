@@ -65,3 +65,19 @@ def test_a_stored_run_has_the_schedule_it_was_submitted_with() -> None:
         PLAIN | STAGES | {"lr_scheduler_kwargs": {"num_decay_steps": 4, "decay_type": "linear", "min_lr_ratio": 0.1}}
     )
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "depends"),
+    [
+        ({}, True),
+        (with_kwargs("cosine"), True),
+        ({"lr_scheduler_type": "constant"}, False),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3}, False),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.1}, True),
+        (with_kwargs("warmup_stable_decay", num_decay_steps=2), True),
+        (with_kwargs("warmup_stable_decay", num_decay_steps=2, num_stable_steps=5), False),
+    ],
+)
+def test_a_schedule_knows_whether_the_length_of_the_run_changes_it(options: dict[str, Any], depends: bool) -> None:
+    assert parse_run_config(PLAIN | options).lr_schedule().depends_on_length is depends
