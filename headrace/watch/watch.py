@@ -193,15 +193,20 @@ def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event]", 
 
 def final_sentence(run: Run) -> str:
     """Return a sentence that says how the run ended and where its model or checkpoints are."""
-    steps = RunWatch(run).step
+    steps, is_here = RunWatch(run).step, Path(run["run_dir"]).is_dir()
     if run["status"] == "finished":
         best = RunWatch(run).best
         chosen = f" of {best}," if best and run["config"].get("load_best_model_at_end") else ""
         early = f": {best_reason}" if best and (best_reason := str(run.get("reason") or "")) else ""
-        return f"{run['run_id']} finished after {steps} steps{early}; the model{chosen} is in {run['run_dir']}/model"
+        fetched = f"is fetched with `headrace download {run['run_id']} --to DIR`"
+        where = f"is in {run['run_dir']}/model" if is_here else fetched
+        return f"{run['run_id']} finished after {steps} steps{early}; the model{chosen} {where}"
     reason = f": {run['reason']}" if run.get("reason") else ""
     says = f"{run['run_id']} {run['status']} after {steps} steps{reason}"
-    return f"{says}; checkpoints are in {run['run_dir']}/checkpoints" if _may_have_checkpoints(run, steps) else says
+    if not _may_have_checkpoints(run, steps):
+        return says
+    elsewhere = "" if is_here else " on the trainer's machine"
+    return f"{says}; checkpoints are in {run['run_dir']}/checkpoints{elsewhere}"
 
 
 def _may_have_checkpoints(run: Run, steps: int) -> bool:

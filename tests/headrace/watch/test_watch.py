@@ -55,7 +55,14 @@ def test_a_run_is_followed_to_its_end_and_all_its_metrics_are_known() -> None:
     assert watch.series("reward") == [0.25, 0.75]
     assert watch.points("eval_reward") == [(1, 0.5)]
     assert printed(screen).splitlines()[-1] == "[0:06] finished  step 2/2  reward 0.750  eval_reward 0.500"
-    assert final_sentence(watch.run) == "run-a finished after 2 steps; the model is in /runs/run-a/model"
+    assert final_sentence(watch.run) == (
+        "run-a finished after 2 steps; the model is fetched with `headrace download run-a --to DIR`"
+    )
+
+
+def test_a_model_on_this_machine_is_named_by_its_path(tmp_path: Path) -> None:
+    run = RUN | {"status": "finished", "run_dir": str(tmp_path)}
+    assert final_sentence(run) == f"run-a finished after 2 steps; the model is in {tmp_path}/model"
 
 
 def test_a_run_that_ended_early_says_why_and_whose_weights_its_model_has() -> None:
@@ -63,8 +70,8 @@ def test_a_run_that_ended_early_says_why_and_whose_weights_its_model_has() -> No
     ended = RUN | {"status": "finished", "started_at_s": 8.0, "ended_at_s": 14.0, "reason": "stopped early: it is flat"}
     ended |= {"progress": RUN["progress"] | {"best": best}, "config": {"load_best_model_at_end": True}}
     assert final_sentence(ended) == (
-        "run-a finished after 2 steps: stopped early: it is flat; the model of step 1, eval_reward 0.75, is in "
-        "/runs/run-a/model"
+        "run-a finished after 2 steps: stopped early: it is flat; the model of step 1, eval_reward 0.75, is "
+        "fetched with `headrace download run-a --to DIR`"
     )
 
 
@@ -73,7 +80,8 @@ def test_a_run_that_failed_says_why() -> None:
     with serving(script_of([failed], ROWS)) as api, HeadraceClient(api.url, "k") as client:
         watch = follow(client, "run-a", console=console())
     assert final_sentence(watch.run) == (
-        "run-a failed after 2 steps: the loss is not finite; checkpoints are in /runs/run-a/checkpoints"
+        "run-a failed after 2 steps: the loss is not finite; checkpoints are in /runs/run-a/checkpoints on the "
+        "trainer's machine"
     )
 
 
