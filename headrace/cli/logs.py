@@ -5,6 +5,7 @@
     RUN, or its path   rank.log of that run
 
 Lines of several logs have the log's name before them. A log that is cut back or replaced is read from its beginning.
+JSON lines are made readable, and requests that only read are left out (log_lines.py).
 """
 
 import argparse
@@ -13,13 +14,15 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 from headrace import service_finder
 from headrace.cli.chosen_run import choose_run
+from headrace.cli.log_lines import is_routine, readable
 from headrace.cli.run_source import is_path
+from headrace.client import HeadraceApiError
 from headrace.local.state_dir import StateDir, choose_state_dir
-from headrace.terminal import printable
 from shared.errors import UserError
 
 _MIN_BEGINNING = 8
@@ -30,7 +33,7 @@ _RANK_LOG = "rank.log"
 
 def logs(arguments: argparse.Namespace) -> int:
     """Print the last lines, and follow the logs if asked to, until Ctrl-C."""
-    tails = [Tail(path) for path in find_logs(arguments)]
+    tails = [Tail(path, has_routine=arguments.all) for path in find_logs(arguments)]
     width = max(len(tail.name) for tail in tails) if len(tails) > 1 else 0
     for tail in tails:
         _print(tail, tail.last(arguments.lines), width)
@@ -74,10 +77,16 @@ def _is_meant(run_id: str, what: str) -> bool:
 
 
 class Tail:
-    """Reads the end of one log."""
+    """Reads the end of one log.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The log.
+        has_routine: Whether lines about requests that only read are shown.
+    """
+
+    def __init__(self, path: Path, *, has_routine: bool = False) -> None:
         self._path = path
+        self._has_routine = has_routine
         self._position = 0
         self._inode = 0
         self._rest = b""
@@ -89,7 +98,7 @@ class Tail:
 
     def last(self, count: int) -> list[str]:
         """Return the last ``count`` lines."""
-        return [*deque(self._lines(), maxlen=count)]
+        return [*map(readable, deque(self._lines(), maxlen=count))]
 
     def added(self) -> list[str]:
         """Return the whole lines that were added since the last call."""
@@ -99,7 +108,7 @@ class Tail:
                 self._position, self._rest = 0, b""
         except FileNotFoundError:
             return []
-        return [*self._lines()]
+        return [*map(readable, self._lines())]
 
     def _lines(self) -> Iterator[str]:
         with self._path.open("rb") as file:
@@ -111,7 +120,9 @@ class Tail:
                     self._rest += line
                     return
                 whole, self._rest = self._rest + line, b""
-                yield printable(whole.decode(errors="replace").rstrip("\n"))
+                text = whole.decode(errors="replace").rstrip("\n")
+                if self._has_routine or not is_routine(text):
+                    yield text
 
 
 def _asked_for(arguments: argparse.Namespace, what: str, *, services: list[str]) -> Path:
@@ -120,11 +131,17 @@ def _asked_for(arguments: argparse.Namespace, what: str, *, services: list[str])
     try:
         with service_finder.connect(arguments) as client:
             return Path(str(client.get(choose_run(client, what, purpose="look"))["run_dir"]))
-    except UserError as error:
-        raise UserError(f"{what} is neither a service nor a run with a log here{there}; {error}") from error
+    except (UserError, HeadraceApiError) as error:
+        if isinstance(error, HeadraceApiError) and error.status != HTTPStatus.NOT_FOUND:
+            raise
+        says = service_finder.in_terms_of_commands(error, arguments)
+        raise UserError(
+            f"{what} is neither a service nor a run with a log on this machine{there}; {says}. The logs of services "
+            "are on the machines that run them"
+        ) from error
 
 
 def _print(tail: Tail, lines: list[str], width: int) -> None:
-    for line in lines:
+    for line in "\n".join(lines).split("\n") if lines else ():
         sys.stdout.write(f"{tail.name:<{width}}  {line}\n" if width else f"{line}\n")
     sys.stdout.flush()

@@ -13,7 +13,7 @@ from headrace.cli import command_line as cli
 from headrace.cli.logs import Tail, find_logs
 from headrace.cli.rollouts import chosen, value_in_words
 from shared.errors import UserError
-from tests.headrace.scripted_api import Asked, event_stream, serving
+from tests.headrace.scripted_api import Answer, Asked, event_stream, serving
 
 pytestmark = pytest.mark.unit
 
@@ -247,11 +247,66 @@ def test_logs_are_those_of_all_services_of_one_or_of_a_run(run_dir: Path, capsys
     assert shown(str(run_dir), "-n", "1") == ["three"]
     assert cli.main(["logs", "sessions"]) == 1
     assert (
-        "sessions is neither a service nor a run with a log here (services here: generator-0, generator-1, trainer)"
-        in (capsys.readouterr().err)
+        "sessions is neither a service nor a run with a log on this machine (services here: generator-0, generator-1, "
+        "trainer); no headrace service found" in (capsys.readouterr().err)
     )
     assert cli.main(["logs", "./.headrace"]) == 1
     assert "the run did not start yet, or trains on another machine" in capsys.readouterr().err
+
+
+def test_the_logs_of_services_on_another_machine_are_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    answer = {"type": "/problems/no-such-run", "detail": "No run has this id.", "run_id": "trainer"}
+    with serving(lambda _: Answer(404, json.dumps(answer).encode())) as api:
+        assert cli.main(["logs", "trainer", "--url", api.url]) == 1
+    assert capsys.readouterr().err == (
+        "headrace: trainer is neither a service nor a run with a log on this machine; there is no run trainer; "
+        "`headrace runs` lists them. The logs of services are on the machines that run them\n"
+    )
+
+
+def test_events_are_readable_and_requests_that_only_read_are_left_out(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def event(message: str, **more: Any) -> str:
+        return json.dumps({"at": "2026-11-22T12:00:00.125Z", "level": "INFO", "message": message} | more)
+
+    def request(method: str, status: int) -> str:
+        return event(f"{method} {status}", logger="headrace.access", method=method, status=status)
+
+    lines = [
+        event("it begins", logger="a"),
+        request("GET", 200),
+        request("GET", 404),
+        request("GET", 0),
+        request("POST", 202),
+        event("it \x1b fails", level="WARNING", exception="Traceback\nValueError"),
+        "a line of vLLM",
+        '{"at": 1}',
+        '{"cut',
+    ]
+    logs = run_dir.parents[1] / "logs"
+    logs.mkdir()
+    (logs / "trainer.log").write_text("".join(f"{line}\n" for line in lines))
+    assert cli.main(["logs", "trainer"]) == 0
+    shown = [
+        "2026-11-22T12:00:00Z INFO     it begins",
+        "2026-11-22T12:00:00Z INFO     GET 404",
+        "2026-11-22T12:00:00Z INFO     GET 0",
+        "2026-11-22T12:00:00Z INFO     POST 202",
+        r"2026-11-22T12:00:00Z WARNING  it \x1b fails",
+        "    Traceback",
+        "    ValueError",
+        "a line of vLLM",
+        '{"at": 1}',
+        '{"cut',
+    ]
+    assert capsys.readouterr().out.splitlines() == shown
+    assert cli.main(["logs", "trainer", "--all"]) == 0
+    assert capsys.readouterr().out.splitlines() == [shown[0], "2026-11-22T12:00:00Z INFO     GET 200", *shown[1:]]
 
 
 def test_a_followed_log_gives_whole_lines_once_and_begins_anew_when_it_was_cut_back(tmp_path: Path) -> None:
