@@ -1,4 +1,4 @@
-"""Says how to keep the steps of a run that one of its settings made fail. A resume has the same settings."""
+"""Says how to keep the steps of a run that failed because a setting is wrong. A resume has the same settings."""
 
 from pathlib import Path
 
