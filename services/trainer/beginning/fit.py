@@ -43,7 +43,7 @@ _ONLY_WEIGHTS = "; or set resume_only_model: true to take only the weights"
 class _Schedule(msgspec.Struct):
     last_epoch: Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
     base_lrs: list[float]
-    last_lr: list[float] = msgspec.field(name="_last_lr")
+    last_lr: Annotated[list[float], msgspec.Meta(min_length=1)] = msgspec.field(name="_last_lr")
 
 
 class _CoreState(msgspec.Struct):
@@ -68,7 +68,8 @@ def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list
         notes.append(
             f"{found.directory} has only weights: this run takes them, and begins optimizer, schedule and data anew"
         )
-    steps_before = 0 if weights_only else _steps_made(found)
+    schedule = None if weights_only else _schedule_of(found)
+    steps_before = 0 if schedule is None else schedule.last_epoch
     reasons = [*_weights_misfit(config, found)]
     if not weights_only:
         misfits = [
@@ -83,6 +84,11 @@ def beginning_of(config: RunConfig, found: FoundSource) -> tuple[Beginning, list
     if not weights_only:
         rows, row_notes = _rows_left(config, found)
         notes += row_notes
+    if schedule is not None and config.lr_schedule().depends_on_length and _has_another_length(config, found.config):
+        notes.append(
+            f"the learning rate, which was {schedule.last_lr[0]:.3g}, may jump: lr_scheduler_type "
+            f"{config.lr_scheduler_type} goes on as if a run of the new length had made the {steps_before} steps before"
+        )
     beginning = Beginning(
         source=found.source,
         directory=str(found.directory),
@@ -161,11 +167,17 @@ def _reference_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
         yield f"{checkpoint} has no reference model, which sync_ref_model moves on: its run did not have one"
 
 
-def _steps_made(found: FoundSource) -> int:
-    """Return the optimizer steps in the schedule of a checkpoint, those before its own run included."""
+def _has_another_length(config: RunConfig, theirs: Mapping[str, Any]) -> bool:
+    """Whether the settings of the source's run, if they are known, give another number of steps."""
+    names = ("max_steps",) if config.max_steps >= 0 else ("max_steps", "num_train_epochs")
+    return any(name in theirs and theirs[name] != getattr(config, name) for name in names)
+
+
+def _schedule_of(found: FoundSource) -> _Schedule:
+    """Return the schedule in a checkpoint. Its steps are all that were made, those before its own run included."""
     file = found.directory / _CORE_STATE
     try:
-        return msgspec.convert(read_table(file), _CoreState).schedule.last_epoch
+        return msgspec.convert(read_table(file), _CoreState).schedule
     except msgspec.ValidationError as error:
         raise UserError(f"{file} is not the state of a training rank ({error}){_ONLY_WEIGHTS}", field=FIELD) from error
 

@@ -71,6 +71,28 @@ def test_with_only_the_model_everything_else_begins_anew(tmp_path: Path) -> None
     assert (beginning.weights_only, beginning.steps_before, beginning.rows, notes) == (True, 0, RowCursor(), [])
 
 
+@pytest.mark.parametrize(
+    ("theirs", "settings", "jumps"),
+    [
+        ({"max_steps": 4}, {"max_steps": 8}, True),
+        ({"max_steps": 8}, {"max_steps": 8}, False),
+        ({"max_steps": 4}, {"max_steps": 8, "lr_scheduler_type": "constant"}, False),
+        ({"max_steps": 4}, {"max_steps": 8, "resume_only_model": True}, False),
+        ({"max_steps": -1, "num_train_epochs": 2.0}, {"num_train_epochs": 3.0}, True),
+        ({"max_steps": 8, "num_train_epochs": 2.0}, {"max_steps": 8, "num_train_epochs": 3.0}, False),
+    ],
+)
+def test_a_schedule_of_another_length_is_noted(
+    tmp_path: Path, theirs: dict[str, Any], settings: dict[str, Any], jumps: bool
+) -> None:
+    _, notes = begin(tmp_path, source(tmp_path, settings=theirs), **settings)
+    says = (
+        "the learning rate, which was 1e-06, may jump: lr_scheduler_type linear goes on as if a run of the new length "
+        "had made the 4 steps before"
+    )
+    assert notes == ([says] if jumps else [])
+
+
 def test_data_may_begin_anew_while_the_schedule_goes_on(tmp_path: Path) -> None:
     beginning, notes = begin(tmp_path, source(tmp_path), ignore_data_skip=True)
     assert (beginning.steps_before, beginning.rows, notes) == (4, RowCursor(), [])
