@@ -24,10 +24,12 @@ from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_of_script import Script, data_of_environment
 from headrace.grpo.script_check import check_script
 from headrace.grpo.script_run import ScriptRun
+from headrace.grpo.short_traceback import short_on_ctrl_c
 from headrace.grpo.trainer_attributes import (
     ELSEWHERE,
     ScriptProcess,
     all_tools,
+    as_list,
     check_overrides,
     missing,
     refuse_unsupported,
@@ -88,8 +90,8 @@ class GRPOTrainer:
 
         refuse_unsupported(optimizers=optimizers, rollout_func=rollout_func)
         self.args = args if args is not None else GRPOConfig()
-        self.reward_funcs = _as_list(reward_funcs)
-        self.reward_processing_classes = _as_list(reward_processing_classes) or [None] * len(self.reward_funcs)
+        self.reward_funcs = as_list(reward_funcs)
+        self.reward_processing_classes = as_list(reward_processing_classes) or [None] * len(self.reward_funcs)
         if len(self.reward_processing_classes) != len(self.reward_funcs):
             raise ArgumentError(
                 f"The number of reward processing classes ({len(self.reward_processing_classes)}) must match the "
@@ -100,7 +102,7 @@ class GRPOTrainer:
         if train_dataset is None:
             train_dataset = data_of_environment(environment_factory, self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.tools = all_tools(_as_list(tools), environment_factory)
+        self.tools = all_tools(as_list(tools), environment_factory)
         self.reward_func_names = reward_func_names(self.reward_funcs, environment_factory)
         self.reward_weights = reward_weights(
             self.args.reward_weights, num_functions=len(self.reward_funcs), environment_factory=environment_factory
@@ -120,7 +122,7 @@ class GRPOTrainer:
             eval_dataset=eval_dataset,
             reward_processing_classes=self.reward_processing_classes,
             quantization_config=quantization_config,
-            tools=_as_list(tools),
+            tools=as_list(tools),
             environment_factory=environment_factory,
         )
         self._events = TrainingEvents(
@@ -207,6 +209,7 @@ class GRPOTrainer:
         """Remove a callback, or the first of a class, if it is here."""
         self._events.remove(callback)
 
+    @short_on_ctrl_c
     def train(
         self,
         resume_from_checkpoint: bool | str | None = None,
@@ -250,6 +253,7 @@ class GRPOTrainer:
         metrics = {**summary, "epoch": self.state.epoch or 0.0}
         return TrainOutput(self.state.global_step, summary["train_loss"], metrics)
 
+    @short_on_ctrl_c
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
@@ -367,9 +371,3 @@ class GRPOTrainer:
             if hasattr(type(self), name):  # a property that raised AttributeError: raise its own
                 return object.__getattribute__(self, name)
             raise missing(name)
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return [*cast("Sequence[Any]", value)] if isinstance(value, (list, tuple)) else [value]

@@ -86,6 +86,13 @@ def check_overrides(kind: type) -> None:
             say(f"note: train() does not call {kind.__name__}.{name}; it calls {_CALLBACKS[name]} of callbacks")
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return an argument that is one object or several as a list; empty for None."""
+    if value is None:
+        return []
+    return [*cast("Sequence[Any]", value)] if isinstance(value, (list, tuple)) else [value]
+
+
 def missing(name: str) -> AttributeError:
     """Return the error of an attribute that a script's trainer does not have."""
     is_option = name in (option.name for option in fields(GRPOConfig))
