@@ -1,7 +1,25 @@
 """The error of an argument that is refused, in a call from Python."""
 
+import re
+from dataclasses import fields
+
 from shared.errors import UserError
+from shared.run_options.grpo_config import GRPOConfig
+
+_SETTING = re.compile(r"\bset (?P<name>\w+): (?P<value>true|false)\b")
+"""What the messages of the run API say about a run file."""
 
 
 class ArgumentError(UserError, ValueError):
     """An argument is wrong or not supported. The message says what to do instead. TRL raises ValueError for these."""
+
+
+def in_python(message: str) -> str:
+    """Return a message of the run API in which settings to write are arguments of ``GRPOConfig``."""
+    return _SETTING.sub(_as_argument, message)
+
+
+def _as_argument(setting: re.Match[str]) -> str:
+    name, value = setting["name"], setting["value"].capitalize()
+    is_option = name in (option.name for option in fields(GRPOConfig))
+    return f"set {name}={value}" if is_option else f'set run_options={{"{name}": {value}}}'

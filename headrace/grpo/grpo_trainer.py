@@ -235,7 +235,8 @@ class GRPOTrainer:
         del ignore_keys_for_eval
         if trial is not None:
             raise ArgumentError(f"trial is not supported: {ELSEWHERE['hyperparameter_search']}")
-        check_script(self._script, callbacks=self._events.callbacks)
+        source = resume_from_checkpoint or self._training.run is not None
+        check_script(self._script, callbacks=self._events.callbacks, source=source)
         from transformers.trainer_utils import TrainOutput  # seconds, so not before arguments were checked
 
         began_at = time.monotonic()

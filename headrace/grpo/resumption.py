@@ -3,15 +3,16 @@
 same settings and functions            the run itself
 others, the run has a checkpoint       a new run from its newest checkpoint; the old one is stopped
 others, no checkpoint yet              a new run from the beginning; the old one is stopped
+all steps are made                     the run itself, of which nothing is left to train
 """
 
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from headrace.client import ENDED, HeadraceApiError, Run
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.script_services import ScriptServices
 from headrace.grpo.weights_so_far import once_paused
@@ -19,6 +20,7 @@ from shared.errors import UserError
 from shared.run_options.run_config import parse_run_config
 
 _OF_THE_BEGINNING = frozenset({"resume_from_checkpoint", "resume_only_model", "ignore_data_skip"})
+_LABELS = frozenset({"name", "tags", "metadata"})
 _MAX_SHOWN = 40
 
 
@@ -30,16 +32,13 @@ class Replaced:
         run: The run.
         why: The reason for a new run, in words.
         has_checkpoint: Whether the new run begins from its newest checkpoint.
+        says_changes: Whether the reason lists the settings that have changed.
     """
 
     run: Run
     why: str
     has_checkpoint: bool = True
-
-    @property
-    def source(self) -> str | None:
-        """Source of the new run's first weights; None for its model."""
-        return str(self.run["run_id"]) if self.has_checkpoint else None
+    says_changes: bool = False
 
     def say_successor(self, new: Run, *, say: Callable[[str], None]) -> None:
         """Say which run takes its place, and why."""
@@ -71,7 +70,44 @@ def replaced(
     has_checkpoint = (
         any(Path(run["run_dir"]).glob("checkpoints/step_*/manifest.json")) if is_here else run["progress"]["step"] > 0
     )
-    return Replaced(run, f"the script has changed ({', '.join(changes)})", has_checkpoint=has_checkpoint)
+    return Replaced(
+        run, f"the script has changed ({', '.join(changes)})", has_checkpoint=has_checkpoint, says_changes=True
+    )
+
+
+def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, Any]) -> bool:
+    """Return whether a run that has ended has made the steps of these settings, so that nothing is left to train."""
+    if run["status"] not in ("finished", "stopped"):
+        return False
+    try:
+        steps = client.check(without_beginning(settings)).derived["steps"]
+    except HeadraceApiError:  # the submit is refused for the same reason
+        return False
+    steps_before = (run.get("beginning") or {}).get("steps_before", 0)
+    return bool(0 < steps <= run["progress"]["step"] + steps_before)
+
+
+def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that say which checkpoint a run begins from, and what it takes of it."""
+    return {name: value for name, value in settings.items() if name not in _OF_THE_BEGINNING}
+
+
+def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], None]) -> None:
+    """Say which settings of a run differ from those of the run whose checkpoint it began from, if they are known."""
+    source = (new.get("beginning") or {}).get("run_id")
+    if source is None:
+        return
+    with contextlib.suppress(HeadraceApiError, ArgumentError):
+        run = client.get(source)
+        if run["run_id"] == source and (
+            changes := changed_settings(_without_labels(new["config"]), _without_labels(run["config"]))
+        ):
+            say(f"note: settings that differ from those of {source}: {', '.join(changes)}")
+
+
+def _without_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that only describe a run to people."""
+    return {name: value for name, value in settings.items() if name not in _LABELS}
 
 
 def changed_settings(settings: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
@@ -90,5 +126,11 @@ def changed_settings(settings: Mapping[str, Any], config: Mapping[str, Any]) -> 
 
 def _in_words(name: str, old: object, new: object) -> str:
     said = f"{old} -> {new}"
-    is_short = not isinstance(old, str | list | dict) and not isinstance(new, str | list | dict)
-    return f"{name} {said}" if is_short and len(said) <= _MAX_SHOWN else name
+    return f"{name} {said}" if _is_plain(old) and _is_plain(new) and len(said) <= _MAX_SHOWN else name
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value says something by itself, unlike the name of a file or of a function's module."""
+    if isinstance(value, list):
+        return all(_is_plain(it) for it in cast("list[object]", value))
+    return not isinstance(value, dict) and not (isinstance(value, str) and ("/" in value or ":" in value))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.argument_error import ArgumentError, in_python
 from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.trainer_attributes import reward_func_names
@@ -81,7 +81,7 @@ class Files:
 
 
 def training_settings(
-    script: Script, files: Files, *, callbacks: Sequence[Any] = ()
+    script: Script, files: Files, *, callbacks: Sequence[Any] = (), source: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of the run that trains, and notes for the user.
 
@@ -89,19 +89,26 @@ def training_settings(
         script: The arguments of the trainer.
         files: Files of the script's functions and data.
         callbacks: Its callbacks, of which an ``EarlyStoppingCallback`` becomes settings.
+        source: The run or directory from whose checkpoint the run begins; None for what the options say.
 
     Raises:
         ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
-    return settings_with_model(script, files, script.model.save_for_run, callbacks=callbacks)
+    return settings_with_model(script, files, script.model.save_for_run, callbacks=callbacks, source=source)
 
 
 def settings_with_model(
-    script: Script, files: Files, model: Callable[[Callable[[], RunInputs]], str], *, callbacks: Sequence[Any]
+    script: Script,
+    files: Files,
+    model: Callable[[Callable[[], RunInputs]], str],
+    *,
+    callbacks: Sequence[Any],
+    source: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return ``training_settings`` with the model that a function names."""
     args = script.args
-    options = _options(args) | _early_stopping(callbacks)
+    begins_from = {} if source is None else {"resume_from_checkpoint": source}
+    options = _options(args) | _early_stopping(callbacks) | begins_from
     if args.eval_strategy == "no":
         options = {name: it for name, it in options.items() if name == "eval_on_start" or not name.startswith("eval_")}
     if args.eval_strategy != "no" or args.eval_on_start:
@@ -116,7 +123,7 @@ def settings_with_model(
     if "max_eval_prompts" in args.run_options or _num_rows(script.eval_dataset) is not None:
         notes = [note for note in notes if not note.startswith("max_eval_prompts:")]
         notes += _about_rows_left_out(script.eval_dataset, args) if "eval_dataset_name" in settings else []
-    return settings | args.run_options, notes
+    return settings | args.run_options | begins_from, notes
 
 
 def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dict[str, Any], list[str]]:
@@ -185,7 +192,7 @@ def _translated(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     try:
         return run_config_of({**options, "num_processes": 1})  # a script is one
     except UserError as error:
-        raise ArgumentError(str(error), field=error.field, problems=error.problems) from error
+        raise ArgumentError(in_python(str(error)), field=error.field, problems=error.problems) from None
 
 
 def _early_stopping(callbacks: Sequence[Any]) -> dict[str, Any]:

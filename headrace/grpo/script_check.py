@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.argument_error import ArgumentError, in_python
 from headrace.grpo.run_inputs import UnwrittenInputs
 from headrace.grpo.run_of_script import Files, Script, settings_with_model
 from headrace.grpo.script_services import would_start_services
@@ -12,20 +12,33 @@ from shared.errors import UserError
 from shared.near_name import nearest
 from shared.run_options.run_config import RunConfig, parse_run_config
 
+_SOME_RUN = "RUN"
 
-def check_script(script: Script, *, callbacks: Sequence[Any]) -> None:
+
+def check_script(script: Script, *, callbacks: Sequence[Any], source: bool | str | None) -> None:
     """Refuse what a run would refuse: options, functions without source, data without prompts.
+
+    Args:
+        script: The arguments of the trainer.
+        callbacks: Its callbacks.
+        source: The run or directory from whose checkpoint the run may begin; True if it is not known yet.
 
     Raises:
         ArgumentError: There is a mistake.
     """
     _require_model(script)
     files = Files(UnwrittenInputs)
-    settings, _ = settings_with_model(script, files, lambda _: script.model.name or "model", callbacks=callbacks)
+    settings, _ = settings_with_model(
+        script,
+        files,
+        lambda _: script.model.name or "model",
+        callbacks=callbacks,
+        source=_SOME_RUN if source is True else source or None,
+    )
     try:
         config = parse_run_config(settings)
     except UserError as error:
-        raise ArgumentError(str(error), field=error.field, problems=error.problems) from error
+        raise ArgumentError(in_python(str(error)), field=error.field, problems=error.problems) from None
     _require_prompts(script.train_dataset, config, what="train_dataset")
     if config.eval_dataset_name is not None:
         _require_prompts(script.eval_dataset, config, what="eval_dataset")

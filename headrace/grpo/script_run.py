@@ -20,7 +20,7 @@ from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.own_code import OwnCode
-from headrace.grpo.resumption import replaced
+from headrace.grpo.resumption import has_made_all_steps, replaced, say_differences, without_beginning
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
 from headrace.grpo.script_services import ScriptServices, begin_run, find_services
 from headrace.grpo.training_events import TrainingEvents
@@ -238,22 +238,28 @@ class ScriptRun:
         earlier = None if self.run is None or isinstance(resume, str) else client.get(self.run["run_id"])
         if earlier is not None and not resume and earlier["status"] in ENDED:
             earlier = None
-        settings, notes = training_settings(self._script, self._files, callbacks=self._events.callbacks)
-        self._own_code = OwnCode(self._script, settings)
+        source = resume if isinstance(resume, str) else None if earlier is None else str(earlier["run_id"])
+        settings, notes = self._settings(source)
+        self._own_code = OwnCode(self._script, without_beginning(settings))
         self._own_code.check_columns(self._script.train_dataset, client)
         if earlier is not None:
+            if has_made_all_steps(client, earlier, settings):
+                say(f"note: {earlier['run_id']} has made all its steps: nothing is left to train")
+                return earlier
             old = replaced(self._connected(), earlier, settings, say=say)
             if old is None:
                 run = client.resume(earlier["run_id"])
                 say(f"continuing {run['run_id']} from step {run['progress']['step']}")
                 return run
-        source = old.source if old is not None else resume
+            if not old.has_checkpoint:
+                source = None
+                settings, notes = self._settings(source)
         if self.run is not None:
-            self._events.begin_anew(continues=bool(source))
-        if source:
-            settings["resume_from_checkpoint"] = source
+            self._events.begin_anew(continues=source is not None)
         if "resume_from_checkpoint" in settings:
             settings = with_absolute_paths(settings, Path.cwd())
+        elif old is not None:
+            settings = without_beginning(settings)
         submission = begin_run(client, settings, say=say)
         if old is not None and old.run["status"] not in ENDED:
             with contextlib.suppress(HeadraceApiError):  # it has ended, or was stopped as this process's earlier run
@@ -266,8 +272,13 @@ class ScriptRun:
         run = client.get(submission.run_id)
         if old is not None:
             old.say_successor(run, say=say)
+        if old is None or not old.says_changes:
+            say_differences(client, run, say=say)
         run["progress"]["max_steps"] = derived["steps"]
         return run
+
+    def _settings(self, source: str | None) -> tuple[dict[str, Any], list[str]]:
+        return training_settings(self._script, self._files, callbacks=self._events.callbacks, source=source)
 
     def _remember(self, run_id: str) -> None:
         output_dir = self._script.args.output_dir

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Submission
-from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.argument_error import ArgumentError, in_python
 from headrace.grpo.run_inputs import RunInputs
 from headrace.local import process_table
 from headrace.local.detached import start_detached, wait_until_up
@@ -153,7 +153,7 @@ def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Calla
     except HeadraceApiError as error:
         if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
-        raise ArgumentError(str(error)) from error
+        raise ArgumentError(in_python(str(error))) from None
     _latest_run[client.base_url] = submission.run_id
     if earlier is not None:
         with contextlib.suppress(HeadraceApiError):  # it may have been deleted

@@ -362,7 +362,9 @@ def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., 
 
 
 @pytest.mark.timeout(600)
-def test_a_script_continues_and_forks_a_run_from_its_checkpoints(trainer: Callable[..., GRPOTrainer]) -> None:
+def test_a_script_continues_and_forks_a_run_from_its_checkpoints(
+    trainer: Callable[..., GRPOTrainer], capsys: pytest.CaptureFixture[str]
+) -> None:
     first = trainer(options={"max_steps": 4})
     first.train()
     assert first.run is not None
@@ -377,8 +379,32 @@ def test_a_script_continues_and_forks_a_run_from_its_checkpoints(trainer: Callab
         assert fork.train(resume_from_checkpoint=said).global_step == 1
         assert fork.run is not None
         assert (fork.run["beginning"]["run_id"], fork.run["beginning"]["step"]) == (source, 2)
-    with pytest.raises(HeadraceError, match="max_steps ends the run at 4: nothing is left to train"):
+        differs = f"note: settings that differ from those of {source}: max_steps 4 -> 3, learning_rate 0.01 -> 0.001"
+        assert differs in capsys.readouterr().out.splitlines()
+    with pytest.raises(HeadraceError, match="max_steps ends the run at 4: nothing is left to train") as raised:
         trainer(options={"max_steps": 4}).train(resume_from_checkpoint=source)
+    assert raised.value.__suppress_context__, "one traceback"
+    assert 'set run_options={"resume_only_model": True} to begin at step 0' in str(raised.value)
+    anew = trainer(options={"max_steps": 1, "run_options": {"resume_only_model": True}})
+    assert anew.train(resume_from_checkpoint=source).global_step == 1
+
+
+def test_a_run_that_has_made_all_its_steps_is_not_trained_further(
+    trainer: Callable[..., GRPOTrainer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = trainer(options={"logging_steps": 1})
+    first.train()
+    assert first.run is not None
+    second = trainer(options={"logging_steps": 1})
+    assert second.train(resume_from_checkpoint=True).global_step == 4
+    assert second.run is not None
+    run_id = first.run["run_id"]
+    assert second.run["run_id"] == run_id
+    said = capsys.readouterr().out.splitlines()
+    assert f"note: {run_id} has made all its steps: nothing is left to train" in said
+    assert second.state.log_history[:-1] == first.state.log_history[:-1]
+    trained = weights(first.model)
+    assert all(torch.equal(trained[name], weight) for name, weight in weights(second.model).items())
 
 
 def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRPOTrainer]) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from headrace.client import HeadraceClient
-from headrace.grpo.resumption import changed_settings, replaced
+from headrace.grpo.argument_error import in_python
+from headrace.grpo.resumption import changed_settings, has_made_all_steps, replaced, say_differences
 from headrace.grpo.script_services import ScriptServices
-from tests.headrace.scripted_api import Asked, serving
+from tests.headrace.scripted_api import Answer, Asked, serving
 
 pytestmark = pytest.mark.unit
 
@@ -22,6 +23,70 @@ def test_only_what_the_script_says_differently_is_a_change() -> None:
     assert sorted(changed_settings(other, SETTINGS)) == [
         *("learning_rate 1e-06 -> 1e-05", "max_steps 10 -> 20", "reward_funcs"),
     ]
+
+
+def test_values_are_shown_unless_they_are_files_or_code() -> None:
+    old = SETTINGS | {"dtype": "float32", "reward_funcs": ["length"]}
+    assert changed_settings(old | {"dtype": "bfloat16", "reward_funcs": ["boxed_math"]}, old) == [
+        "dtype float32 -> bfloat16",
+        "reward_funcs ['length'] -> ['boxed_math']",
+    ]
+
+
+SOURCE = SETTINGS | {"name": "animals", "dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("beginning", "config", "says"),
+    [
+        ({"run_id": "run-a"}, SETTINGS | {"dtype": "bfloat16"}, "dtype float32 -> bfloat16"),
+        ({"run_id": "run-a"}, SETTINGS | {"name": "fork", "dtype": "float32"}, None),
+        ({"run_id": "animals"}, SETTINGS, None),  # a directory of this name
+        ({"run_id": "run-gone"}, SETTINGS, None),
+        ({"run_id": None}, SETTINGS, None),
+        (None, SETTINGS, None),
+    ],
+)
+def test_a_run_that_begins_from_another_says_which_settings_differ(
+    beginning: dict[str, Any] | None, config: dict[str, Any], says: str | None
+) -> None:
+    def answer(asked: Asked) -> Any:
+        if asked.path.endswith("run-gone"):
+            return Answer(404)
+        return {"run_id": "run-a", "config": SOURCE}
+
+    said: list[str] = []
+    with serving(answer) as api, HeadraceClient(api.url, "k") as client:
+        say_differences(client, {"run_id": "run-b", "beginning": beginning, "config": config}, say=said.append)
+    assert said == ([] if says is None else [f"note: settings that differ from those of run-a: {says}"])
+
+
+@pytest.mark.parametrize(
+    ("status", "step", "steps_before", "is_made"),
+    [
+        ("finished", 10, 0, True),
+        ("finished", 6, 4, True),
+        ("finished", 6, 0, False),  # stopped early, or the script has a larger max_steps by now
+        ("stopped", 12, 0, True),
+        ("failed", 10, 0, False),
+    ],
+)
+def test_a_run_with_all_steps_of_the_settings_has_nothing_left(
+    status: str, step: int, steps_before: int, is_made: bool
+) -> None:
+    run = {"status": status, "progress": {"step": step}, "beginning": {"steps_before": steps_before}}
+    with (
+        serving(lambda _: {"derived": {"steps": 10}}) as api,
+        HeadraceClient(api.url, "k") as client,
+    ):
+        assert has_made_all_steps(client, run, SETTINGS | {"resume_from_checkpoint": "run-a"}) is is_made
+        assert all("resume_from_checkpoint" not in (asked.body or {}) for asked in api.asked)
+
+
+def test_messages_of_the_run_api_say_what_to_write_in_python() -> None:
+    assert in_python("set resume_only_model: true to begin at step 0; set log_completions: true to print it") == (
+        'set run_options={"resume_only_model": True} to begin at step 0; set log_completions=True to print it'
+    )
 
 
 @pytest.mark.parametrize("step", [0, 4])
@@ -48,7 +113,7 @@ def test_a_changed_script_begins_anew_only_if_its_run_has_no_checkpoint(tmp_path
         assert asked_for == []
         old = replaced(services, dict(run), SETTINGS | {"max_steps": 20}, say=said.append)
     assert old is not None
-    assert (old.source, asked_for) == ("run-a" if step else None, ["pause"])
+    assert (old.has_checkpoint, asked_for) == (step > 0, ["pause"])
     old.say_successor({"run_id": "run-b", "beginning": {"step": step} if step else None}, say=said.append)
     changed = "the script has changed (max_steps 10 -> 20)"
     assert said == [
