@@ -73,6 +73,8 @@ class ScriptRun:
         is_first, run = self.run is None, self._begun(resume)
         goes_on = self.run is not None and self.run["run_id"] == run["run_id"]
         self.run = run
+        if run["status"] not in ENDED:
+            say(f"{run['run_id']} trains with {self._connected().in_words}; it is in {run['run_dir']}")
         self._own_code.follow(run)
         self._events.describe(run, epochs_per_step=self._epochs_per_step)
         if is_first and goes_on:
@@ -151,9 +153,12 @@ class ScriptRun:
         run, services = self._followed(), self._connected()
         self._trained_run = run
         directory = Path(run["run_dir"]) / "model"
+        ended = f"{run['run_id']} {run['status']} after {run['progress']['step']} steps"
         if services.see_here(directory):
+            say(final_sentence(run) if run["status"] == "finished" else f"{ended}; the model is in {directory}")
             live.take(directory)
         elif services.are_elsewhere:
+            say(f"{ended}; `model` and save_model() download the model")
             live.take(lambda: self._download(run, services.own_directory() / str(run["run_id"]), base=live.name))
         else:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")

@@ -52,6 +52,7 @@ class ScriptServices:
         inputs_dir: Where inputs are written; None if this machine shares no directory with the services.
         functions_dir: Where functions are written.
         state_dir: The services' state directory, if they run on this machine.
+        in_words: Which services they are, to follow "trains with".
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class ScriptServices:
         functions_dir: Path | None,
         *,
         state_dir: Path | None = None,
+        in_words: str = "",
     ) -> None:
         self.client = client
         self.state_dir = state_dir
+        self.in_words = in_words or f"the services at {client.base_url}"
         self._inputs_dir = inputs_dir
         self._functions_dir = functions_dir
         self._own: Path | None = None
@@ -132,7 +135,9 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
         submit_timeout_s=_SUBMIT_S,
         ca_file=endpoint.ca_file,
     )
-    return ScriptServices(client, state.inputs, state.functions, state_dir=state.path)
+    is_ours = state.path in _started
+    in_words = "services started for this script" if is_ours else f"the services of `headrace up` in {state.path}"
+    return ScriptServices(client, state.inputs, state.functions, state_dir=state.path, in_words=in_words)
 
 
 def would_start_services() -> bool:

@@ -85,12 +85,15 @@ def _unless_said(reason: str, said: Container[str]) -> str:
 def state(watch: RunWatch, *, said: Container[str] = ()) -> str:
     """Return the line without the elapsed time. Two equal states mean that nothing has changed."""
     parts = [f"step {watch.steps_in_words('/')}" if watch.max_steps else watch.progress_in_words]
+    rates = (
+        ("throughput/generated_tokens_per_s", "generated {:,.0f} tokens/s"),
+        ("throughput/trained_tokens_per_s", "trained {:,.0f} tokens/s"),
+    )
     for name, text in (
         ("reward", "reward {:.3f}"),
         ("eval_reward", "eval_reward {:.3f}"),
         ("staleness/mean", "staleness {:.2f}"),
-        ("throughput/generated_tokens_per_s", "generated {:,.0f} tokens/s"),
-        ("throughput/trained_tokens_per_s", "trained {:,.0f} tokens/s"),
+        *(() if watch.run.get("waiting_kind") == "generator" else rates),  # they are of the time before
     ):
         value = watch.last(name)
         if value is not None:

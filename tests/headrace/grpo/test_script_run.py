@@ -70,7 +70,7 @@ class LongRun:
 
 
 def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_of_new_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "headrace-run.json").write_text(
         json.dumps({"run_id": "run-a", "epochs_per_step": 0.1, "state_dir": None})
@@ -90,7 +90,11 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
         training = ScriptRun(script, events)
         training.begin(True)
         losses = training.follow_to_the_end()
+        training.give_weights_to(live)
         training.client.close()
+    said = capsys.readouterr().out.splitlines()
+    assert f"run-a trains with the services at {api.url}; it is in /r" in said
+    assert "run-a finished after 6 steps; `model` and save_model() download the model" in said
     assert run.seen_before_the_end == [
         *("step 4", "step 5", "step 6"),
     ]

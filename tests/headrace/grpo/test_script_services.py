@@ -43,6 +43,7 @@ def test_services_outlive_the_thread_that_asked_for_them(tmp_path: Path, monkeyp
     thread.join()
     (services,) = found
     services.client.close()
+    assert services.in_words == "services started for this script"
     (process,) = processes
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=0.5)

@@ -196,6 +196,15 @@ def test_the_origin_of_a_run_is_short(beginning: dict[str, Any] | None, origin: 
     assert RunWatch(make_run(beginning=beginning)).origin == origin
 
 
+def test_rates_are_left_out_while_there_is_no_generator() -> None:
+    watch = RunWatch(make_run(waiting_for="a generator: generator-0 is starting", waiting_kind="generator"))
+    watch.take_event(metrics(2, reward=0.5, **{"throughput/generated_tokens_per_s": 6543.2}))
+    assert "reward 0.500" in watch_view.line(watch, now_s=1065.0)
+    assert "tokens/s" not in watch_view.line(watch, now_s=1065.0)
+    watch.take_run(make_run(waiting_for=None, waiting_kind=None))
+    assert "generated 6,543 tokens/s" in watch_view.line(watch, now_s=1065.0)
+
+
 def test_before_its_first_step_a_run_says_what_goes_on_instead_of_counting() -> None:
     for status, words in (("queued", "not started yet"), ("running", "starting"), ("failed", "no step was made")):
         watch = RunWatch(make_run(status=status, started_at_s=None, progress={}, waiting_for="its training rank"))
