@@ -189,7 +189,7 @@ def _rows_left(config: RunConfig, found: FoundSource) -> tuple[RowCursor, list[s
     mine = json.loads(config.model_dump_json(include=set(_ROW_ORDER)))
     if changed := [name for name in _ROW_ORDER if name in found.config and found.config[name] != mine[name]]:
         return RowCursor(), [
-            f"{', '.join(changed)} differ from the run that is continued: the data begin with their first row"
+            f"the run that is continued has another {', '.join(changed)}: the data begin with their first row"
         ]
     extra = found.state.extra
     try:

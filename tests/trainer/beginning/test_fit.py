@@ -102,7 +102,7 @@ def test_data_may_begin_anew_while_the_schedule_goes_on(tmp_path: Path) -> None:
 def test_other_data_begin_with_their_first_row_and_the_user_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
     beginning, notes = begin(tmp_path, source(tmp_path), **change)
     assert beginning.rows == RowCursor()
-    assert notes == [f"{next(iter(change))} differ from the run that is continued: the data begin with their first row"]
+    assert notes == [f"the run that is continued has another {next(iter(change))}: the data begin with their first row"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_stream_in_another_order_begins_with_its_first_row(
     path = source(tmp_path, settings={"dataset_streaming": False, "shuffle_buffer_size": 1000} | theirs)
     beginning, notes = begin(tmp_path, path, dataset_streaming=True, max_steps=9)
     assert beginning.rows == RowCursor()
-    assert notes == [f"{change} differ from the run that is continued: the data begin with their first row"]
+    assert notes == [f"the run that is continued has another {change}: the data begin with their first row"]
 
 
 def test_the_rows_of_a_continued_run_are_those_that_were_left_to_it(tmp_path: Path) -> None:
