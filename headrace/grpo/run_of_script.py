@@ -26,6 +26,7 @@ _ABOUT_STEPS = (
     *("resume_", "ignore_data_skip"),
 )
 """Beginnings of options that have no meaning without steps."""
+_READ_LOGGING_STEPS = ("report_to", "log_completions")
 _SAVING = ("save_steps", "save_total_limit")
 _LORA = {
     "r": "lora_r",
@@ -123,6 +124,8 @@ def settings_with_model(
     if "max_eval_prompts" in args.run_options or _num_rows(script.eval_dataset) is not None:
         notes = [note for note in notes if not note.startswith("max_eval_prompts:")]
         notes += _about_rows_left_out(script.eval_dataset, args) if "eval_dataset_name" in settings else []
+    if not any((settings | args.run_options).get(name) for name in _READ_LOGGING_STEPS):
+        settings.pop("logging_steps", None)  # it is about the script's own log
     return settings | args.run_options | begins_from, notes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
 from headrace import GRPOConfig, GRPOTrainer
 from headrace.client import ENDED, HeadraceApiError
@@ -73,14 +73,17 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 def test_training_changes_the_model_and_fills_the_log(
     trainer: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = trainer(options={"logging_steps": 2})
+    script = trainer(options={"logging_steps": 2}, callbacks=[PrinterCallback])
     before = weights(script.model)
     result = script.train()
     assert script.run is not None
     run_id, run_dir = script.run["run_id"], Path(script.run["run_dir"])
     said = capsys.readouterr().out.splitlines()
     assert f"{run_id} trains with the services of `headrace up` in {run_dir.parents[1]}; it is in {run_dir}" in said
-    assert said[-1] == f"{run_id} finished after 4 steps; the model is in {run_dir}/model"
+    assert f"{run_id} finished after 4 steps; the model is in {run_dir}/model" in said
+    assert ["'loss'" in line for line in said if line.startswith("{")] == [True, True, False], (
+        "as in TRL, and a last one"
+    )
     log = script.state.log_history
     assert result.global_step == script.state.global_step == 4
     assert [entry["step"] for entry in log] == [2, 4, 4]

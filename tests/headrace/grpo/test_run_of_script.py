@@ -151,6 +151,12 @@ def test_notes_are_about_what_the_script_chose(files: Files) -> None:
     assert says in notes_of(files, per_device_eval_batch_size=4)
 
 
+def test_the_interval_of_the_scripts_own_log_is_not_a_setting_of_its_run(files: Files) -> None:
+    assert "logging_steps" not in training_settings(make_script(logging_steps=5), files)[0]
+    for reader in ({"report_to": ["tensorboard"]}, {"log_completions": True}):
+        assert training_settings(make_script(logging_steps=5, **reader), files)[0]["logging_steps"] == 5
+
+
 def test_as_many_rows_are_taken_of_an_endless_data_set_as_the_steps_need(files: Files) -> None:
     script = make_script(max_steps=3, per_device_train_batch_size=16)
     for run_options, needed in (({}, 6), ({"groups_per_step": 5}, 15)):
