@@ -89,7 +89,7 @@ def test_a_step_names_an_older_checkpoint(tmp_path: Path) -> None:
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
     best = make_checkpoint(tmp_path, step=2)
     make_checkpoint(tmp_path, step=4)
-    config = {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"]}
+    config: dict[str, Any] = {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"best checkpoint of run-source is not known: .* Give a step; it has 2, 4"):
         find_source("run-source:best", runs=[record(tmp_path)], roots=roots())
