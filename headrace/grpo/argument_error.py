@@ -7,7 +7,7 @@ from shared.errors import UserError
 from shared.run_options.grpo_config import GRPOConfig
 
 _SETTING = re.compile(r"\bset (?P<name>\w+): (?P<value>true|false)\b")
-"""What the messages of the run API say about a run file."""
+"""Advice in messages of the run API, for run files."""
 
 
 class ArgumentError(UserError, ValueError):

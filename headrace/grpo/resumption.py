@@ -88,12 +88,12 @@ def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, 
 
 
 def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those that say which checkpoint a run begins from, and what it takes of it."""
+    """Return settings without the checkpoint that a run begins from, and what it takes of it."""
     return {name: value for name, value in settings.items() if name not in _OF_THE_BEGINNING}
 
 
 def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], None]) -> None:
-    """Say which settings of a run differ from those of the run whose checkpoint it began from, if they are known."""
+    """Say which settings of a run differ from the settings of the run that it continues, if they are known."""
     source = (new.get("beginning") or {}).get("run_id")
     if source is None:
         return
@@ -106,7 +106,7 @@ def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], No
 
 
 def _without_labels(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those that only describe a run to people."""
+    """Return settings without the ones that only describe a run to people."""
     return {name: value for name, value in settings.items() if name not in _LABELS}
 
 

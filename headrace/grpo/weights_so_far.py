@@ -72,7 +72,7 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
     checkpoint: Any = newest_valid(root)
     if checkpoint is None:
         raise HeadraceError(
-            f"{run_id} has made no checkpoint yet, so there are no trained weights: train() goes on with it"
+            f"{run_id} has not reached a checkpoint, so trained weights do not exist yet: train() goes on with it"
         )
     directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
     if not directory.exists():

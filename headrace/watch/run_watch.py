@@ -183,13 +183,15 @@ class RunWatch:
         followed it: after a second, or when it is started again.
         """
         reported = max(0, int(self._progress().get("max_steps", 0)))
-        asked = int((self.run.get("config") or {}).get("max_steps") or 0) - self.steps_before
+        config: dict[str, Any] = self.run.get("config") or {}
+        asked = int(config.get("max_steps") or 0) - self.steps_before
         return max(asked, self.step) if reported and asked > 0 else reported
 
     @property
     def steps_before(self) -> int:
         """Optimizer steps that other runs made before this one continued them."""
-        return int((self.run.get("beginning") or {}).get("steps_before") or 0)
+        beginning: dict[str, Any] = self.run.get("beginning") or {}
+        return int(beginning.get("steps_before") or 0)
 
     @property
     def best(self) -> str:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(
-    ("is_here", "says"), [(True, "run-a has made no checkpoint yet"), (False, "are on the services' machine")]
+    ("is_here", "says"), [(True, "run-a has not reached a checkpoint"), (False, "are on the services' machine")]
 )
 def test_without_a_checkpoint_there_is_no_model_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_here: bool, says: str

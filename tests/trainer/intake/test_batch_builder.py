@@ -47,7 +47,7 @@ def test_lost_rollouts_are_unscored_and_a_group_without_any_other_is_dropped(
     assert trained.advantages_G.tolist() == pytest.approx([-(0.5**0.5), 0.0, 0.5**0.5], rel=1e-3)
     assert "group 00000000 has lost rollouts: 1 x a tool hung" in caplog.text
     assert "group 00000001 has lost rollouts: 2 x a tool hung" in caplog.text
-    assert rig.batches.failures.last_failure() == "lost a tool hung"
+    assert rig.batches.failures.last_failure() == "a tool hung"
 
 
 def test_a_group_of_which_masking_leaves_nothing_is_counted_in_a_batch_as_trl_counts_it(run_config: RunConfig) -> None:
