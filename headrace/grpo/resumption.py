@@ -83,7 +83,7 @@ def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, 
         steps = client.check(without_beginning(settings)).derived["steps"]
     except HeadraceApiError:  # the submit is refused for the same reason
         return False
-    steps_before = (run.get("beginning") or {}).get("steps_before", 0)
+    steps_before: int = (run.get("beginning") or {}).get("steps_before", 0)
     return bool(0 < steps <= run["progress"]["step"] + steps_before)
 
 
@@ -94,7 +94,7 @@ def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], None]) -> None:
     """Say which settings of a run differ from the settings of the run that it continues, if they are known."""
-    source = (new.get("beginning") or {}).get("run_id")
+    source: Any = (new.get("beginning") or {}).get("run_id")
     if source is None:
         return
     with contextlib.suppress(HeadraceApiError, ArgumentError):
