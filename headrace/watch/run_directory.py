@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.client import Rows, Run
 from services.trainer.checkpoints.best_checkpoint import best_in_files
-from services.trainer.checkpoints.checkpoint import checkpoint_paths
+from services.trainer.checkpoints.checkpoint import checkpoint_paths, step_of
 from services.trainer.run_files import RunFiles
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from services.trainer.telemetry.run_warnings import read_warnings
@@ -159,7 +159,7 @@ def checkpoint_steps(run_dir: Path) -> list[int]:
         paths = checkpoint_paths(RunFiles(run_dir).checkpoints)
     except OSError:
         return []
-    return sorted(int(path.name.rpartition("_")[2]) for path in paths)
+    return sorted(map(step_of, paths))
 
 
 def directories_in(path: Path) -> list[RunDirectory]:

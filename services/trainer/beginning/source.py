@@ -21,6 +21,7 @@ from services.trainer.checkpoints.checkpoint import (
     checkpoint_paths,
     incarnation_that_wrote,
     parse_state,
+    step_of,
 )
 from services.trainer.checkpoints.manifest import MANIFEST_FILE, find_damage, has_all_files
 from services.trainer.run_files import RunFiles
@@ -174,7 +175,7 @@ def named_checkpoint(run_dir: Path, which: str, *, name: str) -> Path:
         UserError: There is no such checkpoint; the message has the steps that there are.
     """
     root = RunFiles(run_dir).checkpoints
-    steps = sorted(int(path.name.removeprefix("step_")) for path in _all_of_run(root, name=name))
+    steps = sorted(map(step_of, _all_of_run(root, name=name)))
     there = f"it has {', '.join(map(str, steps))} (save_total_limit says how many are kept)"
     if which == BEST:
         best = best_in_files(run_dir, read_table(run_dir / MODEL_CONFIG))

@@ -26,7 +26,8 @@ from shared.message_invariants import Incarnation, Version
 log = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.json"
-_NAME = re.compile(r"^step_(\d{8,})$")
+_PREFIX = "step_"
+_NAME = re.compile(rf"^{_PREFIX}\d{{8,}}$")
 
 
 class CheckpointState(msgspec.Struct):
@@ -85,15 +86,20 @@ def load_into(core: SavableCore, checkpoint: Checkpoint) -> None:
 
 def checkpoint_path(root: Path, step: int) -> Path:
     """Return the directory of the checkpoint of ``step``, whether it exists or not."""
-    return root / f"step_{step:08d}"
+    return root / f"{_PREFIX}{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Return the step of the checkpoint whose directory is ``path``."""
+    return int(path.name.removeprefix(_PREFIX))
 
 
 def checkpoint_paths(root: Path) -> list[Path]:
     """Return the directories of finished checkpoints, newest first, verified or not."""
     if not root.is_dir():
         return []
-    steps = {path: int(match[1]) for path in root.iterdir() if (match := _NAME.match(path.name)) and path.is_dir()}
-    return sorted(steps, key=lambda path: steps[path], reverse=True)
+    paths = (path for path in root.iterdir() if _NAME.match(path.name) and path.is_dir())
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def parse_state(data: bytes) -> CheckpointState:
