@@ -11,7 +11,6 @@ certificate: HEADRACE_TLS_CA_FILE, or the file that `headrace up` was started wi
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,6 @@ from shared.service.tls import CA_VARIABLE
 _ANSWER_S, _SUBMIT_S = 15.0, 120.0
 """The run API waits 10 s for Redis before it reports Redis as unreachable. A submit reads model and dataset."""
 _NO_SUCH_RUN, _AMBIGUOUS_RUN, _UNAUTHORIZED = "/problems/no-such-run", "/problems/ambiguous-run", 401
-_LEAVE_OUT = re.compile(r"\bleave \w+ out\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,10 +129,8 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
     """Return an error's message for users of the command line: about commands, not requests and headers."""
     listed = _listed(error)
     source = getattr(arguments, "source", None) if getattr(arguments, "file", None) is None else None
-    if source and _LEAVE_OUT.search(" ".join(listed)):
-        listed.append(
-            f"with --from, settings that are not given are those of {source}: leave one out with --set NAME=null"
-        )
+    if source and listed and isinstance(error, HeadraceApiError):
+        listed.append(f"with --from, the other settings come from {source}; --set NAME=null leaves one out")
     if len(listed) > 1:
         return "\n  ".join(["the run is refused:", *listed])
     if not isinstance(error, HeadraceApiError):

@@ -136,7 +136,7 @@ def test_a_setting_to_leave_out_is_one_of_the_source_and_the_refusal_says_how(
 
     file = tmp_path / "run.yaml"
     file.write_text("model: org/other\n")
-    hint = "settings that are not given are those of math: leave one out with --set NAME=null"
+    hint = "with --from, the other settings come from math; --set NAME=null leaves one out"
     with serving(refusing) as api:
         for arguments, has_hint in (([], True), ([str(file)], False)):
             assert cli.main(["submit", *arguments, "--from", "math", "--url", api.url]) == 1
@@ -148,7 +148,7 @@ def test_a_setting_to_leave_out_is_one_of_the_source_and_the_refusal_says_how(
 
 def test_a_submit_says_where_the_run_begins(capsys: pytest.CaptureFixture[str]) -> None:
     derived = {"begins_from": f"step 100 of {ID} (math)", "steps": 60}
-    answer = {"warnings": [], "derived": derived, "run": {"run_id": "run-new"}}
+    answer: dict[str, Any] = {"warnings": [], "derived": derived, "run": {"run_id": "run-new"}}
     with serving(lambda asked: answer if asked.method == "POST" else script(asked)) as api:
         assert cli.main(["submit", "--from", "math", "--set", "max_steps=160", "--url", api.url]) == 0
     said = capsys.readouterr().out.splitlines()
