@@ -13,6 +13,7 @@ from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import plain_name
 from headrace.grpo.run_of_script import Script
 from headrace.grpo.script_check import columns_of
+from headrace.grpo.trainer_attributes import as_list
 from services.rewarder.reward_call import required_columns
 from shared.errors import HeadraceError
 
@@ -29,7 +30,7 @@ class OwnCode:
         self._settings = settings
         self._reward_funcs = _own(settings.get("reward_funcs", ()), script.reward_funcs)
         self._tools = _own(settings.get("tools", ()), script.tools)
-        self._environments = _own(*map(_as_list, (settings.get("environment_factory"), script.environment_factory)))
+        self._environments = _own(*map(_factories, (settings.get("environment_factory"), script.environment_factory)))
         self._known_pause: float | None = None
 
     def check_columns(self, data: Any, client: HeadraceClient) -> None:
@@ -109,7 +110,7 @@ def _own(names: Sequence[str], given: Sequence[Any]) -> dict[str, Any]:
     return {name: it for name, it in pairs if ":" in name and not isinstance(it, str)}
 
 
-def _as_list(environment_factory: Any) -> list[Any]:
-    if isinstance(environment_factory, Mapping):
-        return [*cast("Mapping[str, Any]", environment_factory).values()]
-    return [] if environment_factory is None else [environment_factory]
+def _factories(environment_factory: Any) -> list[Any]:
+    """Return the factories of one environment, or of several by name."""
+    is_table = isinstance(environment_factory, Mapping)
+    return as_list([*cast("Mapping[str, Any]", environment_factory).values()] if is_table else environment_factory)

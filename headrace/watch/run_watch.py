@@ -143,7 +143,7 @@ class RunWatch:
         if self.step:
             return f"step {self.step}"
         words = {"queued": "not started yet", "running": "starting", "paused": "no step yet"}
-        if self.run["config"].get("max_steps") == 0:  # a run that only evaluates
+        if self._config.get("max_steps") == 0:  # a run that only evaluates
             words |= {"running": "evaluating", "finished": "evaluated"}
         return words.get(self.status, "no step was made")
 
@@ -156,7 +156,7 @@ class RunWatch:
     @property
     def origin(self) -> str:
         """The checkpoint that the run began from, such as math:40, or the name of its directory; empty without one."""
-        beginning: dict[str, Any] = self.run.get("beginning") or {}
+        beginning = self._beginning
         run = beginning.get("run_name") or beginning.get("run_id")
         return f"{run}:{beginning['step']}" if run else PurePath(str(beginning.get("said") or "")).name
 
@@ -183,15 +183,13 @@ class RunWatch:
         followed it: after a second, or when it is started again.
         """
         reported = max(0, int(self._progress().get("max_steps", 0)))
-        config: dict[str, Any] = self.run.get("config") or {}
-        asked = int(config.get("max_steps") or 0) - self.steps_before
+        asked = int(self._config.get("max_steps") or 0) - self.steps_before
         return max(asked, self.step) if reported and asked > 0 else reported
 
     @property
     def steps_before(self) -> int:
         """Optimizer steps that other runs made before this one continued them."""
-        beginning: dict[str, Any] = self.run.get("beginning") or {}
-        return int(beginning.get("steps_before") or 0)
+        return int(self._beginning.get("steps_before") or 0)
 
     @property
     def best(self) -> str:
@@ -239,6 +237,16 @@ class RunWatch:
         if self.has_ended or self.is_paused or len(times) < 2 or not self.max_steps:
             return None
         return (self.max_steps - self.step) * (times[-1] - times[0]) / (len(times) - 1)
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        """The settings; empty for a run of a list."""
+        return cast("dict[str, Any]", self.run.get("config") or {})
+
+    @property
+    def _beginning(self) -> dict[str, Any]:
+        """The checkpoint that the run began from; empty without one."""
+        return cast("dict[str, Any]", self.run.get("beginning") or {})
 
     def _progress(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.run.get("progress") or {})
