@@ -83,8 +83,7 @@ def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, 
         steps = client.check(without_beginning(settings)).derived["steps"]
     except HeadraceApiError:  # the submit is refused for the same reason
         return False
-    steps_before: int = (run.get("beginning") or {}).get("steps_before", 0)
-    return bool(0 < steps <= run["progress"]["step"] + steps_before)
+    return bool(0 < steps <= run["progress"]["step"] + _beginning(run).get("steps_before", 0))
 
 
 def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +93,7 @@ def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], None]) -> None:
     """Say which settings of a run differ from the settings of the run that it continues, if they are known."""
-    source: Any = (new.get("beginning") or {}).get("run_id")
+    source = _beginning(new).get("run_id")
     if source is None:
         return
     with contextlib.suppress(HeadraceApiError, ArgumentError):
@@ -102,7 +101,12 @@ def say_differences(client: HeadraceClient, new: Run, *, say: Callable[[str], No
         if run["run_id"] == source and (
             changes := changed_settings(_without_labels(new["config"]), _without_labels(run["config"]))
         ):
-            say(f"note: settings that differ from those of {source}: {', '.join(changes)}")
+            say(f"note: settings that differ from {source}: {', '.join(changes)}")
+
+
+def _beginning(run: Run) -> dict[str, Any]:
+    """Return the checkpoint that a run began from; empty without one."""
+    return cast("dict[str, Any]", run.get("beginning") or {})
 
 
 def _without_labels(settings: Mapping[str, Any]) -> dict[str, Any]:

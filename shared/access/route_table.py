@@ -50,7 +50,7 @@ class Route:
         action: Name in the audit log; empty if the route changes nothing.
         query: Names of the query parameters; None if the application checks them itself, as vLLM does, or ignores them:
             Anthropic's client adds ``beta``.
-        lists: Those of them that may be given several times.
+        lists: The query parameters that may be given several times.
         errors: Form of the errors.
         max_body_bytes: Largest body, if it is not the service's.
     """

@@ -37,7 +37,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class BestEvaluation(msgspec.Struct, frozen=True):
-    """The evaluation that was best so far. Its step is the one of the best checkpoint."""
+    """The evaluation that was best so far. The best checkpoint has the same step."""
 
     step: int
     metric: str
@@ -113,7 +113,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
     @property
     def steps_made(self) -> int:
-        """Optimizer steps as ``max_steps`` counts them: those of the run, and those before it."""
+        """Optimizer steps as ``max_steps`` counts them: the run's own, and the steps before it."""
         return self.progress.step + (0 if self.beginning is None else self.beginning.steps_before)
 
     @property

@@ -4,7 +4,7 @@ Nothing here imports torch or vLLM before they are used: `make check` runs the u
 """
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -31,7 +31,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def variables_of_vllm() -> Iterator[None]:
+def variables_of_vllm() -> Generator[None]:
     """Set the variables that vLLM reads, and restore them: other tests of this process are to compile, for example."""
     with patch.dict(os.environ):
         set_environment(os.environ, is_cpu=True, log_level="WARNING")

@@ -389,7 +389,7 @@ def test_a_script_continues_and_forks_a_run_from_its_checkpoints(
         assert fork.train(resume_from_checkpoint=said).global_step == 1
         assert fork.run is not None
         assert (fork.run["beginning"]["run_id"], fork.run["beginning"]["step"]) == (source, 2)
-        differs = f"note: settings that differ from those of {source}: max_steps 4 -> 3, learning_rate 0.01 -> 0.001"
+        differs = f"note: settings that differ from {source}: max_steps 4 -> 3, learning_rate 0.01 -> 0.001"
         assert differs in capsys.readouterr().out.splitlines()
     with pytest.raises(HeadraceError, match="max_steps ends the run at 4: nothing is left to train") as raised:
         trainer(options={"max_steps": 4}).train(resume_from_checkpoint=source)

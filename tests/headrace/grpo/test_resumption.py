@@ -58,7 +58,7 @@ def test_a_run_that_begins_from_another_says_which_settings_differ(
     said: list[str] = []
     with serving(answer) as api, HeadraceClient(api.url, "k") as client:
         say_differences(client, {"run_id": "run-b", "beginning": beginning, "config": config}, say=said.append)
-    assert said == ([] if says is None else [f"note: settings that differ from those of run-a: {says}"])
+    assert said == ([] if says is None else [f"note: settings that differ from run-a: {says}"])
 
 
 @pytest.mark.parametrize(
