@@ -11,8 +11,15 @@ class Event:
     """One event of a run. Its kind is metrics, evaluation, push, progress, status or log."""
 
     id: str
+    """Milliseconds since 1970 by Redis's clock and a count, such as 1764247200000-0; empty for one made by a client."""
     kind: str
     data: dict[str, Any]
+
+    @property
+    def at_s(self) -> float | None:
+        """When it was sent, in seconds since 1970; None for one made by a client."""
+        milliseconds = self.id.partition("-")[0]
+        return int(milliseconds) / 1000 if milliseconds.isdecimal() else None
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:

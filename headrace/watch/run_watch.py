@@ -227,8 +227,12 @@ class RunWatch:
 
     def seconds_gone(self, now_s: float) -> float | None:
         """Return the seconds since the run started, until now or until it ended; None if it has not started."""
-        started, ended = self.run.get("started_at_s"), self.run.get("ended_at_s")
-        return None if started is None else max(0.0, float(ended or now_s) - float(started))
+        return self.seconds_to(float(self.run.get("ended_at_s") or now_s))
+
+    def seconds_to(self, at_s: float) -> float | None:
+        """Return the seconds from the run's start to a time in seconds since 1970; None if it has not started."""
+        started = self.run.get("started_at_s")
+        return None if started is None else max(0.0, at_s - float(started))
 
     def seconds_left(self) -> float | None:
         """Return an estimate from the pace of the newest steps, without pauses; None while this is unknown."""

@@ -27,6 +27,7 @@ _DRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 5.0
 _SAME_LINE_EVERY_S = 60.0
 _PATIENCE_S = 60.0
+_LAST_EVENTS_S = 2.0
 
 
 def follow(
@@ -53,7 +54,7 @@ def follow(
     """
     watch = RunWatch(client.get(run_id))
     take_all(watch, client)
-    events: queue.Queue[Event] = queue.Queue()
+    events: queue.Queue[Event | None] = queue.Queue()
     stop = threading.Event()
     threading.Thread(
         target=_receive, args=(client.another(), run_id, events, stop), name=f"events of {run_id}", daemon=True
@@ -76,7 +77,7 @@ class _Follower:
         self,
         client: HeadraceClient,
         watch: RunWatch,
-        events: "queue.Queue[Event]",
+        events: "queue.Queue[Event | None]",
         *,
         stall_s: float | None,
         on_event: Callable[[Event], None] | None,
@@ -88,25 +89,42 @@ class _Follower:
         self._stall_s = stall_s
         self._on_event = on_event
         self._on_run = on_run
+        self._has_all_events = False
+        self._unprinted: list[Event] = []
         self._poll_at = 0.0
         self._answered_at = self._moved_at = time.monotonic()
         self._seen_step = -1
 
     def update(self, *, wait_s: float) -> None:
         """Take all events that have arrived, waiting at most ``wait_s`` for the first; poll the run once a second."""
-        try:
-            self._take(self._events.get(timeout=wait_s))
-            while True:
-                self._take(self._events.get_nowait())
-        except queue.Empty:
-            pass
+        self._take_events(wait_s)
         if time.monotonic() >= self._poll_at:
             self._poll()
             self._poll_at = time.monotonic() + _POLL_EVERY_S
         self._notice_stall()
+        give_up_at = time.monotonic() + _LAST_EVENTS_S
+        while self.watch.has_ended and not self._has_all_events and (left_s := give_up_at - time.monotonic()) > 0:
+            self._take_events(left_s)
+
+    def take_messages(self) -> list[Event]:
+        """Return the events with messages that have arrived since the last call."""
+        taken, self._unprinted = self._unprinted, []
+        return taken
+
+    def _take_events(self, wait_s: float) -> None:
+        try:
+            event = self._events.get(timeout=wait_s)
+            while event is not None:
+                self._take(event)
+                event = self._events.get_nowait()
+            self._has_all_events = True
+        except queue.Empty:
+            pass
 
     def _take(self, event: Event) -> None:
         self.watch.take_event(event)
+        if event.kind == "log" and "message" in event.data:
+            self._unprinted.append(event)
         if self._on_event is not None:
             self._on_event(event)
 
@@ -118,7 +136,7 @@ class _Follower:
             if self._on_run is not None:
                 self._on_run(run)
             if self.watch.has_ended:
-                # Events may still be on their way; the metrics file has all of them.
+                # Events may have been lost; the files have all metrics.
                 take_all(self.watch, self._client)
         except HeadraceApiError as error:
             is_refusal = error.status is not None and error.status < 500
@@ -162,33 +180,47 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 
 def _print_lines(follower: _Follower, console: Console) -> None:
-    """Print a line every few seconds if the state has changed, and otherwise once a minute. Says a long reason once."""
+    """Print a line every few seconds if the state has changed, and otherwise once a minute. Says a long reason once.
+
+    Messages of the run are printed as they come, warnings once.
+    """
+
+    def print_line(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     shown, shown_at, warned, said = "", -_SAME_LINE_EVERY_S, set[str](), set[str]()
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)
         watch, now = follower.watch, time.monotonic()
+        for event in follower.take_messages():
+            print_line(watch_view.message_line(watch, str(event.data["message"]), at_s=event.at_s))
         state = watch_view.state(watch, said=said)
         if watch.has_ended or now - shown_at >= (_SAME_LINE_EVERY_S if state == shown else _LINE_EVERY_S):
             line = watch_view.line(watch, now_s=time.time(), said=said)
             said |= watch_view.reasons(watch)
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_line(line)
             shown, shown_at = watch_view.state(watch, said=said), now
             for warning in watch.warnings:  # once a kind: the numbers in it change all the time
                 if warning["kind"] not in warned:
                     warned.add(warning["kind"])
-                    console.print(f"warning: {warning['says']}", markup=False, highlight=False, soft_wrap=True)
+                    print_line(f"warning: {warning['says']}")
         if watch.has_ended:
             return
 
 
-def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event]", stop: threading.Event) -> None:
-    """Put the run's events into the queue. If the stream fails for good, polling still shows the run."""
+def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event | None]", stop: threading.Event) -> None:
+    """Put the run's events into the queue, and None at their end.
+
+    If the stream fails for good, polling still shows the run.
+    """
     with client:
         try:
             for event in client.events(run_id, stop=stop):
                 events.put(event)
         except HeadraceApiError as error:
             events.put(Event(id="", kind="log", data={"message": f"no more events: {error}"}))
+        finally:
+            events.put(None)
 
 
 def final_sentence(run: Run) -> str:

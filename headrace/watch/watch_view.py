@@ -62,9 +62,16 @@ def panel(watch: RunWatch, *, now_s: float, width: int, height: int | None = Non
 
 def line(watch: RunWatch, *, now_s: float, said: Container[str] = ()) -> str:
     """Return the state of the run in one line, for logs; of long reasons in ``said`` only the beginning."""
-    gone_s = watch.seconds_gone(now_s)
-    before = f"[{clock(gone_s)}] " if gone_s is not None else ""
-    return f"{before}{state(watch, said=said)}"
+    return _after(watch.seconds_gone(now_s), state(watch, said=said))
+
+
+def message_line(watch: RunWatch, message: str, *, at_s: float | None) -> str:
+    """Return a line with a message of the run, sent ``at_s`` seconds after 1970; None for an unknown time."""
+    return _after(None if at_s is None else watch.seconds_to(at_s), message)
+
+
+def _after(gone_s: float | None, text: str) -> str:
+    return text if gone_s is None else f"[{clock(gone_s)}] {text}"
 
 
 def reasons(watch: RunWatch) -> set[str]:

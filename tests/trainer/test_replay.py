@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import random
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from services.trainer.ranks.exit_status import ENDED
+from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
@@ -38,6 +40,12 @@ SEVERAL_STEPS: dict[str, Any] = {
 async def to_the_end(redis_url: str, run_id: str, directory: Path) -> None:
     async with rank_process(redis_url, run_id, directory) as process, asyncio.timeout(WITHIN_S):
         assert await process.wait() == ENDED, (directory / f"{run_id}.log").read_text()
+
+
+async def messages(redis: Redis, run_id: str) -> list[str]:
+    """Return what the run's watchers were told in words."""
+    entries: Any = await redis.xrange(RunKeys(run_id).events)  # nullable only in the stubs
+    return [json.loads(fields[b"data"])["message"] for _, fields in entries if fields[b"kind"] == b"log"]
 
 
 async def killed_at(step: int, services: ScriptedServices, redis_url: str, run_id: str, directory: Path) -> None:
@@ -80,8 +88,12 @@ async def test_a_run_killed_at_a_random_step_and_resumed_ends_with_the_same_bits
         await RunStore(redis).create(run_id, config, run_dir=str(tmp_path / run_id))
     playing = [asyncio.create_task(played.play(), name=run_id) for run_id, played in services.items()]
 
+    resumed_at: list[int] = []
+
     async def be_killed_and_resume() -> None:
         await killed_at(kill_at, services["run-killed"], redis_url, "run-killed", tmp_path)
+        names = [path.name for path in (tmp_path / "run-killed" / "checkpoints").glob("step_*")]
+        resumed_at.append(int(max(names, default="step_0").removeprefix("step_")))
         await to_the_end(redis_url, "run-killed", tmp_path)
 
     try:
@@ -100,3 +112,6 @@ async def test_a_run_killed_at_a_random_step_and_resumed_ends_with_the_same_bits
         assert any(re.search(part, name) for name in found), f"nothing was compared of {part}"
     assert digests(killed, config.max_steps) == found
     assert newest_ledger(killed) == newest_ledger(straight)
+    assert not any("resumed" in message for message in await messages(redis, "run-straight"))
+    (told,) = [message for message in await messages(redis, "run-killed") if "resumed" in message]
+    assert re.match(rf"the trainer .* resumed at step {resumed_at[0]}(; step.* trained again)?$", told)

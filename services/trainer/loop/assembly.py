@@ -106,7 +106,7 @@ async def assemble(
     # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
     await check_not_fenced(run.redis, run.keys, run.incarnation)
     state = await _resume(run, inputs.core, data_roots=data_roots)
-    run_log = await _open_log(run, inputs.core)
+    run_log = await _open_log(run, inputs.core, is_resumed=state.step is not None)
     run.room.tell = None
     if inputs.eval_rows is not None:
         await asyncio.to_thread(refuse_without_usable_prompts, inputs.eval_rows, config=config, encoder=inputs.encoder)
@@ -205,15 +205,24 @@ async def _resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots 
     )
 
 
-async def _open_log(run: RunContext, core: TrainingCore) -> RunLog:
-    """Return the run's log, without the steps that are going to be repeated."""
+async def _open_log(run: RunContext, core: TrainingCore, *, is_resumed: bool) -> RunLog:
+    """Return the run's log, without the steps that are going to be repeated, which watchers are told of."""
     run_dir = run.files.run_dir
     await run.room.write(
         lambda: (run_dir / "rollouts").mkdir(parents=True, exist_ok=True), what="its logs", where=run_dir
     )
     run_log = RunLog(run.redis, keys=run.keys, run_dir=run_dir, room=run.room)
-    await run.room.write(lambda: run_log.cut_back_to(core.policy_version), what="its logs", where=run_dir)
+    step = core.policy_version
+    last = await run.room.write(lambda: run_log.cut_back_to(step), what="its logs", where=run_dir)
+    if is_resumed or last > step:
+        await run_log.event("log", {"message": _resumed(step, last)})
     return run_log
+
+
+def _resumed(step: int, last: int) -> str:
+    resumed = f"the trainer was started again and resumed at step {step}"
+    steps = f"step {last} is" if last == step + 1 else f"steps {step + 1} to {last} are"
+    return f"{resumed}; {steps} trained again" if last > step else resumed
 
 
 async def _make_intake(

@@ -62,11 +62,14 @@ class RunLog:
         except OSError as error:
             raise UserError(f"the run directory {run_dir} cannot be written: {error}") from error
 
-    def cut_back_to(self, step: int) -> None:
-        """Remove what was logged after optimizer step ``step``."""
+    def cut_back_to(self, step: int) -> int:
+        """Remove what was logged after optimizer step ``step``, and return the last step that had been logged."""
+        last = step
         for log_of_steps in (self._metrics, self._evaluations):
             if log_of_steps.exists():
-                lines = [line for line in log_of_steps.read_text("utf-8").splitlines() if _step_of(line) <= step]
+                logged = log_of_steps.read_text("utf-8").splitlines()
+                last = max([last, *(int(of_line) for line in logged if (of_line := _step_of(line)) < math.inf)])
+                lines = [line for line in logged if _step_of(line) <= step]
                 # Synced, or after a power loss the file of that name may be empty.
                 _write_whole(log_of_steps, "".join(f"{line}\n" for line in lines), is_synced=True)
         evaluated = self._evaluated_steps()
@@ -76,6 +79,7 @@ class RunLog:
         for path in self._evaluated.glob("step_*.jsonl"):
             if _step_in(path) not in evaluated:
                 path.unlink()
+        return last
 
     def last_evaluated_step(self) -> int | None:
         """Return the step of the last evaluation in the log, or None."""

@@ -24,6 +24,20 @@ def lose_the_line(run_dir: Path) -> None:
     os.truncate(lines, len(lines.read_text().splitlines(keepends=True)[0]))
 
 
+async def test_cutting_back_tells_the_last_step_that_was_logged(
+    redis: Redis, run_keys: RunKeys, tmp_path: Path
+) -> None:
+    log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
+    assert log.cut_back_to(0) == 0, "nothing was logged"
+    for step in (1, 2, 3):
+        await log.metrics({"step": step})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')
+    assert log.cut_back_to(1) == 3
+    assert log.cut_back_to(1) == 1
+    assert log.cut_back_to(5) == 5, "a checkpoint may be newer than the log's last line"
+
+
 @pytest.mark.parametrize("strike", [tear_the_line, lose_the_line])
 async def test_rollouts_of_an_evaluation_go_with_its_line(
     redis: Redis, run_keys: RunKeys, tmp_path: Path, strike: Callable[[Path], None]
