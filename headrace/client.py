@@ -272,6 +272,20 @@ class HeadraceClient:
         """
         return file_transfer.upload(self._api, Path(path), on_progress=on_progress)
 
+    def upload_module(self, name: str, source: str) -> str:
+        """Upload a Python module with functions for runs, and return its name there, such as ``name_1a2b3c4d5e6f``.
+
+        The deployment must take code from clients, and the key needs the scope ``code``.
+
+        Args:
+            name: Beginning of the module's name: letters, digits and underscores.
+            source: The module's text. It can import what is installed there, and other modules there.
+
+        Raises:
+            HeadraceApiError: The API refused it, or cannot be reached.
+        """
+        return str(self._api.request("POST", "/v1/modules", json={"name": name, "source": source})["module"])
+
     def download_model(self, run_id: str, directory: str | Path, *, on_progress: OnProgress | None = None) -> Path:
         """Download the final model of a run into a directory, and return the directory.
 

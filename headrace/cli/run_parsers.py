@@ -182,11 +182,16 @@ def add_transfers(add_parser: AddParser) -> None:
     """Add `upload` and `download`."""
     upload = add_parser(
         "upload",
-        help="send a data set or model to a deployment on another machine",
+        help="send a data set, a model, or a module with functions to a deployment on another machine",
         description="Sends a file or directory, without hidden files, and prints the path by which a run file names "
-        "it. What is there already is not sent again.",
+        "it; of a module, the name. What is there already is not sent again.",
     )
     upload.add_argument("path", metavar="PATH", help="a data set's file, or the directory of a data set or model")
+    upload.add_argument(
+        "--code",
+        action="store_true",
+        help="PATH is a Python file with functions, such as rewards.py; prints the module's name, as in NAME:function",
+    )
     _set(upload, "upload", module="transfer")
     download = add_parser("download", help="fetch the final model of a run from a deployment on another machine")
     download.add_argument("run", metavar="RUN", help="id or name of a run, or the beginning of its id")

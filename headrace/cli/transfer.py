@@ -7,15 +7,41 @@ from pathlib import Path
 from headrace import service_finder
 from headrace.cli.chosen_run import choose_run
 from headrace.transfer_progress import progress
+from shared.errors import UserError
 
 
 def upload(arguments: argparse.Namespace) -> int:
-    """Upload a file or directory, and print the path by which a run file names it."""
+    """Upload a file, directory or module, and print the path or name by which a run file names it."""
     path = Path(arguments.path)
+    if arguments.code:
+        name, source = path.stem, _source(path)
+        with service_finder.connect(arguments) as client:
+            sys.stdout.write(f"{client.upload_module(name, source)}\n")
+        return 0
     with service_finder.connect(arguments) as client, progress(f"uploading {path.name}") as tell:
         where = client.upload(path, on_progress=tell)
     sys.stdout.write(f"{where}\n")
     return 0
+
+
+def _source(path: Path) -> str:
+    """Return the text of a Python file.
+
+    Raises:
+        UserError: It cannot be read, or is not Python.
+    """
+    try:
+        source = path.read_text("utf-8")
+        compile(source, str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text file in UTF-8") from error
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not Python: {error}") from error
+    return source
 
 
 def download(arguments: argparse.Namespace) -> int:

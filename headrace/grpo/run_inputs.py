@@ -2,6 +2,7 @@
 
     services see this machine's files    file --------------------> its path
     services elsewhere                   file --HTTP--> deleted --> its path there (file_transfer.py)
+                                         function's source --HTTP--> the module's name there
 
 All are named after their content, so that the same input is the same file, also in another process.
 """
@@ -11,11 +12,12 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from headrace.api_connection import HeadraceApiError
 from headrace.grpo.argument_error import ArgumentError
@@ -23,9 +25,23 @@ from headrace.grpo.function_source import module_text, plain_name
 from shared.files.disk_sync import write_whole
 
 _DIGITS = 12
+_MAX_MODULE_NAME = 64
 _UPLOADS_OFF = "/problems/uploads-off"
+_NO_CODE = ("/problems/code-uploads-off", "/problems/scope-missing")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 _MODEL_FILES = ("config.json", "generation_config.json", *_WEIGHTS)
+
+
+class Sender(Protocol):
+    """Sends inputs to services that do not see this machine's files."""
+
+    def upload(self, path: Path) -> str:
+        """Send a file or directory, and return its path there."""
+        ...
+
+    def upload_module(self, name: str, source: str) -> str:
+        """Send a Python module, and return its name there."""
+        ...
 
 
 class RunInputs:
@@ -33,16 +49,14 @@ class RunInputs:
 
     Args:
         directory: Where data sets and models are written.
-        functions: Where functions are written; the rewarder and the sessions service look there. None if this machine
-            shares no directory with them.
-        upload: Sends a file or directory to services elsewhere, and returns its path there; None if they see this
-            machine's files.
+        functions: Where functions are written; the rewarder and the sessions service look there. None if they are sent.
+        sender: Sends files and functions to services elsewhere; None if they see this machine's files.
     """
 
-    def __init__(self, directory: Path, functions: Path | None, *, upload: Callable[[Path], str] | None = None) -> None:
+    def __init__(self, directory: Path, functions: Path | None, *, sender: Sender | None = None) -> None:
         self._directory = directory
         self._functions = functions
-        self._upload = upload
+        self._sender = sender
         for made in (directory, *([] if functions is None else [functions])):
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -52,10 +66,10 @@ class RunInputs:
         if not name or not local.exists():
             return name
         local = local.resolve() if local.is_dir() else local.absolute()
-        if self._upload is None:
+        if self._sender is None:
             return str(local)
         try:
-            return self._upload(local)
+            return self._sender.upload(local)
         except HeadraceApiError as error:
             if error.problem.get("type") != _UPLOADS_OFF:
                 raise
@@ -106,14 +120,10 @@ class RunInputs:
         Raises:
             ArgumentError: It cannot be written as source, or the services cannot read it here.
         """
-        if self._functions is None:
-            raise ArgumentError(
-                f"{getattr(function, '__name__', otherwise)} is a function of this script, and code is never uploaded: "
-                "set HEADRACE_INPUTS_DIR to a directory that both sides see, whose functions/ is on "
-                "HEADRACE_REWARD_PATH and HEADRACE_TOOL_PATH there; or name a function that is there already, as "
-                "'module:function'"
-            )
         name, module, text = _module_of(function, otherwise=otherwise)
+        if self._sender is not None:
+            return f"{self._sent_module(name, text)}:{name}"
+        assert self._functions is not None, "services that see this machine's files have a directory for functions"
         path = self._functions / f"{module}.py"
         if not path.exists():
             write_whole(path, text.encode(), aside=f".{module}.{os.getpid()}")
@@ -147,12 +157,25 @@ class RunInputs:
         tokenizer.save_pretrained(directory)
         return self._sent(self._directory_named_by_content(directory))
 
+    def _sent_module(self, name: str, text: str) -> str:
+        assert self._sender is not None
+        try:
+            return self._sender.upload_module(re.sub(r"[^A-Za-z0-9_]", "_", name)[:_MAX_MODULE_NAME], text)
+        except HeadraceApiError as error:
+            if error.problem.get("type") not in _NO_CODE:
+                raise
+            raise ArgumentError(
+                f"{name} is a function of this script, which cannot be sent to the services: {error}. Or set "
+                "HEADRACE_INPUTS_DIR to a directory that both sides see, whose functions/ is on HEADRACE_REWARD_PATH "
+                "and HEADRACE_TOOL_PATH there"
+            ) from None
+
     def _sent(self, written: Path) -> str:
         """Return where the services find what was written here."""
-        if self._upload is None:
+        if self._sender is None:
             return str(written)
         try:
-            return self._upload(written)
+            return self._sender.upload(written)
         finally:
             if written.is_dir():
                 shutil.rmtree(written, ignore_errors=True)
@@ -197,7 +220,7 @@ class UnwrittenInputs(RunInputs):
     """Names inputs and writes nothing: to look for mistakes in a script's arguments while no service runs."""
 
     def __init__(self) -> None:
-        self._upload = None
+        self._sender = None
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
         """Return a file name for a data set that can be written; raises ArgumentError for another."""

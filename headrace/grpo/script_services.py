@@ -1,7 +1,7 @@
 """Finds the services for a script, or starts them on this machine.
 
-HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY; files go to it over HTTP, unless
-                                  HEADRACE_INPUTS_DIR names a directory that both sides see
+HEADRACE_URL                      a deployment elsewhere, with HEADRACE_API_KEY; files and functions go to it over HTTP,
+                                  unless HEADRACE_INPUTS_DIR names a directory that both sides see
 HEADRACE_STATE_DIR, ./.headrace   what `headrace up` runs there
 ./.headrace/script-...            otherwise: services of this process, which end with it
 
@@ -83,7 +83,7 @@ class ScriptServices:
     def inputs(self) -> RunInputs:
         """Return the writer of inputs, which uploads them to services elsewhere."""
         if self._inputs_dir is None:
-            return RunInputs(self.own_directory() / "inputs", None, upload=self._upload)
+            return RunInputs(self.own_directory() / "inputs", None, sender=self)
         return RunInputs(self._inputs_dir, self._functions_dir)
 
     def own_directory(self) -> Path:
@@ -93,9 +93,14 @@ class ScriptServices:
             weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
         return self._own
 
-    def _upload(self, path: Path) -> str:
+    def upload(self, path: Path) -> str:
+        """Send a file or directory to services elsewhere, and return its path there."""
         with progress(f"uploading {path.name}") as tell:
             return self.client.upload(path, on_progress=tell)
+
+    def upload_module(self, name: str, source: str) -> str:
+        """Send a Python module to services elsewhere, and return its name there."""
+        return self.client.upload_module(name, source)
 
     def download_model(self, run_id: str, directory: Path) -> Path:
         """Download the final model of a run."""

@@ -192,10 +192,17 @@ def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
         "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
-        # `my_rewards:function` and `my_tools:function` are also looked for in the user's working directory, and where
-        # Python scripts write theirs.
-        "HEADRACE_REWARD_PATH": _joined_path(os.environ.get("HEADRACE_REWARD_PATH"), os.getcwd(), str(state.functions)),
-        "HEADRACE_TOOL_PATH": _joined_path(os.environ.get("HEADRACE_TOOL_PATH"), os.getcwd(), str(state.functions)),
+        # `my_rewards:function` and `my_tools:function` are also looked for in the user's working directory, where
+        # Python scripts write theirs, and where those of clients are kept.
+        **{
+            variable: _joined_path(
+                os.environ.get(variable),
+                os.getcwd(),
+                str(state.functions),
+                os.environ.get("HEADRACE_CODE_UPLOADS_DIR"),
+            )
+            for variable in ("HEADRACE_REWARD_PATH", "HEADRACE_TOOL_PATH")
+        },
     }
 
 

@@ -79,6 +79,11 @@ class TrainerSettings(ServiceSettings):
     uploads_keep_free_bytes: int = Field(
         default=2 * 1024**3, ge=0, description="Free space that uploads leave on their disk"
     )
+    code_uploads_dir: Path | None = Field(
+        default=None,
+        description="Directory for code that clients upload, which the rewarder and the sessions service have on "
+        "HEADRACE_REWARD_PATH and HEADRACE_TOOL_PATH; off if empty",
+    )
 
     max_queued_runs: int = Field(default=1000, ge=1, description="Maximum number of queued runs")
     heartbeat_s: float = Field(default=15.0, gt=0, description="Longest time without data on an event stream")
@@ -93,23 +98,25 @@ class TrainerSettings(ServiceSettings):
             raise ValueError(f"runs_dir={self.runs_dir} is relative; give an absolute path in HEADRACE_RUNS_DIR")
         return self
 
-    @field_validator("uploads_dir", mode="before")
+    @field_validator("uploads_dir", "code_uploads_dir", mode="before")
     @classmethod
     def _an_empty_directory_means_no_uploads(cls, given: object) -> object:
         return None if given == "" else given
 
     @model_validator(mode="after")
     def _uploads_are_not_among_the_runs(self) -> Self:
-        if self.uploads_dir is None:
-            return self
-        if not self.uploads_dir.is_absolute() or ".." in self.uploads_dir.parts:
-            raise ValueError(f"uploads_dir={self.uploads_dir}: give an absolute path in HEADRACE_UPLOADS_DIR")
-        uploads, runs = self.uploads_dir.resolve(), self.runs_dir.resolve()
-        if uploads.is_relative_to(runs) or runs.is_relative_to(uploads):
-            raise ValueError(
-                f"HEADRACE_UPLOADS_DIR={self.uploads_dir} and HEADRACE_RUNS_DIR={self.runs_dir} are inside each other; "
-                "give two directories"
-            )
+        for given in (self.uploads_dir, self.code_uploads_dir):
+            if given is None:
+                continue
+            variable = f"HEADRACE_{'CODE_' if given is self.code_uploads_dir else ''}UPLOADS_DIR"
+            if not given.is_absolute() or ".." in given.parts:
+                raise ValueError(f"{variable}={given}: give an absolute path")
+            uploads, runs = given.resolve(), self.runs_dir.resolve()
+            if uploads.is_relative_to(runs) or runs.is_relative_to(uploads):
+                raise ValueError(
+                    f"{variable}={given} and HEADRACE_RUNS_DIR={self.runs_dir} are inside each other; "
+                    "give two directories"
+                )
         return self
 
     @model_validator(mode="after")
@@ -150,9 +157,10 @@ class TrainerSettings(ServiceSettings):
     def places_of_weights(self) -> FileRoots:
         """Return the places where weights may be written. The runs directory is excluded: each run owns part of it.
 
-        So is the directory of uploads, which do not change.
+        So are the directories of uploads, which do not change.
         """
-        return replace(super().places_of_weights(), except_for=self._own_directories())
+        code = [] if self.code_uploads_dir is None else [str(self.code_uploads_dir)]
+        return replace(super().places_of_weights(), except_for=(*self._own_directories(), *code))
 
     def _own_directories(self) -> tuple[str, ...]:
         return (str(self.runs_dir), *([] if self.uploads_dir is None else [str(self.uploads_dir)]))
@@ -164,6 +172,7 @@ class TrainerSettings(ServiceSettings):
             **self.secrets_of_a_child(),
             "HEADRACE_RUNS_DIR": str(self.runs_dir),
             "HEADRACE_UPLOADS_DIR": "" if self.uploads_dir is None else str(self.uploads_dir),
+            "HEADRACE_CODE_UPLOADS_DIR": "" if self.code_uploads_dir is None else str(self.code_uploads_dir),
             "HEADRACE_REPLICA_ID": self.replica_id,
             "HEADRACE_PUSH_ADDRESS": self.push_address,
             "HEADRACE_TLS_CA_FILE": str(self.tls_ca_file.absolute()) if self.tls_ca_file is not None else "",

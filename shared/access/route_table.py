@@ -8,6 +8,7 @@
     score     score completions, try and check reward functions, check tools
     submit    submit runs, and check them
     upload    upload data sets and models for runs
+    code      upload code that runs use
     operate   edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
     session   requests of a session, with its own key, which the application checks
@@ -20,7 +21,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-Scope = Literal["read", "infer", "score", "submit", "upload", "operate"]
+Scope = Literal["read", "infer", "score", "submit", "upload", "code", "operate"]
 """A scope that a key of a keys file may have."""
 INTERNAL: Final = "internal"
 SESSION: Final = "session"
@@ -34,6 +35,7 @@ MEANINGS: Final[dict[Scope, str]] = {
     "score": "score completions, try and check reward functions, check tools",
     "submit": "submit runs, and check them",
     "upload": "upload data sets and models for runs",
+    "code": "upload code that runs use",
     "operate": "edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",
 }
 
@@ -157,6 +159,7 @@ TRAINER: Final = RouteTable(
         query=("offset",),
         max_body_bytes=MAX_UPLOADED_PIECE,
     ),
+    Route("upload_module", "POST", "/v1/modules", "code", "module.upload"),
 )
 REWARDER: Final = RouteTable(
     *_OPEN,

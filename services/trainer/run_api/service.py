@@ -78,6 +78,8 @@ async def serve(settings: TrainerSettings) -> None:
     _require_a_directory(settings.runs_dir, variable="HEADRACE_RUNS_DIR", what="runs")
     if settings.uploads_dir is not None:
         _require_a_directory(settings.uploads_dir, variable="HEADRACE_UPLOADS_DIR", what="uploads")
+    if settings.code_uploads_dir is not None:
+        _require_a_directory(settings.code_uploads_dir, variable="HEADRACE_CODE_UPLOADS_DIR", what="uploaded code")
     trusted(settings.tls_ca_file)  # fails now instead of when a run needs it
     redis = connect(settings.redis_url.get_secret_value())
     try:
@@ -132,8 +134,8 @@ async def _supervise(api: TrainerApi, metrics: RunMetrics) -> None:
         return
     async with asyncio.TaskGroup() as tasks:
         others = [tasks.create_task(metrics.refresh_for_ever(), name="metrics")]
-        if api.uploads is not None:
-            expiring = expire_for_ever(api.uploads, api.store, after_s=api.settings.upload_expiry_s)
+        if api.client_files:
+            expiring = expire_for_ever(api.client_files, api.store, after_s=api.settings.upload_expiry_s)
             others.append(tasks.create_task(expiring, name="expiry of uploads"))
         await api.supervisor.supervise()
         for task in others:

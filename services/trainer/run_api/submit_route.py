@@ -111,8 +111,8 @@ async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, A
 
 
 async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
-    if api.uploads is not None:  # now: an upload that expires after its files were checked would be missing
-        await asyncio.to_thread(api.uploads.use, *texts_in(raw))
+    for store in api.client_files:  # now: an upload that expires after its files were checked would be missing
+        await asyncio.to_thread(store.use, *texts_in(raw))
     valid = await api.validator.validate(raw)
     # A run that exists already was created by a process that died before it could answer.
     record = await api.store.get(run_id) or await _create(api, valid, run_id)

@@ -14,6 +14,9 @@ from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.engine_check import GeneratorAsker
 from services.trainer.submit_checks.run_validation import RunValidator
 from services.trainer.supervision.run_supervisor import RunSupervisor
+from services.trainer.uploads.module_store import ModuleStore
+from services.trainer.uploads.upload_disk import UploadDisk
+from services.trainer.uploads.upload_expiry import ClientFiles
 from services.trainer.uploads.upload_store import UploadStore
 from shared.access.keyring import Keyring
 from shared.redis.redis_connection import Redis
@@ -37,6 +40,8 @@ class TrainerApi:
     stopping: asyncio.Event
     uploads: UploadStore | None = None
     """None if this deployment takes no uploads."""
+    modules: ModuleStore | None = None
+    """None if this deployment takes no code from clients."""
     exported_files: ExportedFiles = field(default_factory=ExportedFiles)
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a model's files are read for their hashes. Clients that wait for it take no threads from others."""
@@ -46,6 +51,11 @@ class TrainerApi:
     """Held while a run is added to the queue."""
     editing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the settings of a run are changed."""
+
+    @property
+    def client_files(self) -> list[ClientFiles]:
+        """The stores of what clients upload."""
+        return [store for store in (self.uploads, self.modules) if store is not None]
 
 
 def make_api(
@@ -80,6 +90,7 @@ def make_api(
         certificate=settings.certificate(),
         stopping=stopping,
         uploads=_uploads(settings),
+        modules=_modules(settings),
     )
 
 
@@ -90,6 +101,16 @@ def _uploads(settings: TrainerSettings) -> UploadStore | None:
         settings.uploads_dir,
         max_bytes=settings.max_upload_bytes,
         keep_free_bytes=settings.uploads_keep_free_bytes,
+    )
+
+
+def _modules(settings: TrainerSettings) -> ModuleStore | None:
+    directory = settings.code_uploads_dir
+    if directory is None:
+        return None
+    keep_free = settings.uploads_keep_free_bytes
+    return ModuleStore(
+        directory, disk=UploadDisk(directory, variable="HEADRACE_CODE_UPLOADS_DIR", keep_free_bytes=keep_free)
     )
 
 

@@ -13,25 +13,24 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
+from services.trainer.run_api.request_body import read_body
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.uploads.upload_part import Part
 from services.trainer.uploads.upload_store import UploadStore
 from shared.access.route_table import MAX_UPLOADED_PIECE
 from shared.files.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
-from shared.run_options.wording import what_is_wrong
 from shared.service.current_request import name_subject
 from shared.serving.http_guard import declared_length
-from shared.serving.json_body import BodyError, decode_json, require_json
+from shared.serving.json_body import BodyError
 from shared.serving.query_number import WHOLE
 
 _OCTETS = "application/octet-stream"
 _MAX_NESTED = 10 + 5 * MAX_FILES
-_MAX_ERRORS = 10
 _WRITE_BYTES = 1024 * 1024
 """How much is collected before it is written."""
 _SHORTEST_HASHING_S, _BYTES_HASHED_IN_A_SECOND = 600.0, 10_000_000
@@ -122,8 +121,7 @@ def _schema() -> dict[str, Any]:
 )
 async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
     """Begin an upload, or ask how much of it is here. It can be repeated: files that are here are not sent again."""
-    require_json(request.headers.get("content-type", ""))
-    upload = _parsed(decode_json(await request.body(), max_nested=_MAX_NESTED))
+    upload = await read_body(request, NewUpload, max_nested=_MAX_NESTED)
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
     state = await asyncio.to_thread(store.begin, files)
     name_subject(state.upload_id)
@@ -201,13 +199,3 @@ async def _write(pieces: AsyncIterator[bytes], part: Part) -> None:
     except (OSError, Problem):
         await asyncio.to_thread(part.undo)
         raise
-
-
-def _parsed(raw: Any) -> NewUpload:
-    try:
-        return NewUpload.model_validate(raw)
-    except ValidationError as error:
-        found = error.errors(include_url=False)[:_MAX_ERRORS]
-        errors = [(".".join(map(str, item["loc"]))[:100], what_is_wrong([item])) for item in found]
-        detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
-        raise Problem(422, "Invalid request", detail, errors=errors) from error

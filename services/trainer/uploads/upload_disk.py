@@ -14,11 +14,13 @@ class UploadDisk:
 
     Args:
         directory: Where uploads are kept.
+        variable: The trainer's variable that names it, for messages.
         keep_free_bytes: Free space that they leave.
     """
 
-    def __init__(self, directory: Path, *, keep_free_bytes: int) -> None:
+    def __init__(self, directory: Path, *, variable: str, keep_free_bytes: int) -> None:
         self._directory = directory
+        self._variable = variable
         self._keep_free_bytes = keep_free_bytes
 
     def require(self, num_bytes: int) -> None:
@@ -43,7 +45,7 @@ class UploadDisk:
             503,
             "Storage unavailable",
             f"Uploads cannot be written to {self._directory}: {error.strerror}. Fix the permissions there, or set "
-            "HEADRACE_UPLOADS_DIR of the trainer to another directory.",
+            f"{self._variable} of the trainer to another directory.",
         )
 
     def _no_space(self, why: str) -> Problem:

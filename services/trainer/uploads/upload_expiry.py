@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Protocol, cast
 
-from services.trainer.uploads.upload_store import UploadStore
 from shared.errors import HeadraceError
 from shared.redis.run_store import RunStore
 
@@ -14,21 +13,33 @@ log = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 3600.0
 
 
-async def expire_for_ever(uploads: UploadStore, runs: RunStore, *, after_s: float) -> None:
+class ClientFiles(Protocol):
+    """Files that clients have uploaded. Every method blocks."""
+
+    def use(self, *texts: str) -> None:
+        """Note a use of the files that a run's settings name."""
+        ...
+
+    def expire(self, in_use: Collection[str], *, after_s: float) -> int:
+        """Delete what was not used for ``after_s`` seconds and is not named ``in_use``; return how many."""
+        ...
+
+
+async def expire_for_ever(stores: Sequence[ClientFiles], runs: RunStore, *, after_s: float) -> None:
     """Delete uploads that were not used for ``after_s`` seconds, until cancelled."""
     while True:
         try:
-            await expire_once(uploads, runs, after_s=after_s)
+            await expire_once(stores, runs, after_s=after_s)
         except (HeadraceError, OSError) as error:
             log.warning("uploads are not looked through now: %s", error)
         await asyncio.sleep(min(after_s / 10, _LONGEST_PAUSE_S))
 
 
-async def expire_once(uploads: UploadStore, runs: RunStore, *, after_s: float) -> None:
+async def expire_once(stores: Sequence[ClientFiles], runs: RunStore, *, after_s: float) -> None:
     """Delete uploads that were not used for ``after_s`` seconds. Queued, running and paused runs use theirs now."""
     live = [*await runs.queued(), *await runs.served()]
     in_use = {text for record in live for text in texts_in(record.config)}
-    num_deleted = await asyncio.to_thread(uploads.expire, in_use, after_s=after_s)
+    num_deleted = sum([await asyncio.to_thread(store.expire, in_use, after_s=after_s) for store in stores])
     if num_deleted:
         log.info("deleted %d uploads that were not used for %g s", num_deleted, after_s)
 

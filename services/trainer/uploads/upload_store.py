@@ -87,7 +87,7 @@ class UploadStore:
     def __init__(self, directory: Path, *, max_bytes: int, keep_free_bytes: int) -> None:
         self.directory = directory
         self._max_bytes = max_bytes
-        self.disk = UploadDisk(directory, keep_free_bytes=keep_free_bytes)
+        self.disk = UploadDisk(directory, variable="HEADRACE_UPLOADS_DIR", keep_free_bytes=keep_free_bytes)
         self._changing = threading.Lock()
         """Held while sets come, are completed, are used, or expire."""
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
