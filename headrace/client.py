@@ -12,6 +12,7 @@ the beginning of its id; if several runs fit, the error has status 409, and its 
 proxy variables of the environment are ignored.
 """
 
+import re
 import threading
 import time
 import uuid
@@ -37,6 +38,7 @@ ENDED = frozenset({"finished", "stopped", "failed"})
 NOT_ENDED = ("queued", "running", "paused")
 Sort = Literal["created", "started", "ended", "name", "status", "step"]
 
+_MAX_MODULE_NAME = 64
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
 
 
@@ -278,13 +280,15 @@ class HeadraceClient:
         The deployment must take code from clients, and the key needs the scope ``code``.
 
         Args:
-            name: Beginning of the module's name: letters, digits and underscores.
+            name: Beginning of the module's name. Characters other than letters, digits and underscores become
+                underscores.
             source: The module's text. It can import what is installed there, and other modules there.
 
         Raises:
             HeadraceApiError: The API refused it, or cannot be reached.
         """
-        return str(self._api.request("POST", "/v1/modules", json={"name": name, "source": source})["module"])
+        fitting = re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII)[:_MAX_MODULE_NAME]
+        return str(self._api.request("POST", "/v1/modules", json={"name": fitting, "source": source})["module"])
 
     def download_model(self, run_id: str, directory: str | Path, *, on_progress: OnProgress | None = None) -> Path:
         """Download the final model of a run into a directory, and return the directory.

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -25,7 +24,6 @@ from headrace.grpo.function_source import module_text, plain_name
 from shared.files.disk_sync import write_whole
 
 _DIGITS = 12
-_MAX_MODULE_NAME = 64
 _UPLOADS_OFF = "/problems/uploads-off"
 _NO_CODE = ("/problems/code-uploads-off", "/problems/scope-missing")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
@@ -160,7 +158,7 @@ class RunInputs:
     def _sent_module(self, name: str, text: str) -> str:
         assert self._sender is not None
         try:
-            return self._sender.upload_module(re.sub(r"[^A-Za-z0-9_]", "_", name)[:_MAX_MODULE_NAME], text)
+            return self._sender.upload_module(name, text)
         except HeadraceApiError as error:
             if error.problem.get("type") not in _NO_CODE:
                 raise

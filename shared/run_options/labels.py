@@ -1,7 +1,7 @@
 """Options that only describe a run to people and programs: its name, tags and metadata. They may change at any time."""
 
-import math
 import re
+import sys
 from typing import Any, cast
 
 from pydantic import Field, field_validator
@@ -11,21 +11,41 @@ from shared.run_options.section import LARGEST, Section
 MAX_TAGS = 16
 MAX_METADATA = 32
 _MAX_VALUE = 256
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/=-]{0,63}")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+_TAG = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/=-]{0,63}$")
+_INVISIBLE = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+"""Control characters, ends of lines, characters without a width and parts of characters."""
+_LINE = re.compile(f"^[^{_INVISIBLE}]*$")
 
 MetadataValue = str | int | float
+_VALUE = {
+    "anyOf": [
+        {"type": "string", "maxLength": _MAX_VALUE, "pattern": _LINE.pattern},
+        {"type": "integer"},
+        {"type": "number"},
+    ]
+}
 
 
 class LabelOptions(Section):
     """Labels of a run. No computation depends on them."""
 
-    name: str | None = Field(default=None, description="Name for people; the API makes the run id")
+    name: str | None = Field(
+        default=None,
+        description="Name for people; the API makes the run id",
+        json_schema_extra={"anyOf": [{"type": "string", "pattern": _NAME.pattern}, {"type": "null"}]},
+    )
     tags: list[str] = Field(
-        default=[], max_length=MAX_TAGS, description="Words to find the run by: `headrace runs --tag TAG`"
+        default=[],
+        max_length=MAX_TAGS,
+        description="Words to find the run by: `headrace runs --tag TAG`",
+        json_schema_extra={"items": {"type": "string", "pattern": _TAG.pattern}},
     )
     metadata: dict[str, MetadataValue] = Field(
-        default={}, max_length=MAX_METADATA, description="Texts and numbers that are shown with the run, by name"
+        default={},
+        max_length=MAX_METADATA,
+        description="Texts and numbers that are shown with the run, by name",
+        json_schema_extra={"propertyNames": {"pattern": _NAME.pattern}, "additionalProperties": _VALUE},
     )
 
     @field_validator("name")
@@ -46,21 +66,25 @@ class LabelOptions(Section):
     @field_validator("metadata", mode="before")
     @classmethod
     def _metadata_is_texts_and_numbers(cls, value: Any) -> Any:
-        for name, given in cast("dict[object, object]", value).items() if isinstance(value, dict) else ():
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ValueError("its names are letters, digits, '.', '_' and '-', at most 64 of them")
-            if why := _why_not_shown(given):
-                raise ValueError(f"{name} must be {why}")
-        return cast("object", value)
+        if not isinstance(value, dict):
+            return value
+        return {name: _shown(name, given) for name, given in cast("dict[object, object]", value).items()}
 
 
-def _why_not_shown(value: object) -> str | None:
-    """Return what a value of the metadata should be instead; None if it is good."""
+def _shown(name: object, value: object) -> MetadataValue:
+    """Return a value of the metadata; one that is whole and too large to be exact everywhere, as a float.
+
+    Raises:
+        ValueError: It or its name is of another kind, or too long.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError("its names are letters, digits, '.', '_' and '-', at most 64 of them")
     if isinstance(value, str):
-        return (
-            None if value.isprintable() and len(value) <= _MAX_VALUE else f"one line of at most {_MAX_VALUE} characters"
-        )
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "text or a number"
-    is_countable = abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)
-    return None if is_countable else f"finite, and at most {LARGEST} if it is whole"
+        if len(value) > _MAX_VALUE or not _LINE.fullmatch(value):
+            raise ValueError(f"{name} must be one line of at most {_MAX_VALUE} characters")
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{name} must be finite")
+        return float(value) if isinstance(value, int) and abs(value) > LARGEST else value
+    raise ValueError(f"{name} must be text or a number")

@@ -323,7 +323,8 @@ async def test_every_reference_in_the_openapi_document_leads_somewhere(service: 
 OPERATIONS = {
     "trainer": """begin_upload delete_run edit_run get_about get_liveness get_model_file get_readiness get_run
         list_dead_letters list_evaluations list_metrics list_model_files list_rollouts list_runs pause_run
-        replay_dead_letter resume_run stop_run stream_events submit_run upload_piece""",
+        replay_dead_letter resume_run stop_run stream_events submit_run upload_module
+        upload_piece""",
     "rewarder": """check_rewards delete_reward get_about get_liveness get_readiness get_reward list_rewards
         register_reward score_completions test_reward""",
     "generator": """create_chat_completion create_completion generate_completions get_about get_health get_liveness

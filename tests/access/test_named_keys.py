@@ -56,7 +56,7 @@ def test_a_key_ends_when_its_day_begins(tmp_path: Path) -> None:
         (f"c!i {HASH} read", "a name has 1 to 64 letters"),
         (f"{'c' * 65} {HASH} read", "a name has 1 to 64 letters"),
         (f"api-key {HASH} read", "api-key is reserved"),
-        (f"ci {HASH} write", "'write' is not a scope; scopes are read, infer, score, submit, upload, operate"),
+        (f"ci {HASH} write", "'write' is not a scope; scopes are read, infer, score, submit, upload, code, operate"),
         (f"ci {HASH} internal", "'internal' is not a scope"),
         (f"ci {HASH} ,", "a key needs a scope"),
         (f"ci {HASH} read tomorrow", "write the time when a key ends as 2027-01-31"),

@@ -38,7 +38,8 @@ def _schema() -> dict[str, Any]:
     """Return the schema of a patch: that of a run, without defaults."""
     settings = RunConfig.model_json_schema()["properties"]
     properties = {name: {key: settings[name][key] for key in settings[name] if key != "default"} for name in EDITABLE}
-    properties["metadata"]["additionalProperties"]["anyOf"].append({"type": "null"})
+    kinds = properties["metadata"]["additionalProperties"]["anyOf"]
+    properties["metadata"]["additionalProperties"] = {"anyOf": [*kinds, {"type": "null"}]}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 

@@ -1,6 +1,7 @@
 """A script trains with services that share no directory with it: files go there over HTTP, and the model back."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +30,15 @@ def _never(_services: ScriptServices, _directory: Path) -> bool:
 @pytest.fixture(scope="module", autouse=True)
 def uploads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Run all services but vLLM, which is simulated, as a deployment that takes uploads, and return their directory."""
-    directory = tmp_path_factory.mktemp("uploads")
+    directory, code = tmp_path_factory.mktemp("uploads"), tmp_path_factory.mktemp("code")
     settings = UpSettings(state_dir=tmp_path_factory.mktemp("elsewhere") / "state", num_simulated=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_UPLOADS_DIR", str(directory))
+        patch.setenv("HEADRACE_CODE_UPLOADS_DIR", str(code))
         patch.setenv("HEADRACE_UPLOADS_KEEP_FREE_BYTES", "0")
         process = start_detached(settings, outlives_us=False)
         patch.delenv("HEADRACE_UPLOADS_DIR")
+        patch.delenv("HEADRACE_CODE_UPLOADS_DIR")
         patch.setattr(ScriptServices, "see_here", _never)
         try:
             wait_until_up(settings, process)
@@ -104,3 +107,21 @@ def test_paths_are_uploaded_and_a_saved_adapter_names_the_scripts_own_base(
     script.save_model(str(tmp_path / "saved"))
     adapter = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == str(model)
+
+
+def test_functions_of_the_script_are_sent_and_score_its_completions(model: Path, tmp_path: Path) -> None:
+    bonus = 0.25
+
+    def length(completions: list[str], **_: object) -> list[float]:
+        return [bonus + len(text) for text in completions]
+
+    script = GRPOTrainer(
+        model=str(model), reward_funcs=length, args=options(tmp_path / "out"), train_dataset=Dataset.from_list(ROWS)
+    )
+    script.train()
+    assert script.run is not None
+    (name,) = script.run["config"]["reward_funcs"]
+    assert re.fullmatch(r"length_[0-9a-f]{12}:length", name)
+    rollouts = script.client.rollouts(script.run["run_id"])
+    assert rollouts
+    assert all(row["reward"] == bonus + len(row["completion"]) for row in rollouts)

@@ -107,10 +107,16 @@ class Elsewhere:
         self.taken[path.name] = path.read_bytes() if path.is_file() else b""
         return f"/uploads/{path.name}"
 
+    def upload_module(self, name: str, source: str) -> str:
+        if self._problem:
+            raise HeadraceApiError("no", status=404, problem={"type": self._problem})
+        self.taken[name] = source.encode()
+        return f"{name}_there"
+
 
 def test_data_for_services_elsewhere_is_uploaded_and_not_kept(tmp_path: Path) -> None:
     elsewhere = Elsewhere()
-    inputs = RunInputs(tmp_path / "inputs", None, upload=elsewhere.upload)
+    inputs = RunInputs(tmp_path / "inputs", None, sender=elsewhere)
     where = inputs.dataset(ROWS, num_rows=None, what="train_dataset")
     (name,) = elsewhere.taken
     assert where == f"/uploads/{name}"
@@ -125,7 +131,7 @@ def test_a_path_of_this_machine_is_uploaded_and_other_names_stay(
     Path("rows.jsonl").write_text("{}")
     Path("model").mkdir()
     elsewhere = Elsewhere()
-    inputs = RunInputs(tmp_path / "inputs", None, upload=elsewhere.upload)
+    inputs = RunInputs(tmp_path / "inputs", None, sender=elsewhere)
     assert inputs.path("rows.jsonl") == "/uploads/rows.jsonl"
     assert inputs.path("model") == "/uploads/model"
     assert [inputs.path(name) for name in ("gsm8k", "org/name", "/models/there", "")] == [
@@ -136,17 +142,27 @@ def test_a_path_of_this_machine_is_uploaded_and_other_names_stay(
 
 
 def test_a_deployment_without_uploads_gets_paths_as_they_are_and_refuses_objects(tmp_path: Path) -> None:
-    inputs = RunInputs(tmp_path / "inputs", None, upload=Elsewhere("/problems/uploads-off").upload)
+    inputs = RunInputs(tmp_path / "inputs", None, sender=Elsewhere("/problems/uploads-off"))
     assert inputs.path(str(tmp_path)) == str(tmp_path)
     with pytest.raises(HeadraceApiError):
         inputs.dataset(ROWS, num_rows=None, what="train_dataset")
-    narrow = RunInputs(tmp_path / "inputs", None, upload=Elsewhere("/problems/scope-missing").upload)
+    narrow = RunInputs(tmp_path / "inputs", None, sender=Elsewhere("/problems/scope-missing"))
     with pytest.raises(HeadraceApiError):
         narrow.path(str(tmp_path))
 
 
-def test_a_function_needs_a_directory_that_both_sides_see(tmp_path: Path) -> None:
-    inputs = RunInputs(tmp_path / "inputs", None, upload=Elsewhere().upload)
-    with pytest.raises(ValueError, match="brevity is a function of this script, and code is never uploaded") as refusal:
+def test_a_function_for_services_elsewhere_is_sent_as_source(tmp_path: Path) -> None:
+    elsewhere = Elsewhere()
+    inputs = RunInputs(tmp_path / "inputs", None, sender=elsewhere)
+    assert inputs.function(brevity, otherwise="reward_0") == "brevity_there:brevity"
+    assert b"def brevity(" in elsewhere.taken["brevity"]
+
+
+@pytest.mark.parametrize("problem", ["/problems/code-uploads-off", "/problems/scope-missing"])
+def test_a_function_needs_services_that_take_code_or_a_directory_that_both_sides_see(
+    tmp_path: Path, problem: str
+) -> None:
+    inputs = RunInputs(tmp_path / "inputs", None, sender=Elsewhere(problem))
+    with pytest.raises(ValueError, match="brevity is a function of this script, which cannot be sent") as refusal:
         inputs.function(brevity, otherwise="reward_0")
     assert "HEADRACE_INPUTS_DIR" in str(refusal.value)

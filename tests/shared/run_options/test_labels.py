@@ -1,5 +1,6 @@
 """Name, tags and metadata of a run: small, printable, and refused with a sentence otherwise."""
 
+import re
 from typing import Any
 
 import pytest
@@ -37,9 +38,12 @@ def test_labels_are_kept_and_a_tag_counts_once() -> None:
         ({"metadata": {"a": True}}, "metadata: a must be text or a number"),
         ({"metadata": {"a": {"b": 1}}}, "metadata: a must be text or a number"),
         ({"metadata": {"a": float("inf")}}, "metadata: a must be finite"),
-        ({"metadata": {"a": 10**400}}, "metadata: a must be finite, and at most 9007199254740992 if it is whole"),
+        ({"metadata": {"a": float("nan")}}, "metadata: a must be finite"),
+        ({"metadata": {"a": 10**400}}, "metadata: a must be finite"),
         ({"metadata": {"a": "x" * 257}}, "metadata: a must be one line of at most 256 characters"),
         ({"metadata": {"a": "two\nlines"}}, "metadata: a must be one line"),
+        ({"metadata": {"a": "a line\n"}}, "metadata: a must be one line"),
+        ({"metadata": {"a": "an ot\u202eher order"}}, "metadata: a must be one line"),
         ({"metadata": {str(number): number for number in range(33)}}, "metadata: must be a list of at most 32 items"),
     ],
 )
@@ -47,3 +51,21 @@ def test_labels_that_are_large_or_not_printable_are_refused(labels: dict[str, An
     with pytest.raises(UserError) as refused:
         labelled(**labels)
     assert str(refused.value).startswith(sentence)
+
+
+def test_a_whole_number_that_is_not_exact_everywhere_becomes_a_float() -> None:
+    metadata = labelled(metadata={"flops": 10**21, "seed": 2**53}).metadata
+    assert metadata == {"flops": 1e21, "seed": 2**53}
+    assert [type(value) for value in metadata.values()] == [float, int]
+
+
+def test_the_schema_says_which_labels_are_taken() -> None:
+    options = RunConfig.model_json_schema()["properties"]
+    line = options["metadata"]["additionalProperties"]["anyOf"][0]["pattern"]
+    assert re.search(line, "für Ada, 3 + 4")
+    assert not re.search(line, "a\tb")
+    assert re.search(options["tags"]["items"]["pattern"], "lr:1e-4")
+    assert not re.search(options["tags"]["items"]["pattern"], "a b")
+    for pattern in (options["metadata"]["propertyNames"]["pattern"], options["name"]["anyOf"][0]["pattern"]):
+        assert re.search(pattern, "first.try")
+        assert not re.search(pattern, "a/b")

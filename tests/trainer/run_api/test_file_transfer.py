@@ -25,6 +25,7 @@ def service(start: Start, tmp_path: Path) -> Service:
     keys.write_text(NamedKey("notebook", digest_of(b"narrow"), frozenset({"read", "submit"})).line() + "\n")
     return start(
         HEADRACE_UPLOADS_DIR=str(tmp_path / "uploads"),
+        HEADRACE_CODE_UPLOADS_DIR=str(tmp_path / "code"),
         HEADRACE_UPLOADS_KEEP_FREE_BYTES="0",
         HEADRACE_API_KEYS_FILE=str(keys),
         FAKE_RANK_PLAN="finish",
@@ -96,6 +97,15 @@ def test_the_commands_send_a_data_set_and_fetch_a_model(
     assert main(["upload", str(rows)]) == 0
     where = capsys.readouterr().out.removesuffix("\n")
     assert Path(where).read_bytes() == rows.read_bytes()
+    code = tmp_path / "my rewards.py"
+    code.write_text("def brevity(completions, **kwargs):\n    return [-float(len(text)) for text in completions]\n")
+    assert main(["upload", "--code", str(code)]) == 0
+    module = capsys.readouterr().out.removesuffix("\n")
+    assert re.fullmatch("my_rewards_[0-9a-f]{12}", module)
+    assert (tmp_path / "code" / f"{module}.py").read_text() == code.read_text()
+    code.write_text("def brevity(:\n")
+    assert main(["upload", "--code", str(code)]) == 1
+    assert "my rewards.py, line 1: " in capsys.readouterr().err
     assert main(["upload", str(tmp_path / "missing")]) == 1
     assert capsys.readouterr().err == f"headrace: {tmp_path}/missing cannot be uploaded: no such file or directory\n"
 

@@ -17,7 +17,12 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None
 def test_every_answer_is_one_that_the_openapi_document_promises(
     start: Start, run: dict[str, Any], tmp_path: Path
 ) -> None:
-    service = start(FAKE_RANK_PLAN="finish", HF_HUB_OFFLINE="1", HEADRACE_UPLOADS_DIR=str(tmp_path / "uploads"))
+    service = start(
+        FAKE_RANK_PLAN="finish",
+        HF_HUB_OFFLINE="1",
+        HEADRACE_UPLOADS_DIR=str(tmp_path / "uploads"),
+        HEADRACE_CODE_UPLOADS_DIR=str(tmp_path / "code"),
+    )
     runs = [service.submit(run | {"name": name}) for name in ("first", "second", "third")]
     # The events of an unfinished run are a stream without an end.
     wait_until(lambda: {service.status(run_id) for run_id in runs} == {"finished"})

@@ -262,7 +262,7 @@ async def test_an_upload_of_a_live_run_stays_and_others_expire(
         for path in paths:
             os.utime(path, (LONG_AGO_S, LONG_AGO_S))
         assert api.uploads is not None
-        await expire_once(api.uploads, api.store, after_s=3600)
+        await expire_once(api.client_files, api.store, after_s=3600)
         assert [path.exists() for path in paths] == [True, False]
 
 
@@ -311,7 +311,7 @@ def test_uploads_may_not_be_inside_the_runs(settings: TrainerSettings, tmp_path:
     (tmp_path / "link").symlink_to(settings.runs_dir / "inside")
     with pytest.raises(ValueError, match="inside each other"):
         TrainerSettings(**given, uploads_dir=tmp_path / "link" / "uploads")
-    with pytest.raises(ValueError, match="absolute path in HEADRACE_UPLOADS_DIR"):
+    with pytest.raises(ValueError, match="HEADRACE_UPLOADS_DIR=uploads: give an absolute path"):
         TrainerSettings(**given, uploads_dir=Path("uploads"))
     assert TrainerSettings(**given, uploads_dir="").uploads_dir is None  # type: ignore[arg-type]
 
