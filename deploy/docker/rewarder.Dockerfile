@@ -26,8 +26,8 @@ FROM ${BASE} AS service
 RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /hub /models /rewards /uploads \
-    && chown headrace:headrace /cache /hub /models /rewards /uploads
+    && mkdir -p /cache /code /hub /models /rewards /uploads \
+    && chown headrace:headrace /cache /code /hub /models /rewards /uploads
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache HF_HOME=/hub \
     HEADRACE_HOST=0.0.0.0 HEADRACE_PORT=8000 HEADRACE_METRICS_PORT=9090 HEADRACE_REWARD_PATH=/rewards

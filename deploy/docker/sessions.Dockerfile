@@ -12,8 +12,8 @@ RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install --no-de
 FROM ${BASE} AS service
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /tools \
-    && chown headrace:headrace /cache /tools
+    && mkdir -p /cache /code /tools \
+    && chown headrace:headrace /cache /code /tools
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache \
     HEADRACE_HOST=0.0.0.0 HEADRACE_PORT=8000 HEADRACE_METRICS_PORT=9090 HEADRACE_TOOL_PATH=/tools

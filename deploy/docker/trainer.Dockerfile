@@ -38,8 +38,8 @@ RUN /opt/venv/bin/python3 /tmp/check_versions.py "torch=${TORCH}" "nccl=${NCCL}"
 FROM ${BASE} AS service
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \
-    && mkdir -p /cache /data /hub /models /runs /uploads /weights \
-    && chown headrace:headrace /cache /data /hub /models /runs /uploads /weights
+    && mkdir -p /cache /code /data /hub /models /runs /uploads /weights \
+    && chown headrace:headrace /cache /code /data /hub /models /runs /uploads /weights
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/cache HF_HOME=/hub \
     HEADRACE_HOST=0.0.0.0 HEADRACE_PORT=8000 HEADRACE_METRICS_PORT=9090 HEADRACE_RUNS_DIR=/runs

@@ -283,6 +283,33 @@ def test_reward_code_can_write_nothing_that_another_service_reads() -> None:
     assert "hub:/hub" in ALL["generator"]["volumes"], "trainer and generators still have one"
 
 
+@pytest.mark.parametrize("profile", HARDWARE)
+def test_code_of_clients_is_off_and_only_the_trainer_can_write_it(profile: str) -> None:
+    default, on = services(profile), services(profile, environment={"HEADRACE_CODE_UPLOADS_DIR": "/code"})
+    (trainer,) = [name for name in default if kind(name) == "trainer"]
+    assert default[trainer]["environment"]["HEADRACE_CODE_UPLOADS_DIR"] == ""
+    assert on[trainer]["environment"]["HEADRACE_CODE_UPLOADS_DIR"] == "/code"
+    mounted = {
+        name: mount for name, service in default.items() for mount in service.get("volumes", []) if ":/code" in mount
+    }
+    assert mounted == {trainer: "code:/code", "rewarder": "code:/code:ro", "sessions": "code:/code:ro"}
+    assert default["rewarder"]["environment"]["HEADRACE_REWARD_PATH"] == "/rewards:/code"
+    assert default["sessions"]["environment"]["HEADRACE_TOOL_PATH"] == "/tools:/code"
+    directory = services(profile, environment={"HEADRACE_CODE": "/srv/code"})
+    assert "/srv/code:/code" in directory[trainer]["volumes"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_named_volume_belongs_to_the_services_user(name: str) -> None:
+    """Docker gives a new volume the owner of the directory in the image. One that the image lacks is root's."""
+    mounts = [volume.split(":")[:2] for volume in ALL[name]["volumes"]]
+    targets = {target for source, target in mounts if source in load()["volumes"]}
+    text = (DEPLOY / "docker" / f"{kind(name)}.Dockerfile").read_text(encoding="utf-8")
+    owned = [set(paths.split()) for paths in re.findall(r"chown headrace:headrace (/[^\\\n]+)", text)]
+    assert owned
+    assert not [targets - paths for paths in owned if targets - paths]
+
+
 def test_the_trainer_finds_a_token_of_the_hub_when_there_is_one(tmp_path: Path) -> None:
     from services.trainer.submit_checks.surroundings_check import has_hub_token
 
