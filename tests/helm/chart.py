@@ -44,7 +44,12 @@ EVERYTHING: dict[str, Any] = {
         "toolModules": {"existingClaim": "tools"},
         "autoscaling": {"enabled": True, "kind": "keda"},
     },
-    "storage": {"runs": {"accessMode": "ReadWriteMany"}, "models": {"enabled": True}, "weights": {"enabled": True}},
+    "storage": {
+        "runs": {"accessMode": "ReadWriteMany"},
+        "models": {"enabled": True},
+        "code": {"enabled": True},
+        "weights": {"enabled": True},
+    },
     "hub": {"tokenSecret": "hub"},
     "ingress": {"enabled": True, "hosts": ["rl.example.com"], "tlsSecret": "tls", "className": "nginx"},
     "networkPolicy": {"rewarderInternet": True, "sessionsInternet": True},

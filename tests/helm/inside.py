@@ -29,15 +29,19 @@ class Inside:
 
     def __init__(self, workload: Object, *, pod: str, root: Path) -> None:
         given = environment(workload, pod=pod)
-        self.variables = dict(given)
+        self.variables: dict[str, str] = {}
         for path, mount in mounts(workload).items():
             here = root / path.lstrip("/")
             here.mkdir(parents=True, exist_ok=True)
             for item in mount["volume"].get("secret", {}).get("items", []):
                 (here / item["path"]).write_text(f"content-of-{item['path']}\n")
-            for name, text in given.items():
-                if text == path or text.startswith(f"{path}/"):
-                    self.variables[name] = f"{root}{text}"
+        for name, text in given.items():
+            self.variables[name] = ":".join(
+                f"{root}{part}"
+                if any(part == path or part.startswith(f"{path}/") for path in mounts(workload))
+                else part
+                for part in text.split(":")
+            )
 
     def settings(self, kind: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, text in self.variables.items():

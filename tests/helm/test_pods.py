@@ -328,6 +328,25 @@ def test_beside_the_trainer_is_added_to_what_the_values_ask_for() -> None:
     assert "affinity" not in pod_spec(workloads(render(shared))["generator"])
 
 
+@pytest.mark.parametrize(("claim", "beside"), [("code", {"rewarder", "sessions"}), ("models", {"generator"})])
+def test_a_claim_of_one_node_draws_only_the_services_that_mount_it_there(claim: str, beside: set[str]) -> None:
+    one_node = workloads(render({"storage": {claim: {"enabled": True, "accessMode": "ReadWriteOnce"}}}))
+    assert {name for name in SERVICES if "podAffinity" in pod_spec(one_node[name]).get("affinity", {})} == beside
+    shared = workloads(render({"storage": {claim: {"enabled": True}}}))
+    assert not [name for name in SERVICES if "affinity" in pod_spec(shared[name])]
+
+
+@pytest.mark.parametrize("service", ["rewarder", "sessions"])
+def test_the_affinity_of_a_service_that_runs_code_of_clients_stays(service: str) -> None:
+    wish: dict[str, list[Any]] = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    values: dict[str, Any] = {service: {"affinity": {"nodeAffinity": wish}}}
+    assert pod_spec(workloads(render(values))[service])["affinity"] == {"nodeAffinity": wish}
+    values["storage"] = {"code": {"enabled": True, "accessMode": "ReadWriteOnce"}}
+    affinity = pod_spec(workloads(render(values))[service])["affinity"]
+    assert affinity.keys() == {"nodeAffinity", "podAffinity"}
+    assert affinity["nodeAffinity"] == wish
+
+
 @pytest.mark.parametrize("name", ALL_VALUES)
 def test_the_helm_test_can_run_where_the_trainer_runs(name: str) -> None:
     found = all_workloads(name)
@@ -402,14 +421,18 @@ def test_labels_of_pods_have_no_version_so_that_a_new_chart_by_itself_restarts_n
 def test_trained_runs_outlive_the_release() -> None:
     objects = render(values_of("everything"))
     claims = of_kind(objects, "PersistentVolumeClaim")
-    assert claims.keys() == {"runs", "models", "weights", "redis"}
+    assert claims.keys() == {"runs", "models", "code", "weights", "redis"}
     kept = [*claims.values(), of_kind(objects, "Secret")["keys"]]
     assert {it["metadata"]["annotations"]["helm.sh/resource-policy"] for it in kept} == {"keep"}
 
 
 def test_claims_of_the_values_take_the_place_of_ours() -> None:
     values = {
-        "storage": {"runs": {"existingClaim": "my-runs"}, "models": {"enabled": True, "existingClaim": "my-models"}},
+        "storage": {
+            "runs": {"existingClaim": "my-runs"},
+            "models": {"enabled": True, "existingClaim": "my-models"},
+            "code": {"enabled": True, "existingClaim": "my-code"},
+        },
         "redis": {"persistence": {"existingClaim": "my-redis"}},
     }
     objects = render(values)
@@ -419,6 +442,8 @@ def test_claims_of_the_values_take_the_place_of_ours() -> None:
     assert mounts(found["generator"])["/models"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-models"
     assert mounts(found["generator"])["/models"]["readOnly"] is True
     assert mounts(found["redis"])["/data"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-redis"
+    for service in ("trainer", "rewarder", "sessions"):
+        assert mounts(found[service])["/code"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-code"
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)

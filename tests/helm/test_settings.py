@@ -65,7 +65,7 @@ def test_paths_of_variables_are_paths_of_mounts() -> None:
     for workload, it in workloads(render(values_of("everything"))).items():
         if workload in SETTINGS:
             paths = {
-                text for name, text in environment(it, pod="p").items()
+                path for name, text in environment(it, pod="p").items() for path in text.split(":")
                 if text.startswith("/") and name.startswith(("HEADRACE_", "HOME", "HF_"))
                 and not name.endswith("_ROOTS")
             }  # fmt: skip
@@ -95,6 +95,25 @@ def test_uploads_are_off_unless_they_have_a_claim_which_only_the_trainer_writes(
     for name in ("trainer", "generator"):
         assert environment(found[name], pod="p")["HEADRACE_DATA_ROOTS"] == "/models:/uploads"
         assert mounts(found[name])["/uploads"].get("readOnly", False) is (name != "trainer")
+
+
+def test_code_of_clients_is_off_unless_it_has_a_claim_which_only_the_trainer_writes() -> None:
+    without = workloads(render({}))
+    for name in SERVICES:
+        variables = environment(without[name], pod="p")
+        assert not {"HEADRACE_CODE_UPLOADS_DIR", "HEADRACE_REWARD_PATH", "HEADRACE_TOOL_PATH"} & variables.keys()
+        assert "/code" not in mounts(without[name])
+    storage = {"code": {"enabled": True}, "runs": {"accessMode": "ReadWriteMany"}}
+    objects = render({"storage": storage, "trainer": {"multiNode": {"nodes": 2}}})
+    found = workloads(objects)
+    assert "code" in of_kind(objects, "PersistentVolumeClaim")
+    variables = {name: environment(found[name], pod="p") for name in SETTINGS}
+    assert variables["trainer"]["HEADRACE_CODE_UPLOADS_DIR"] == "/code"
+    assert variables["rewarder"]["HEADRACE_REWARD_PATH"] == "/code"
+    assert variables["sessions"]["HEADRACE_TOOL_PATH"] == "/code"
+    there = {name: mounts(it)["/code"] for name, it in found.items() if "/code" in mounts(it)}
+    read_only = {name: mount.get("readOnly", False) for name, mount in there.items()}
+    assert read_only == {"trainer": False, "rewarder": True, "sessions": True}
 
 
 def test_the_trainer_gets_the_addresses_of_all_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +168,7 @@ def test_a_generator_gives_its_name_in_the_headless_service(tmp_path: Path, monk
 
 def test_a_rewarder_gets_the_settings_of_modules_and_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = inside(render(values_of("everything")), "rewarder", tmp_path).settings(RewarderSettings, monkeypatch)
-    assert settings.reward_path == (tmp_path / "etc/headrace/rewards",)
+    assert settings.reward_path == (tmp_path / "etc/headrace/rewards", tmp_path / "code")
     assert settings.reward_secrets_dir == tmp_path / "run/secrets/headrace-endpoints"
     assert settings.reward_allowed_hosts == "judge.ml:8000"
     assert settings.drain_s == 30
@@ -158,7 +177,7 @@ def test_a_rewarder_gets_the_settings_of_modules_and_endpoints(tmp_path: Path, m
 
 def test_sessions_get_the_settings_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = inside(render(values_of("everything")), "sessions", tmp_path).settings(SessionsSettings, monkeypatch)
-    assert settings.tool_path == (tmp_path / "etc/headrace/tools",)
+    assert settings.tool_path == (tmp_path / "etc/headrace/tools", tmp_path / "code")
     assert settings.num_tool_workers == 4
     assert settings.name == PODS["sessions"], "no generator has it"
 

@@ -58,6 +58,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"fullnameOverride": "9a"}, "at '/fullnameOverride': '9a' does not match pattern"),
     # An amount of bytes without a unit means that the unit was forgotten.
     ({"trainer": {"cache": {"size": "100"}}}, "at '/trainer/cache/size': '100' does not match pattern"),
+    ({"storage": {"code": {"accessMode": "ReadWriteOncePod"}}}, "at '/storage/code/accessMode': value must be one of"),
+    (
+        {"storage": {"code": {"enabled": True}}, "rewarder": {"env": {"HEADRACE_REWARD_PATH": "/mine"}}},
+        "rewarder.env.HEADRACE_REWARD_PATH is also set by the chart itself",
+    ),
     ({"storage": {"runs": {"size": "200m"}}}, "at '/storage/runs/size': '200m' does not match pattern"),
     ({"trainer": {"resources": {"limits": {"memory": 64}}}}, "at '/trainer/resources/limits/memory': got number"),
     ({"redis": {"maxmemory": "4"}}, "at '/redis/maxmemory': '4' does not match pattern"),

@@ -93,12 +93,28 @@
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- end -}}
 
+{{/* Not empty for components that mount the code of clients. Takes a dict of root and component. */}}
+{{- define "headrace.hasCode" -}}
+{{- if and .root.Values.storage.code.enabled (has .component (list "trainer" "rewarder" "sessions")) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Directories of Python modules, as in PATH; empty if there is none. Takes a dict of root, component, modules and mountPath. */}}
+{{- define "headrace.modulePath" -}}
+{{- $path := list -}}
+{{- if or .modules.configMap .modules.existingClaim -}}{{- $path = append $path .mountPath -}}{{- end -}}
+{{- if include "headrace.hasCode" . -}}{{- $path = append $path "/code" -}}{{- end -}}
+{{- join ":" $path -}}
+{{- end -}}
+
 {{- define "headrace.env.trainer" -}}
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_RUNS_DIR, value: /runs}
 {{- if .root.Values.storage.uploads.enabled }}
 - {name: HEADRACE_UPLOADS_DIR, value: /uploads}
+{{- end }}
+{{- if include "headrace.hasCode" . }}
+- {name: HEADRACE_CODE_UPLOADS_DIR, value: /code}
 {{- end }}
 - {name: HEADRACE_REWARDER_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-rewarder:8000"}
 - {name: HEADRACE_SESSIONS_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-sessions:8000"}
@@ -143,8 +159,8 @@
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_NUM_REWARD_WORKERS, value: {{ .of.workers | quote }}}
 - {name: HEADRACE_DRAIN_S, value: {{ .of.drainSeconds | quote }}}
-{{- if or .of.rewardModules.configMap .of.rewardModules.existingClaim }}
-- {name: HEADRACE_REWARD_PATH, value: /etc/headrace/rewards}
+{{- with include "headrace.modulePath" (dict "root" .root "component" .component "modules" .of.rewardModules "mountPath" "/etc/headrace/rewards") }}
+- {name: HEADRACE_REWARD_PATH, value: {{ . | quote }}}
 {{- end }}
 - {name: HEADRACE_REWARD_ALLOWED_HOSTS, value: {{ .of.endpoints.allowedHosts | quote }}}
 - {name: HEADRACE_REWARD_ALLOWED_NETWORKS, value: {{ .of.endpoints.allowedNetworks | quote }}}
@@ -165,8 +181,8 @@
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_NUM_TOOL_WORKERS, value: {{ .of.workers | quote }}}
-{{- if or .of.toolModules.configMap .of.toolModules.existingClaim }}
-- {name: HEADRACE_TOOL_PATH, value: /etc/headrace/tools}
+{{- with include "headrace.modulePath" (dict "root" .root "component" .component "modules" .of.toolModules "mountPath" "/etc/headrace/tools") }}
+- {name: HEADRACE_TOOL_PATH, value: {{ . | quote }}}
 {{- end }}
 {{- include "headrace.noGpuEnv" . | nindent 0 }}
 {{- end -}}

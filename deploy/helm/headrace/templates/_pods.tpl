@@ -129,6 +129,10 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
     defaultMode: 0440
     items: [{key: token, path: token}]
 {{- end }}
+{{- if include "headrace.hasCode" . }}
+- name: code
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-code" (include "headrace.fullname" .root)) $values.storage.code.existingClaim }}}
+{{- end }}
 {{- with include "headrace.ownShm" .of }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ . }}}
@@ -193,6 +197,9 @@ volumeClaimTemplates:
 {{- end }}
 {{- if include "headrace.hasHubToken" . }}
 - {name: hub, mountPath: /run/secrets/headrace-hub, readOnly: true}
+{{- end }}
+{{- if include "headrace.hasCode" . }}
+- {name: code, mountPath: /code{{ if ne .component "trainer" }}, readOnly: true{{ end }}}
 {{- end }}
 {{- if include "headrace.ownShm" .of }}
 - {name: shm, mountPath: /dev/shm}

@@ -15,19 +15,21 @@ affinity:
 {{- end -}}
 {{- end -}}
 
-{{/* Whether trainer and generators share a claim that only one node can mount. */}}
-{{- define "headrace.oneNodeHasModels" -}}
+{{/* Whether only one node can mount a claim that others share with the trainer. Takes a list of the claims' values. */}}
+{{- define "headrace.isOnOneNode" -}}
 {{- $found := "" -}}
-{{- range $claim := list .Values.storage.models .Values.storage.uploads -}}
+{{- range $claim := . -}}
 {{- if and $claim.enabled (not $claim.existingClaim) (eq $claim.accessMode "ReadWriteOnce") -}}{{- $found = "true" -}}{{- end -}}
 {{- end -}}
 {{- $found -}}
 {{- end -}}
 
-{{/* The affinity from values; with such a claim, also to the trainer's node. Takes a dict of root and of. */}}
+{{/* The affinity from values; with such a claim, also to the trainer's node. Takes a dict of root, component and of. */}}
 {{- define "headrace.affinityToTrainer" -}}
 {{- $affinity := deepCopy (default dict .of.affinity) -}}
-{{- if include "headrace.oneNodeHasModels" .root -}}
+{{- $storage := .root.Values.storage -}}
+{{- $shared := ternary (list $storage.code) (list $storage.models $storage.uploads) (has .component (list "rewarder" "sessions")) -}}
+{{- if include "headrace.isOnOneNode" $shared -}}
 {{- $labels := include "headrace.selector" (dict "root" .root "component" "trainer") | fromYaml -}}
 {{- $beside := dict "labelSelector" (dict "matchLabels" $labels) "topologyKey" "kubernetes.io/hostname" -}}
 {{- $pods := default dict $affinity.podAffinity -}}

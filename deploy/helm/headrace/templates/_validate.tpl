@@ -50,7 +50,7 @@ test.run.weight_transport is ipc, which needs the trainer and its generator in o
 {{- if and (gt $nodes 1) (not $values.storage.runs.existingClaim) (ne $values.storage.runs.accessMode "ReadWriteMany") }}
 {{ printf "trainer.multiNode.nodes is %d, so all nodes need the runs' directory: set storage.runs.accessMode to ReadWriteMany, or storage.runs.existingClaim to a claim with that mode" $nodes }}
 {{- end }}
-{{- if and (gt $nodes 1) (include "headrace.oneNodeHasModels" .) }}
+{{- if and (gt $nodes 1) (include "headrace.isOnOneNode" (list $values.storage.models $values.storage.uploads)) }}
 {{ printf "trainer.multiNode.nodes is %d, so all nodes need the models: set storage.models.accessMode to ReadWriteMany, or storage.models.existingClaim to a claim with that mode (and so for storage.uploads)" $nodes }}
 {{- end }}
 {{- range $key, $modules := dict "rewarder.rewardModules" $values.rewarder.rewardModules "sessions.toolModules" $values.sessions.toolModules }}
