@@ -5,6 +5,7 @@ import sys
 from typing import Any, cast
 
 from pydantic import Field, field_validator
+from pydantic.config import JsonDict
 
 from shared.run_options.section import LARGEST, Section
 
@@ -18,7 +19,7 @@ _INVISIBLE = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u
 _LINE = re.compile(f"^[^{_INVISIBLE}]*$")
 
 MetadataValue = str | int | float
-_VALUE = {
+_VALUE: JsonDict = {
     "anyOf": [
         {"type": "string", "maxLength": _MAX_VALUE, "pattern": _LINE.pattern},
         {"type": "integer"},

@@ -18,7 +18,6 @@ from services.trainer.problems import Problem, add_problem_handlers, documented
 from services.trainer.run_api.about_routes import router as about_routes
 from services.trainer.run_api.edit_route import router as edit_route
 from services.trainer.run_api.model_routes import router as model_routes
-from services.trainer.run_api.module_routes import router as module_routes
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
 from services.trainer.run_api.submit_route import router as submit_route
@@ -58,7 +57,6 @@ def create_app(api: TrainerApi) -> FastAPI:
     app.include_router(data_routes)
     app.include_router(model_routes)
     app.include_router(upload_routes)
-    app.include_router(module_routes)
     app.include_router(about_routes)
     app.add_api_route("/livez", livez, tags=["health"])
     app.add_api_route("/readyz", readyz, tags=["health"], responses=documented(503))

@@ -1,41 +1,54 @@
-"""Routes that take data sets and models from clients. They are closed unless HEADRACE_UPLOADS_DIR is set.
+"""Routes that take data sets, models and code from clients.
+
+They are closed unless HEADRACE_UPLOADS_DIR is set:
 
     POST /v1/uploads {"files": [{"path", "size", "sha256"}, ...]}     --> which bytes are here already
     PUT  /v1/uploads/{upload_id}/files/{sha256}?offset=N  piece       --> how many are here now
     ...                                              the last piece   --> the directory that a run may name
 
 A body goes to the disk as it comes. If it breaks off, its first bytes stay, and the next piece follows it.
+
+For code, the route is closed unless HEADRACE_CODE_UPLOADS_DIR is set:
+
+    POST /v1/modules {"name": "rewards", "source": "def ..."}         --> the module that a run may name
+
+The trainer does not parse the source, which may take long. The check of a run imports it, in a worker of the service
+that runs it.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
-from services.trainer.run_api.request_body import read_body
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.uploads.module_store import ModuleStore
 from services.trainer.uploads.upload_part import Part
 from services.trainer.uploads.upload_store import UploadStore
 from shared.access.route_table import MAX_UPLOADED_PIECE
 from shared.files.file_set import MAX_FILE_BYTES, MAX_FILES, MAX_PATH, SET_ID, SHA256, SetFile
+from shared.run_options.wording import what_is_wrong
 from shared.service.current_request import name_subject
 from shared.serving.http_guard import declared_length
-from shared.serving.json_body import BodyError
+from shared.serving.json_body import BodyError, decode_json, require_json
 from shared.serving.query_number import WHOLE
 
 _OCTETS = "application/octet-stream"
 _MAX_NESTED = 10 + 5 * MAX_FILES
+_MAX_ERRORS = 10
 _WRITE_BYTES = 1024 * 1024
 """How much is collected before it is written."""
 _SHORTEST_HASHING_S, _BYTES_HASHED_IN_A_SECOND = 600.0, 10_000_000
 
-router = APIRouter(prefix="/v1/uploads", tags=["uploads"])
+_ModelT = TypeVar("_ModelT", bound=BaseModel)
+
+router = APIRouter(tags=["uploads"])
 
 Api = Annotated[TrainerApi, Depends(trainer_api)]
 
@@ -86,6 +99,24 @@ class UploadedPiece(BaseModel):
     is_complete: bool = Field(description="Whether this was the last file of the upload")
 
 
+class NewModule(BaseModel):
+    """A Python module in one file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$", description="Beginning of the module's name: letters, digits and _"
+    )
+    source: str = Field(min_length=1, max_length=262_144, description="The module's text")
+
+
+class UploadedModule(BaseModel):
+    """A module that runs may name."""
+
+    module: str = Field(description="The module's name, which ends with the first digits of its source's SHA-256")
+    expires_after_s: float = Field(description="The module is deleted when it was not used for this long, in seconds")
+
+
 def upload_store(api: Api) -> UploadStore:
     """Return the uploads; a FastAPI dependency.
 
@@ -105,6 +136,23 @@ def upload_store(api: Api) -> UploadStore:
 Store = Annotated[UploadStore, Depends(upload_store)]
 
 
+def module_store(api: Api) -> ModuleStore:
+    """Return the uploaded modules; a FastAPI dependency.
+
+    Raises:
+        Problem: 404 if this deployment takes no code.
+    """
+    if api.modules is None:
+        raise Problem(
+            404,
+            "Code uploads off",
+            "This deployment takes no code from clients. Its operator allows it with HEADRACE_CODE_UPLOADS_DIR of the "
+            "trainer: a directory on HEADRACE_REWARD_PATH of the rewarder and HEADRACE_TOOL_PATH of the sessions "
+            "service. Without it, name functions that are there already, as module:function.",
+        )
+    return api.modules
+
+
 def _schema() -> dict[str, Any]:
     """Return the schema of a new upload, without references."""
     schema = NewUpload.model_json_schema()
@@ -114,14 +162,14 @@ def _schema() -> dict[str, Any]:
 
 
 @router.post(
-    "",
+    "/v1/uploads",
     response_model=Upload,
     responses=documented(404, 413, 415, 422, 507),
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
 )
 async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
     """Begin an upload, or ask how much of it is here. It can be repeated: files that are here are not sent again."""
-    upload = await read_body(request, NewUpload, max_nested=_MAX_NESTED)
+    upload = await _read(request, NewUpload, max_nested=_MAX_NESTED)
     files = [SetFile(file.path, file.size, file.sha256) for file in upload.files]
     state = await asyncio.to_thread(store.begin, files)
     name_subject(state.upload_id)
@@ -129,7 +177,7 @@ async def begin_upload(request: Request, store: Store, api: Api) -> Upload:
 
 
 @router.put(
-    "/{upload_id}/files/{sha256}",
+    "/v1/uploads/{upload_id}/files/{sha256}",
     response_model=UploadedPiece,
     responses=documented(404, 409, 413, 415, 422, 507),
     openapi_extra={
@@ -171,6 +219,24 @@ async def upload_piece(
     return UploadedPiece(received=file.received, is_whole=file.is_whole, is_complete=state.is_complete)
 
 
+@router.post(
+    "/v1/modules",
+    response_model=UploadedModule,
+    responses=documented(404, 409, 413, 415, 422, 507),
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/json": {"schema": NewModule.model_json_schema()}}}
+    },
+)
+async def upload_module(
+    request: Request, store: Annotated[ModuleStore, Depends(module_store)], api: Api
+) -> UploadedModule:
+    """Upload a module with functions, tools or environments of a run. It can be repeated."""
+    new = await _read(request, NewModule, max_nested=10)
+    module = await asyncio.to_thread(store.add, new.name, new.source)
+    name_subject(module)
+    return UploadedModule(module=module, expires_after_s=api.settings.upload_expiry_s)
+
+
 async def _check(part: Part, store: UploadStore, api: TrainerApi) -> None:
     """Check the hash of a file, in a thread of its own: it takes none from other requests, and no exit waits for it."""
     timeout_s = _SHORTEST_HASHING_S + part.file.size / _BYTES_HASHED_IN_A_SECOND
@@ -199,3 +265,25 @@ async def _write(pieces: AsyncIterator[bytes], part: Part) -> None:
     except (OSError, Problem):
         await asyncio.to_thread(part.undo)
         raise
+
+
+async def _read(request: Request, kind: type[_ModelT], *, max_nested: int) -> _ModelT:
+    """Return the body of a request.
+
+    Args:
+        request: The request.
+        kind: The model.
+        max_nested: Most nested values of the body.
+
+    Raises:
+        BodyError: It is not declared as JSON, or is none.
+        Problem: 422 with the mistakes.
+    """
+    require_json(request.headers.get("content-type", ""))
+    try:
+        return kind.model_validate(decode_json(await request.body(), max_nested=max_nested))
+    except ValidationError as error:
+        found = error.errors(include_url=False)[:_MAX_ERRORS]
+        errors = [(".".join(map(str, item["loc"]))[:100], what_is_wrong([item])) for item in found]
+        detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
+        raise Problem(422, "Invalid request", detail, errors=errors) from error
