@@ -282,7 +282,7 @@ class HeadraceClient:
         Args:
             name: Beginning of the module's name. Characters other than letters, digits and underscores become
                 underscores.
-            source: The module's text. It can import what is installed there, and other modules there.
+            source: The module's text, in one file: it can import what is installed there, and the operator's modules.
 
         Raises:
             HeadraceApiError: The API refused it, or cannot be reached.

@@ -184,7 +184,7 @@ def add_transfers(add_parser: AddParser) -> None:
         "upload",
         help="send a data set, a model, or a module with functions to a deployment on another machine",
         description="Sends a file or directory, without hidden files, and prints the path by which a run file names "
-        "it; of a module, the name. What is there already is not sent again.",
+        "it, or with --code the module's name. What is there already is not sent again.",
     )
     upload.add_argument("path", metavar="PATH", help="a data set's file, or the directory of a data set or model")
     upload.add_argument(

@@ -1,6 +1,7 @@
 """`headrace upload` and `headrace download`: files to a deployment elsewhere, and the trained model from it."""
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -30,18 +31,19 @@ def _source(path: Path) -> str:
     Raises:
         UserError: It cannot be read, or is not Python.
     """
+    if path.suffix != ".py":
+        raise UserError(f"{path} is not a Python file: its name must end with .py")
     try:
-        source = path.read_text("utf-8")
-        compile(source, str(path), "exec", dont_inherit=True)
+        code = path.read_bytes()
+        compile(code, str(path), "exec", dont_inherit=True)
+        return importlib.util.decode_source(code).removeprefix("\ufeff")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file in UTF-8") from error
     except SyntaxError as error:
-        raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not Python: {error}") from error
-    return source
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise UserError(f"{path}{where}: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UserError(f"{path} is not Python: {error or 'it is nested too deeply'}") from error
 
 
 def download(arguments: argparse.Namespace) -> int:

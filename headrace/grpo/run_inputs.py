@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -25,7 +26,12 @@ from shared.files.disk_sync import write_whole
 
 _DIGITS = 12
 _UPLOADS_OFF = "/problems/uploads-off"
-_NO_CODE = ("/problems/code-uploads-off", "/problems/scope-missing")
+_REFUSALS = (
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 _MODEL_FILES = ("config.json", "generation_config.json", *_WEIGHTS)
 
@@ -160,12 +166,12 @@ class RunInputs:
         try:
             return self._sender.upload_module(name, text)
         except HeadraceApiError as error:
-            if error.problem.get("type") not in _NO_CODE:
+            if error.status not in _REFUSALS:
                 raise
             raise ArgumentError(
-                f"{name} is a function of this script, which cannot be sent to the services: {error}. Or set "
-                "HEADRACE_INPUTS_DIR to a directory that both sides see, whose functions/ is on HEADRACE_REWARD_PATH "
-                "and HEADRACE_TOOL_PATH there"
+                f"{name} is a function of this script, and the services do not take it: {str(error).rstrip('.')}. "
+                "Another way is HEADRACE_INPUTS_DIR, a directory that both sides see, whose functions/ is on "
+                "HEADRACE_REWARD_PATH and HEADRACE_TOOL_PATH there"
             ) from None
 
     def _sent(self, written: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from headrace.client import NOT_ENDED, Run
 from headrace.event_stream import Event
+from headrace.terminal import printable
 
 EVALUATION = "eval_"
 """Prefix of the metrics of an evaluation."""
@@ -62,21 +63,14 @@ class RunWatch:
             self.evaluations[int(numbers["step"])] = numbers
 
     def take_event(self, event: Event) -> None:
-        """Store the metrics or the message of an event."""
+        """Store the metrics or the messages of an event."""
         if event.kind == "metrics":
             last = self.step
             self.take_metrics(event.data)
             self._has_moved |= self.step > last
         elif event.kind == "evaluation":
             self.take_evaluation(event.data)
-        elif event.kind == "log" and isinstance(event.data.get("message"), str):
-            self.messages.append(event.data["message"])
-        elif event.kind == "status" and event.data.get("status") in ("paused", "running"):
-            goes_on = "goes on" if event.data["status"] == "running" else "paused"
-            self.messages.append(f"{goes_on}: {event.data.get('reason', '')}")
-        elif event.kind == "push" and event.data.get("failed"):
-            failed = cast("dict[str, Any]", event.data["failed"])
-            self.messages += [f"push to {replica} failed: {reason}" for replica, reason in failed.items()]
+        self.messages += messages_in(event)
 
     @property
     def run_id(self) -> str:
@@ -254,6 +248,20 @@ class RunWatch:
 
     def _progress(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.run.get("progress") or {})
+
+
+def messages_in(event: Event) -> list[str]:
+    """Return the messages of an event, each in one line."""
+    found: list[object] = []
+    if event.kind == "log":
+        found = [event.data.get("message")]
+    elif event.kind == "status" and event.data.get("status") in ("paused", "running"):
+        goes_on = "goes on" if event.data["status"] == "running" else "paused"
+        found = [f"{goes_on}: {event.data.get('reason', '')}"]
+    elif event.kind == "push" and event.data.get("failed"):
+        failed = cast("dict[str, Any]", event.data["failed"])
+        found = [f"push to {replica} failed: {reason}" for replica, reason in failed.items()]
+    return [printable(" ".join(message.split())) for message in found if isinstance(message, str)]
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -9,6 +9,7 @@ Ctrl-C ends only the watching; the run goes on.
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.event_stream import Event
 from headrace.watch import watch_view
 from headrace.watch.run_directory import RunReader
-from headrace.watch.run_watch import RunWatch
+from headrace.watch.run_watch import RunWatch, messages_in
 
 _POLL_EVERY_S = 1.0
 _DRAW_EVERY_S = 0.25
@@ -28,6 +29,7 @@ _LINE_EVERY_S = 5.0
 _SAME_LINE_EVERY_S = 60.0
 _PATIENCE_S = 60.0
 _LAST_EVENTS_S = 2.0
+_MAX_NEW_MESSAGES = 10
 
 
 def follow(
@@ -90,13 +92,16 @@ class _Follower:
         self._on_event = on_event
         self._on_run = on_run
         self._has_all_events = False
-        self._unprinted: list[Event] = []
+        self._new_messages: deque[tuple[float | None, str]] = deque(maxlen=_MAX_NEW_MESSAGES)
         self._poll_at = 0.0
         self._answered_at = self._moved_at = time.monotonic()
         self._seen_step = -1
 
     def update(self, *, wait_s: float) -> None:
-        """Take all events that have arrived, waiting at most ``wait_s`` for the first; poll the run once a second."""
+        """Take all events that have arrived, waiting at most ``wait_s`` for the first; poll the run once a second.
+
+        If the run has ended, wait briefly for its last events.
+        """
         self._take_events(wait_s)
         if time.monotonic() >= self._poll_at:
             self._poll()
@@ -106,9 +111,10 @@ class _Follower:
         while self.watch.has_ended and not self._has_all_events and (left_s := give_up_at - time.monotonic()) > 0:
             self._take_events(left_s)
 
-    def take_messages(self) -> list[Event]:
-        """Return the events with messages that have arrived since the last call."""
-        taken, self._unprinted = self._unprinted, []
+    def take_messages(self) -> list[tuple[float | None, str]]:
+        """Return the newest messages that have arrived since the last call, each with the time when it was sent."""
+        taken = [*self._new_messages]
+        self._new_messages.clear()
         return taken
 
     def _take_events(self, wait_s: float) -> None:
@@ -123,8 +129,7 @@ class _Follower:
 
     def _take(self, event: Event) -> None:
         self.watch.take_event(event)
-        if event.kind == "log" and "message" in event.data:
-            self._unprinted.append(event)
+        self._new_messages += [(event.at_s, message) for message in messages_in(event)]
         if self._on_event is not None:
             self._on_event(event)
 
@@ -136,7 +141,7 @@ class _Follower:
             if self._on_run is not None:
                 self._on_run(run)
             if self.watch.has_ended:
-                # Events may have been lost; the files have all metrics.
+                # Events may have been lost; the files have all metrics and evaluations.
                 take_all(self.watch, self._client)
         except HeadraceApiError as error:
             is_refusal = error.status is not None and error.status < 500
@@ -182,18 +187,20 @@ def _draw(follower: _Follower, console: Console) -> None:
 def _print_lines(follower: _Follower, console: Console) -> None:
     """Print a line every few seconds if the state has changed, and otherwise once a minute. Says a long reason once.
 
-    Messages of the run are printed as they come, warnings once.
+    Messages of the run are printed as they come, of many at once the newest; warnings once.
     """
 
     def print_line(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    shown, shown_at, warned, said = "", -_SAME_LINE_EVERY_S, set[str](), set[str]()
+    shown, shown_at, warned, said, last = "", -_SAME_LINE_EVERY_S, set[str](), set[str](), ""
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)
         watch, now = follower.watch, time.monotonic()
-        for event in follower.take_messages():
-            print_line(watch_view.message_line(watch, str(event.data["message"]), at_s=event.at_s))
+        for at_s, message in follower.take_messages():
+            if message != last:  # such as a push that fails again and again for one reason
+                print_line(watch_view.message_line(watch, message, at_s=at_s))
+            last = message
         state = watch_view.state(watch, said=said)
         if watch.has_ended or now - shown_at >= (_SAME_LINE_EVERY_S if state == shown else _LINE_EVERY_S):
             line = watch_view.line(watch, now_s=time.time(), said=said)

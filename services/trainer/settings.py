@@ -104,19 +104,24 @@ class TrainerSettings(ServiceSettings):
         return None if given == "" else given
 
     @model_validator(mode="after")
-    def _uploads_are_not_among_the_runs(self) -> Self:
-        for given in (self.uploads_dir, self.code_uploads_dir):
+    def _runs_and_uploads_are_apart(self) -> Self:
+        directories = {"HEADRACE_RUNS_DIR": self.runs_dir}
+        for variable, given in (
+            ("HEADRACE_UPLOADS_DIR", self.uploads_dir),
+            ("HEADRACE_CODE_UPLOADS_DIR", self.code_uploads_dir),
+        ):
             if given is None:
                 continue
-            variable = f"HEADRACE_{'CODE_' if given is self.code_uploads_dir else ''}UPLOADS_DIR"
             if not given.is_absolute() or ".." in given.parts:
                 raise ValueError(f"{variable}={given}: give an absolute path")
-            uploads, runs = given.resolve(), self.runs_dir.resolve()
-            if uploads.is_relative_to(runs) or runs.is_relative_to(uploads):
-                raise ValueError(
-                    f"{variable}={given} and HEADRACE_RUNS_DIR={self.runs_dir} are inside each other; "
-                    "give two directories"
-                )
+            here = given.resolve()
+            for other, earlier in directories.items():
+                there = earlier.resolve()
+                if here.is_relative_to(there) or there.is_relative_to(here):
+                    raise ValueError(
+                        f"{variable}={given} and {other}={earlier} are inside each other; give two directories"
+                    )
+            directories[variable] = given
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@
     score     score completions, try and check reward functions, check tools
     submit    submit runs, and check them
     upload    upload data sets and models for runs
-    code      upload code that runs use
+    code      upload Python code, which the rewarder and the sessions service run
     operate   edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
     internal  requests between services; no key of a keys file can have it
     session   requests of a session, with its own key, which the application checks
@@ -35,7 +35,7 @@ MEANINGS: Final[dict[Scope, str]] = {
     "score": "score completions, try and check reward functions, check tools",
     "submit": "submit runs, and check them",
     "upload": "upload data sets and models for runs",
-    "code": "upload code that runs use",
+    "code": "upload Python code, which the rewarder and the sessions service run",
     "operate": "edit, pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints",
 }
 

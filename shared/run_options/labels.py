@@ -1,7 +1,7 @@
 """Options that only describe a run to people and programs: its name, tags and metadata. They may change at any time."""
 
+import math
 import re
-import sys
 from typing import Any, cast
 
 from pydantic import Field, field_validator
@@ -15,15 +15,15 @@ _MAX_VALUE = 256
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 _TAG = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/=-]{0,63}$")
 _INVISIBLE = r"\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
-"""Control characters, ends of lines, characters without a width and parts of characters."""
+"""Control characters, ends of lines, most characters without a width, and parts of characters."""
 _LINE = re.compile(f"^[^{_INVISIBLE}]*$")
 
 MetadataValue = str | int | float
 _VALUE: JsonDict = {
     "anyOf": [
         {"type": "string", "maxLength": _MAX_VALUE, "pattern": _LINE.pattern},
-        {"type": "integer"},
-        {"type": "number"},
+        {"type": "integer", "minimum": -LARGEST, "maximum": LARGEST},
+        {"type": "number", "not": {"type": "integer"}},
     ]
 }
 
@@ -73,10 +73,10 @@ class LabelOptions(Section):
 
 
 def _shown(name: object, value: object) -> MetadataValue:
-    """Return a value of the metadata; one that is whole and too large to be exact everywhere, as a float.
+    """Return a value of the metadata.
 
     Raises:
-        ValueError: It or its name is of another kind, or too long.
+        ValueError: It or its name is of another kind, too long, or too large to be exact everywhere.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("its names are letters, digits, '.', '_' and '-', at most 64 of them")
@@ -85,7 +85,9 @@ def _shown(name: object, value: object) -> MetadataValue:
             raise ValueError(f"{name} must be one line of at most {_MAX_VALUE} characters")
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) <= sys.float_info.max:
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST}; write a larger whole number as text")
+        if not math.isfinite(value):
             raise ValueError(f"{name} must be finite")
-        return float(value) if isinstance(value, int) and abs(value) > LARGEST else value
+        return value
     raise ValueError(f"{name} must be text or a number")

@@ -12,6 +12,7 @@ installed package or a headrace package, or if it is a link that leads out of th
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import (
@@ -32,6 +33,7 @@ import msgspec
 from shared.errors import UserError
 
 _OURS = frozenset({"services", "shared", "headrace", "__main__", "__mp_main__"})
+_UPLOADED = re.compile(r"[A-Za-z_]\w{0,63}_[0-9a-f]{12}", re.ASCII)
 _LOADERS = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
     (SourceFileLoader, SOURCE_SUFFIXES),
@@ -130,6 +132,12 @@ class Places(msgspec.Struct, frozen=True):
             where = f"put {file} into one of the directories of {self.path_option} ({directories})"
         else:
             where = f"set {self.path_option} to the directory that holds {file} and start the {self.service} again"
+        if is_uploaded(module):
+            return (
+                f"no module named {module}, which is the name of an uploaded module. Uploads that were not used for "
+                "some days are deleted: upload it again. If it was uploaded just now, the trainer's "
+                f"HEADRACE_CODE_UPLOADS_DIR is not a directory of {self.path_option} here"
+            )
         return (
             f"no module named {module}: {where}. If it is an installed module, the operator must name it in "
             f"{self.modules_option} (now: {', '.join(self.packages) or 'none'})"
@@ -154,6 +162,11 @@ def parse_modules(text: str) -> tuple[str, ...]:
                 "module of your own that calls it"
             )
     return names
+
+
+def is_uploaded(module: str) -> bool:
+    """Return whether a module has the form of the names that the trainer gives to uploaded modules."""
+    return _UPLOADED.fullmatch(module) is not None
 
 
 def is_reserved(top: str) -> bool:

@@ -33,6 +33,7 @@ from shared.run_options.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 _SHUTDOWN_S = 2.0
+_ZEROMQ_ENDS_S = 10.0
 _ResultT = TypeVar("_ResultT")
 
 
@@ -181,8 +182,11 @@ class Engine:
         self.client.output_processor.propagate_error(ended)
         await _in_thread(lambda: self.client.shutdown(timeout=_SHUTDOWN_S), name="engine shutdown")
         # vLLM leaves its ZeroMQ context to the garbage collector, which keeps threads and descriptors of every old
-        # engine.
-        self.client.engine_core.resources.ctx.term()
+        # engine. Its end waits for the end of all its sockets, if need be for ever: not in the event loop.
+        end = _in_thread(self.client.engine_core.resources.ctx.term, name="end of ZeroMQ")
+        ended_in_time, _ = await asyncio.wait({asyncio.ensure_future(end)}, timeout=_ZEROMQ_ENDS_S)
+        if not ended_in_time:
+            log.warning("a socket of vLLM's last engine did not close; its threads stay until this process ends")
 
 
 async def import_vllm(extra_args: Mapping[str, Any]) -> bool:

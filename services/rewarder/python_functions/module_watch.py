@@ -5,6 +5,7 @@
                                                                               no:  the old version stays, with a warning
 
 Only files of HEADRACE_REWARD_PATH are watched. A missing file is waited for, because editors rename files when saving.
+A module is forgotten if its own file is gone and nothing uses it, such as an upload that has expired.
 """
 
 import asyncio
@@ -79,8 +80,12 @@ class ModuleWatch:
             return
         self._handled[module] = seen
         gone = [Path(file.path).name for file, there in zip(files, state, strict=True) if there is None]
-        if gone:
+        if state[:1] == (None,) and self._functions.forget_unused(module):
+            for known in (self._last, self._handled, self._retries):
+                known.pop(module, None)
+        elif gone:
             self._functions.warn(module, f"{', '.join(gone)} cannot be found")
+            self._retries[module] = (time.monotonic() + _LAST_RETRY_S, 0.0)  # it may be unused by then
         elif await asyncio.to_thread(is_on_disk, files):
             self._functions.take_back_warning(module)
             self._retries.pop(module, None)

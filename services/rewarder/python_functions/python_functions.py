@@ -185,6 +185,21 @@ class PythonFunctions:
         """Remove the module's warning from the list of functions."""
         self._warnings.pop(module, None)
 
+    def forget_unused(self, module: str) -> bool:
+        """Forget a module whose file is gone, unless a run uses it or its functions were called lately.
+
+        Return whether it is forgotten. If it is named again, it is read again.
+        """
+        functions = self._modules[module].functions
+        if any(self._is_needed(name) for name in functions):
+            return False
+        for name in functions:
+            self._called_at.pop(name, None)
+        del self._modules[module]
+        self.take_back_warning(module)
+        self._loop_functions.forget(module)
+        return True
+
     async def close(self) -> None:
         """Cancel the inspections under way."""
         tasks: list[asyncio.Task[Any]] = list(self._inspecting.values())

@@ -206,7 +206,7 @@ async def _resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots 
 
 
 async def _open_log(run: RunContext, core: TrainingCore, *, is_resumed: bool) -> RunLog:
-    """Return the run's log, without the steps that are going to be repeated, which watchers are told of."""
+    """Return the run's log without the steps that are going to be repeated, and tell watchers about these."""
     run_dir = run.files.run_dir
     await run.room.write(
         lambda: (run_dir / "rollouts").mkdir(parents=True, exist_ok=True), what="its logs", where=run_dir
@@ -215,14 +215,17 @@ async def _open_log(run: RunContext, core: TrainingCore, *, is_resumed: bool) ->
     step = core.policy_version
     last = await run.room.write(lambda: run_log.cut_back_to(step), what="its logs", where=run_dir)
     if is_resumed or last > step:
-        await run_log.event("log", {"message": _resumed(step, last)})
+        await run_log.event("log", {"message": resumed_in_words(step, last)})
     return run_log
 
 
-def _resumed(step: int, last: int) -> str:
+def resumed_in_words(step: int, last: int) -> str:
+    """Return a sentence for watchers of a run that resumes at ``step`` after it had made step ``last``."""
     resumed = f"the trainer was started again and resumed at step {step}"
-    steps = f"step {last} is" if last == step + 1 else f"steps {step + 1} to {last} are"
-    return f"{resumed}; {steps} trained again" if last > step else resumed
+    if last <= step:
+        return resumed
+    repeated = f"step {last} is" if last == step + 1 else f"steps {step + 1} to {last} are"
+    return f"{resumed}; {repeated} trained again"
 
 
 async def _make_intake(

@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect
 from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
-from services.trainer.uploads.module_store import ModuleStore
+from services.trainer.uploads.module_store import MAX_SOURCE_BYTES, ModuleStore
 from services.trainer.uploads.upload_part import Part
 from services.trainer.uploads.upload_store import UploadStore
 from shared.access.route_table import MAX_UPLOADED_PIECE
@@ -107,7 +107,9 @@ class NewModule(BaseModel):
     name: str = Field(
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$", description="Beginning of the module's name: letters, digits and _"
     )
-    source: str = Field(min_length=1, max_length=262_144, description="The module's text")
+    source: str = Field(
+        min_length=1, max_length=MAX_SOURCE_BYTES, description=f"The module's text, at most {MAX_SOURCE_BYTES} bytes"
+    )
 
 
 class UploadedModule(BaseModel):

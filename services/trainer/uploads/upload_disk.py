@@ -53,6 +53,6 @@ class UploadDisk:
             507,
             "No space for uploads",
             f"The disk of {self._directory} has no space for this upload: {why}. {self._keep_free_bytes} bytes stay "
-            "free for the runs (HEADRACE_UPLOADS_KEEP_FREE_BYTES). Delete unneeded files there, or enlarge the disk; "
-            "the upload then goes on where it was.",
+            "free for the runs (HEADRACE_UPLOADS_KEEP_FREE_BYTES). Delete unneeded files there, or enlarge the disk, "
+            "and repeat the upload.",
         )

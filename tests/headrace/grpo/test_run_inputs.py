@@ -163,6 +163,8 @@ def test_a_function_needs_services_that_take_code_or_a_directory_that_both_sides
     tmp_path: Path, problem: str
 ) -> None:
     inputs = RunInputs(tmp_path / "inputs", None, sender=Elsewhere(problem))
-    with pytest.raises(ValueError, match="brevity is a function of this script, which cannot be sent") as refusal:
+    with pytest.raises(
+        ValueError, match=r"brevity is a function of this script, and the services do not take it: no\. Another"
+    ) as refusal:
         inputs.function(brevity, otherwise="reward_0")
     assert "HEADRACE_INPUTS_DIR" in str(refusal.value)

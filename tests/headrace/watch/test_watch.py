@@ -160,14 +160,16 @@ def test_without_a_terminal_a_warning_is_printed_once(monkeypatch: pytest.Monkey
     assert sum("warning: it waited" in line for line in printed(screen).splitlines()) == 1
 
 
-def test_without_a_terminal_messages_are_printed_with_their_time() -> None:
+def test_without_a_terminal_messages_are_printed_with_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.watch.watch._LAST_EVENTS_S", 120.0)
     says = "the trainer was started again and resumed at step 40; steps 41 to 47 are trained again"
     answers, is_told = script_of([RUN], ROWS), threading.Event()
 
     def script(asked: Asked) -> Any:
         if asked.path.endswith("/events"):
             is_told.set()
-            return event_stream(("79500-0", "log", {"message": says}))
+            failed = ("80000-0", "push", {"failed": {"generator-0": "it\nis \x1baway"}})
+            return event_stream(("79500-0", "log", {"message": says}), failed, failed)
         if asked.path.endswith("/run-a"):
             return RUN | {"started_at_s": 8.0, "status": "stopped" if is_told.is_set() else "running"}
         return answers(asked)
@@ -175,7 +177,9 @@ def test_without_a_terminal_messages_are_printed_with_their_time() -> None:
     screen = console()
     with serving(script) as api, HeadraceClient(api.url, "k") as client:
         follow(client, "run-a", console=screen)
-    assert f"[1:12] {says}" in printed(screen).splitlines()
+    lines = printed(screen).splitlines()
+    assert f"[1:12] {says}" in lines
+    assert lines.count(r"[1:12] push to generator-0 failed: it is \x1baway") == 1
 
 
 def test_without_a_terminal_a_long_reason_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:

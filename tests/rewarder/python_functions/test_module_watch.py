@@ -195,6 +195,24 @@ async def test_a_file_that_has_vanished_costs_nothing_but_a_warning(edited: Edit
     assert edited.warning() == ""
 
 
+async def test_a_module_without_a_file_is_forgotten_when_nothing_has_used_it_for_a_while(
+    edited: Edited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (edited.directory / "edited_rewards.py").read_text()
+    (edited.directory / "edited_rewards.py").unlink()
+    await edited.look_twice()
+    assert "edited_rewards" in edited.functions.modules
+    monkeypatch.setattr("services.rewarder.python_functions.python_functions._IN_USE_FOR_S", 0.0)
+    monkeypatch.setattr("services.rewarder.python_functions.module_watch._LAST_RETRY_S", 0.0)
+    await edited.look_twice()  # the retry of the first warning is due in minutes
+    edited.watch = ModuleWatch(edited.functions, places=Places((str(edited.directory),)), every_s=1.0)
+    await edited.look_twice()
+    assert edited.functions.modules == {}
+    assert edited.functions.listed() == []
+    edited.write("edited_rewards.py", text)
+    assert await edited.values(SYNC) == [1.0], "it is read again when it is named again"
+
+
 async def test_calls_that_were_begun_or_waited_end_in_the_version_of_their_group(
     edited: Edited, tmp_path: Path
 ) -> None:

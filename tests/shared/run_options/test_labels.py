@@ -39,7 +39,7 @@ def test_labels_are_kept_and_a_tag_counts_once() -> None:
         ({"metadata": {"a": {"b": 1}}}, "metadata: a must be text or a number"),
         ({"metadata": {"a": float("inf")}}, "metadata: a must be finite"),
         ({"metadata": {"a": float("nan")}}, "metadata: a must be finite"),
-        ({"metadata": {"a": 10**400}}, "metadata: a must be finite"),
+        ({"metadata": {"a": 10**400}}, "metadata: a must be at most 9007199254740992; write a larger whole number as"),
         ({"metadata": {"a": "x" * 257}}, "metadata: a must be one line of at most 256 characters"),
         ({"metadata": {"a": "two\nlines"}}, "metadata: a must be one line"),
         ({"metadata": {"a": "a line\n"}}, "metadata: a must be one line"),
@@ -51,12 +51,6 @@ def test_labels_that_are_large_or_not_printable_are_refused(labels: dict[str, An
     with pytest.raises(UserError) as refused:
         labelled(**labels)
     assert str(refused.value).startswith(sentence)
-
-
-def test_a_whole_number_that_is_not_exact_everywhere_becomes_a_float() -> None:
-    metadata = labelled(metadata={"flops": 10**21, "seed": 2**53}).metadata
-    assert metadata == {"flops": 1e21, "seed": 2**53}
-    assert [type(value) for value in metadata.values()] == [float, int]
 
 
 def test_the_schema_says_which_labels_are_taken() -> None:

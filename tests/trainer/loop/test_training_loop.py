@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.trainer.checkpoints.checkpoint import newest_valid
+from services.trainer.loop.assembly import resumed_in_words
 from services.trainer.loop.training_loop import TrainingLoop
 from shared.errors import PushError
 from shared.redis.keys import RunKeys
@@ -168,6 +169,18 @@ async def test_an_evaluation_begins_after_the_push_of_its_version(
     lines = json_lines(tmp_path / "run" / "evaluations.jsonl")
     assert lines
     assert all(line["eval_policy_version/min"] >= line["step"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "ending"),
+    [
+        (40, 47, "step 40; steps 41 to 47 are trained again"),
+        (40, 41, "step 40; step 41 is trained again"),
+        (40, 40, "40"),
+    ],
+)
+def test_watchers_are_told_which_steps_are_repeated(step: int, last: int, ending: str) -> None:
+    assert resumed_in_words(step, last).endswith(ending)
 
 
 async def test_the_reason_for_the_transport_is_logged_once(redis: Redis, config: RunConfig, tmp_path: Path) -> None:

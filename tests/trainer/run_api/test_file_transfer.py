@@ -106,6 +106,14 @@ def test_the_commands_send_a_data_set_and_fetch_a_model(
     code.write_text("def brevity(:\n")
     assert main(["upload", "--code", str(code)]) == 1
     assert "my rewards.py, line 1: " in capsys.readouterr().err
+    code.write_bytes(b"\xef\xbb\xbfx = 1\n")
+    assert main(["upload", "--code", str(code)]) == 0, "a byte order mark is no part of the text"
+    capsys.readouterr()
+    code.write_bytes(b"x = '\xe9'\n")
+    assert main(["upload", "--code", str(code)]) == 1
+    assert "utf-8" in capsys.readouterr().err
+    assert main(["upload", "--code", str(rows)]) == 1
+    assert "its name must end with .py" in capsys.readouterr().err
     assert main(["upload", str(tmp_path / "missing")]) == 1
     assert capsys.readouterr().err == f"headrace: {tmp_path}/missing cannot be uploaded: no such file or directory\n"
 

@@ -98,11 +98,11 @@
 {{- if and .root.Values.storage.code.enabled (has .component (list "trainer" "rewarder" "sessions")) -}}true{{- end -}}
 {{- end -}}
 
-{{/* Directories of Python modules, as in PATH; empty if there is none. Takes a dict of root, component, modules and mountPath. */}}
+{{/* Directories of Python modules, as in PATH; empty for the image's own. Takes a dict of root, component, modules, mountPath and inImage. */}}
 {{- define "headrace.modulePath" -}}
 {{- $path := list -}}
 {{- if or .modules.configMap .modules.existingClaim -}}{{- $path = append $path .mountPath -}}{{- end -}}
-{{- if include "headrace.hasCode" . -}}{{- $path = append $path "/code" -}}{{- end -}}
+{{- if include "headrace.hasCode" . -}}{{- $path = append ($path | default (list .inImage)) "/code" -}}{{- end -}}
 {{- join ":" $path -}}
 {{- end -}}
 
@@ -159,7 +159,7 @@
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_NUM_REWARD_WORKERS, value: {{ .of.workers | quote }}}
 - {name: HEADRACE_DRAIN_S, value: {{ .of.drainSeconds | quote }}}
-{{- with include "headrace.modulePath" (dict "root" .root "component" .component "modules" .of.rewardModules "mountPath" "/etc/headrace/rewards") }}
+{{- with include "headrace.modulePath" (dict "root" .root "component" .component "modules" .of.rewardModules "mountPath" "/etc/headrace/rewards" "inImage" "/rewards") }}
 - {name: HEADRACE_REWARD_PATH, value: {{ . | quote }}}
 {{- end }}
 - {name: HEADRACE_REWARD_ALLOWED_HOSTS, value: {{ .of.endpoints.allowedHosts | quote }}}
@@ -181,7 +181,7 @@
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_NUM_TOOL_WORKERS, value: {{ .of.workers | quote }}}
-{{- with include "headrace.modulePath" (dict "root" .root "component" .component "modules" .of.toolModules "mountPath" "/etc/headrace/tools") }}
+{{- with include "headrace.modulePath" (dict "root" .root "component" .component "modules" .of.toolModules "mountPath" "/etc/headrace/tools" "inImage" "/tools") }}
 - {name: HEADRACE_TOOL_PATH, value: {{ . | quote }}}
 {{- end }}
 {{- include "headrace.noGpuEnv" . | nindent 0 }}
