@@ -107,9 +107,7 @@ class NewModule(BaseModel):
     name: str = Field(
         pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$", description="Beginning of the module's name: letters, digits and _"
     )
-    source: str = Field(
-        min_length=1, max_length=MAX_SOURCE_BYTES, description=f"The module's text, at most {MAX_SOURCE_BYTES} bytes"
-    )
+    source: str = Field(min_length=1, description=f"The module's text, at most {MAX_SOURCE_BYTES} bytes in UTF-8")
 
 
 class UploadedModule(BaseModel):

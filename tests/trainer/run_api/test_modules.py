@@ -95,7 +95,7 @@ async def test_names_that_are_no_module_are_refused(uploader: httpx.AsyncClient,
     ("body", "status"),
     [
         ({"name": "a", "source": ""}, 422),
-        ({"name": "a", "source": "x" * 262_145}, 422),
+        ({"name": "a", "source": "x" * 262_145}, 413),
         ({"name": "a", "source": "\u4e2d" * 100_000}, 413),
         ({"name": "a", "source": "# -*- coding: latin-1 -*-\nx = 1"}, 422),
         ({"name": "a", "source": "#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\n"}, 422),
