@@ -19,6 +19,7 @@ from shared.redis.redis_connection import Redis
 from shared.refusals import refuse
 from shared.service.child_secrets import close_to_others, hide_secrets
 from shared.service.logs import configure_first_logging, configure_logging, log_lines
+from shared.service.loop_watch import ended_if_hung
 from shared.service.variable_names import warn_of_unknown_variables
 from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
@@ -96,6 +97,7 @@ async def serve_beside(
     with (
         serving_metrics(registry, host=settings.host, port=settings.metrics_port),
         listening_socket(settings.host, settings.port) as door,
+        ended_if_hung(f"the {name}"),
     ):
         limits = settings.http_limits()
         server = HttpServer(guarded(limits), limits, certificate=certificate, drain_s=HTTP_SHUTDOWN_S)

@@ -22,6 +22,7 @@ from services.generator.turns.turn_sampler import TurnDesk
 from shared.redis.redis_connection import Redis, connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.refusals import refuse
+from shared.service.loop_watch import ended_if_hung
 from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
 from shared.serving.metrics_server import serving_metrics
@@ -82,7 +83,10 @@ async def _serve(settings: GeneratorSettings) -> int:
         await refuse(redis, "generator", settings.name, reason, run_id=follower.run_id)
 
     try:
-        with serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port):
+        with (
+            serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port),
+            ended_if_hung(f"generator {settings.name}"),
+        ):
             return await serve_until(
                 stop,
                 server=HttpServer(app, settings.http_limits(), certificate=certificate),

@@ -10,6 +10,7 @@ from services.generator.simulated.fleet import REPLICAS_PATH, SimulatedFleet
 from services.generator.simulated.simulated_replica import SimulatedReplica
 from services.generator.simulated.simulation_settings import SimulationSettings
 from shared.redis.redis_connection import connect
+from shared.service.loop_watch import ended_if_hung
 from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
 from shared.serving.metrics_server import serving_metrics
@@ -56,7 +57,10 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
     log.warning("%d SIMULATED generators listen on %s: tokens are random", num_replicas, base_url)
     try:
         receivers = [replica.receiver for replica in replicas]
-        with serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port):
+        with (
+            serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port),
+            ended_if_hung("the simulated generator"),
+        ):
             return await serve_until(
                 stop,
                 server=HttpServer(fleet, settings.http_limits(), certificate=certificate),

@@ -26,6 +26,7 @@ from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.service.child_secrets import hide_secrets
 from shared.service.logs import configure_first_logging, configure_logging, log_lines
+from shared.service.loop_watch import ended_if_hung
 from shared.service.tls import trusted
 from shared.service.variable_names import warn_of_unknown_variables
 from shared.serving.http_server import HttpServer
@@ -89,6 +90,7 @@ async def serve(settings: TrainerSettings) -> None:
         with (
             listening_socket(settings.host, settings.port) as listener,
             serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port),
+            ended_if_hung("the trainer service"),
         ):
             await _serve(api, metrics, listener)
     finally:
