@@ -196,11 +196,11 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert not second_engine & first_engine
 
     generator.process.send_signal(signal.SIGTERM)
-    assert generator.ended(within_s=10) == 0, generator.log.read_text()
+    assert generator.ended(within_s=60) == 0, generator.log.read_text()
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
     assert await redis.hkeys(keys.generators) == []
     # They are killed now, but it may take the kernel a moment to remove them.
-    assert not survivors_of(second_engine, within_s=5)
+    assert not survivors_of(second_engine, within_s=60)
 
 
 async def test_a_generator_killed_while_loading_leaves_no_child(
@@ -223,8 +223,8 @@ async def test_asked_to_stop_while_loading_it_stops(
     generator.until(generator.engine)
     children = generator.descendants()
     generator.process.send_signal(signal.SIGTERM)
-    assert generator.ended(within_s=10) == 0, generator.log.read_text()
-    assert not survivors_of(children, within_s=10)
+    assert generator.ended(within_s=60) == 0, generator.log.read_text()
+    assert not survivors_of(children, within_s=60)
 
 
 async def test_a_dead_engine_ends_the_process_with_a_sentence(

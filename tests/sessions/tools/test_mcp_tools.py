@@ -92,8 +92,8 @@ async def test_the_model_reads_texts_and_errors(tools: McpTools) -> None:
 
 async def test_calls_run_at_the_same_time(tools: McpTools) -> None:
     began_at = time.monotonic()
-    assert await asyncio.gather(*(tools.call("sleeps", {"seconds": 2.0}) for _ in range(8))) == ["awake"] * 8
-    assert time.monotonic() - began_at < 12.0
+    assert await asyncio.gather(*(tools.call("sleeps", {"seconds": 5.0}) for _ in range(8))) == ["awake"] * 8
+    assert time.monotonic() - began_at < 30.0, "one after the other they take 40 s"
 
 
 async def test_a_call_that_takes_too_long_is_lost_and_the_next_one_is_answered() -> None:
