@@ -107,10 +107,10 @@ def test_code_of_clients_is_off_unless_it_has_a_claim_which_only_the_trainer_wri
     objects = render({"storage": storage, "trainer": {"multiNode": {"nodes": 2}}})
     found = workloads(objects)
     assert "code" in of_kind(objects, "PersistentVolumeClaim")
-    variables = {name: environment(found[name], pod="p") for name in SETTINGS}
-    assert variables["trainer"]["HEADRACE_CODE_UPLOADS_DIR"] == "/code"
-    assert variables["rewarder"]["HEADRACE_REWARD_PATH"] == "/rewards:/code"
-    assert variables["sessions"]["HEADRACE_TOOL_PATH"] == "/tools:/code"
+    of_service = {name: environment(found[name], pod="p") for name in SETTINGS}
+    assert of_service["trainer"]["HEADRACE_CODE_UPLOADS_DIR"] == "/code"
+    assert of_service["rewarder"]["HEADRACE_REWARD_PATH"] == "/rewards:/code"
+    assert of_service["sessions"]["HEADRACE_TOOL_PATH"] == "/tools:/code"
     there = {name: mounts(it)["/code"] for name, it in found.items() if "/code" in mounts(it)}
     read_only = {name: mount.get("readOnly", False) for name, mount in there.items()}
     assert read_only == {"trainer": False, "rewarder": True, "sessions": True}

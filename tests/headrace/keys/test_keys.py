@@ -121,7 +121,7 @@ def test_the_file_that_the_environment_names_counts_unless_an_option_names_anoth
         (["add", "ci", "--scopes", "read"], "has a key ci: revoke it first, or choose another name"),
         (
             ["add", "x", "--scopes", "write"],
-            "'write' is not a scope; scopes are read, infer, score, submit, upload, operate",
+            "'write' is not a scope; scopes are read, infer, score, submit, upload, code, operate",
         ),
         (["add", "a b", "--scopes", "read"], "a name has 1 to 64 letters"),
         (["add", "api-key", "--scopes", "read"], "api-key is reserved"),
