@@ -27,14 +27,14 @@ def ended_if_hung(name: str, *, after_s: int = HUNG_AFTER_S) -> Generator[None]:
         name: Name of the service, for the message.
         after_s: How long the loop may stand still, in seconds.
     """
-    loop = asyncio.get_running_loop()
     done = threading.Event()
     num_beats = 0
 
-    def beat() -> None:
-        nonlocal num_beats, beating
-        num_beats += 1
-        beating = loop.call_later(_EVERY_S, beat)
+    async def beat() -> None:
+        nonlocal num_beats
+        while True:
+            num_beats += 1
+            await asyncio.sleep(_EVERY_S)
 
     def watch() -> None:
         seen, num_misses = -1, 0
@@ -44,7 +44,7 @@ def ended_if_hung(name: str, *, after_s: int = HUNG_AFTER_S) -> Generator[None]:
             if num_misses >= after_s:
                 _end(name, after_s)
 
-    beating = loop.call_soon(beat)
+    beating = asyncio.create_task(beat(), name="beats of the loop")
     threading.Thread(target=watch, name="loop watch", daemon=True).start()
     try:
         yield
