@@ -193,7 +193,7 @@ def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
         # `my_rewards:function` and `my_tools:function` are also looked for in the user's working directory, where
-        # Python scripts write theirs, and where those of clients are kept.
+        # Python scripts write theirs, and where clients upload theirs.
         **{
             variable: _joined_path(
                 os.environ.get(variable),

@@ -25,7 +25,7 @@ from shared.user_code.places import is_uploaded
 MAX_SOURCE_BYTES = 256 * 1024
 _PART = ".uploading"
 _CODING = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.ASCII)
-"""The declaration of an encoding, as in PEP 263, on one of the first two lines."""
+"""The declaration of an encoding in one of the first two lines, as in PEP 263."""
 _UTF8 = frozenset({"utf-8", "utf8"})
 _DIGITS = 12
 
@@ -48,7 +48,7 @@ class ModuleStore:
         """Keep a module, and return its name with the digits of its hash. It is a use of the module.
 
         Raises:
-            Problem: 413 for a source that is too long, 422 for one that declares another encoding than UTF-8, 409 if a
+            Problem: 413 for a source that is too long, 422 if it declares another encoding than UTF-8, 409 if a
                 file of the name has other content, 507 without space.
         """
         code = source.encode()

@@ -30,20 +30,19 @@ async def expire_for_ever(stores: Sequence[ClientFiles], runs: RunStore, *, afte
     while True:
         for store in stores:
             try:
-                await expire_once([store], runs, after_s=after_s)
+                await expire_once(store, runs, after_s=after_s)
             except (HeadraceError, OSError) as error:
                 log.warning("uploads are not looked through now: %s", error)
         await asyncio.sleep(min(after_s / 10, _LONGEST_PAUSE_S))
 
 
-async def expire_once(stores: Sequence[ClientFiles], runs: RunStore, *, after_s: float) -> None:
+async def expire_once(store: ClientFiles, runs: RunStore, *, after_s: float) -> None:
     """Delete uploads that were not used for ``after_s`` seconds. Queued, running and paused runs use theirs now."""
     live = [*await runs.queued(), *await runs.served()]
     in_use = {text for record in live for text in texts_in(record.config)}
-    for store in stores:
-        num_deleted = await asyncio.to_thread(store.expire, in_use, after_s=after_s)
-        if num_deleted:
-            log.info("deleted %d uploads that were not used for %g s", num_deleted, after_s)
+    num_deleted = await asyncio.to_thread(store.expire, in_use, after_s=after_s)
+    if num_deleted:
+        log.info("deleted %d uploads that were not used for %g s", num_deleted, after_s)
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -157,7 +157,8 @@ async def test_a_module_of_a_live_run_stays_and_others_expire(
         assert submitted.status_code == 202, submitted.text
         assert (code / f"{MODULE}.py").stat().st_mtime > LONG_AGO_S, "a submit is a use"
         make_old(code)
-        await expire_once(api.client_files, api.store, after_s=3600)
+        (store,) = api.client_files
+        await expire_once(store, api.store, after_s=3600)
     assert names_in(code) == {f"{MODULE}.py", "rewards.py"}, f"{unused} has expired"
 
 
@@ -183,7 +184,8 @@ async def test_settings_with_names_of_no_module_neither_fail_a_submit_nor_stop_t
         make_old(code)
         submitted = await client.post("/v1/runs", json=run | {"metadata": {"note": "a" * 243 + "_0123456789ab"}})
         assert submitted.status_code == 202, submitted.text
-        await expire_once(api.client_files, api.store, after_s=3600)
+        (store,) = api.client_files
+        await expire_once(store, api.store, after_s=3600)
     assert {f"{old}.py", "left_0123456789ab.py.uploading"}.isdisjoint(names_in(code))
 
 

@@ -262,7 +262,7 @@ async def test_an_upload_of_a_live_run_stays_and_others_expire(
         for path in paths:
             os.utime(path, (LONG_AGO_S, LONG_AGO_S))
         assert api.uploads is not None
-        await expire_once(api.client_files, api.store, after_s=3600)
+        await expire_once(api.uploads, api.store, after_s=3600)
         assert [path.exists() for path in paths] == [True, False]
 
 
