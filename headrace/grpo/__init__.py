@@ -6,6 +6,7 @@ run_of_script.py    constructor arguments and options --> a run's settings
 script_check.py     mistakes in the arguments, before services start
 function_source.py  functions and classes of a script or notebook --> the text of a module
 run_inputs.py       live data sets, models and functions --> files that the services read
+input_delivery.py   those files --> services on this machine, or over HTTP to others
 script_run.py       the training run: begun, found again by another process, followed, paused
 training_events.py  a run's metrics --> ``state.log_history`` and the events of callbacks
 script_services.py  the services of a script, started on this machine when none are named

@@ -1,10 +1,8 @@
 """Writes what a script has in memory to files that the services read: data sets, models, functions.
 
-    services see this machine's files    file --------------------> its path
-    services elsewhere                   file --HTTP--> deleted --> its path there (file_transfer.py)
-                                         function's source --HTTP--> the module's name there
+    live object --> file named after its content --> input_delivery.py --> the path or name that the services know
 
-All are named after their content, so that the same input is the same file, also in another process.
+The same input is the same file, also in another process.
 """
 
 import contextlib
@@ -15,69 +13,37 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from headrace.api_connection import HeadraceApiError
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import module_text, plain_name
-from shared.files.disk_sync import write_whole
+from headrace.grpo.input_delivery import Delivery, SharedFiles
 
 _DIGITS = 12
-_UPLOADS_OFF = "/problems/uploads-off"
-_REFUSALS = (
-    HTTPStatus.FORBIDDEN,
-    HTTPStatus.NOT_FOUND,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNPROCESSABLE_ENTITY,
-)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 _MODEL_FILES = ("config.json", "generation_config.json", *_WEIGHTS)
 
 
-class Sender(Protocol):
-    """Sends inputs to services that do not see this machine's files."""
-
-    def upload(self, path: Path) -> str:
-        """Send a file or directory, and return its path there."""
-        ...
-
-    def upload_module(self, name: str, source: str) -> str:
-        """Send a Python module, and return its name there."""
-        ...
-
-
 class RunInputs:
-    """The directories for a script's inputs.
+    """Writes a script's inputs for the services.
 
     Args:
         directory: Where data sets and models are written.
-        functions: Where functions are written; the rewarder and the sessions service look there. None if they are sent.
-        sender: Sends files and functions to services elsewhere; None if they see this machine's files.
+        delivery: Brings them to the services.
     """
 
-    def __init__(self, directory: Path, functions: Path | None, *, sender: Sender | None = None) -> None:
+    def __init__(self, directory: Path, delivery: Delivery) -> None:
         self._directory = directory
-        self._functions = functions
-        self._sender = sender
-        for made in (directory, *([] if functions is None else [functions])):
-            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._delivery = delivery
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, name: str) -> str:
         """Return where the services find a file or directory of this machine; a name that is neither stays."""
         local = Path(name).expanduser()
         if not name or not local.exists():
             return name
-        local = local.resolve() if local.is_dir() else local.absolute()
-        if self._sender is None:
-            return str(local)
-        try:
-            return self._sender.upload(local)
-        except HeadraceApiError as error:
-            if error.problem.get("type") != _UPLOADS_OFF:
-                raise
-            return str(local)  # it may be there too
+        return self._delivery.existing(local.resolve() if local.is_dir() else local.absolute())
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
         """Write a data set and return its path.
@@ -93,7 +59,8 @@ class RunInputs:
         check_dataset(data, num_rows=num_rows, what=what)
         if _is_dataset(data):
             with _without_progress_bars():
-                return self._sent(self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet"))
+                written = self._named_by_content(lambda path: data.to_parquet(str(path)), suffix=".parquet")
+            return self._delivery.written(written)
         num_rows = None if hasattr(data, "__len__") else num_rows
         rows = [*itertools.islice(cast("Iterable[Mapping[str, Any]]", data), num_rows)]
         if strange := [row for row in rows[:1] if not hasattr(row, "keys")]:
@@ -112,7 +79,7 @@ class RunInputs:
             written = self._named_by_content(write, suffix=".jsonl")
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"{what} has a value that JSON does not have: {error}") from error
-        return self._sent(written)
+        return self._delivery.written(written)
 
     def function(self, function: Any, *, otherwise: str) -> str:
         """Write a function or class as a module, and return its name as ``module:function``.
@@ -124,14 +91,8 @@ class RunInputs:
         Raises:
             ArgumentError: It cannot be written as source, or the services cannot read it here.
         """
-        name, module, text = _module_of(function, otherwise=otherwise)
-        if self._sender is not None:
-            return f"{self._sent_module(name, text)}:{name}"
-        assert self._functions is not None, "services that see this machine's files have a directory for functions"
-        path = self._functions / f"{module}.py"
-        if not path.exists():
-            write_whole(path, text.encode(), aside=f".{module}.{os.getpid()}")
-        return f"{module}:{name}"
+        name, text = _module_of(function, otherwise=otherwise)
+        return f"{self._delivery.module(name, _digest(text), text)}:{name}"
 
     def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
         """Save a live model with its tokenizer, and return the directory.
@@ -147,7 +108,7 @@ class RunInputs:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         base.save_pretrained(directory, state_dict=state)
         tokenizer.save_pretrained(directory)
-        return self._sent(self._directory_named_by_content(made) / name)
+        return self._delivery.written(self._directory_named_by_content(made) / name)
 
     def with_tokenizer(self, model: Path, tokenizer: Any) -> str:
         """Return a directory with the model's files and another tokenizer."""
@@ -159,32 +120,7 @@ class RunInputs:
                 else:
                     shutil.copyfile(file, directory / file.name)
         tokenizer.save_pretrained(directory)
-        return self._sent(self._directory_named_by_content(directory))
-
-    def _sent_module(self, name: str, text: str) -> str:
-        assert self._sender is not None
-        try:
-            return self._sender.upload_module(name, text)
-        except HeadraceApiError as error:
-            if error.status not in _REFUSALS:
-                raise
-            raise ArgumentError(
-                f"{name} is a function of this script, and the services do not take it: {str(error).rstrip('.')}. "
-                "Another way is HEADRACE_INPUTS_DIR, a directory that both sides see, whose functions/ is on "
-                "HEADRACE_REWARD_PATH and HEADRACE_TOOL_PATH there"
-            ) from None
-
-    def _sent(self, written: Path) -> str:
-        """Return where the services find what was written here."""
-        if self._sender is None:
-            return str(written)
-        try:
-            return self._sender.upload(written)
-        finally:
-            if written.is_dir():
-                shutil.rmtree(written, ignore_errors=True)
-            else:
-                written.unlink(missing_ok=True)
+        return self._delivery.written(self._directory_named_by_content(directory))
 
     def _new_directory(self) -> Path:
         return Path(tempfile.mkdtemp(prefix="model-", dir=self._directory))
@@ -224,7 +160,7 @@ class UnwrittenInputs(RunInputs):
     """Names inputs and writes nothing: to look for mistakes in a script's arguments while no service runs."""
 
     def __init__(self) -> None:
-        self._sender = None
+        self._delivery = SharedFiles(Path())
 
     def dataset(self, data: Any, *, num_rows: int | None, what: str) -> str:
         """Return a file name for a data set that can be written; raises ArgumentError for another."""
@@ -233,8 +169,8 @@ class UnwrittenInputs(RunInputs):
 
     def function(self, function: Any, *, otherwise: str) -> str:
         """Return the name that a function would have; raises ArgumentError if it cannot be written as source."""
-        name, module, _ = _module_of(function, otherwise=otherwise)
-        return f"{module}:{name}"
+        name, text = _module_of(function, otherwise=otherwise)
+        return f"{name}_{_digest(text)}:{name}"
 
     def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
         """Return a name for a model."""
@@ -261,11 +197,14 @@ def _is_dataset(data: Any) -> bool:
     return hasattr(data, "to_parquet") and hasattr(data, "num_rows")
 
 
-def _module_of(function: Any, *, otherwise: str) -> tuple[str, str, str]:
-    """Return a function's name, and the name and text of its module."""
+def _module_of(function: Any, *, otherwise: str) -> tuple[str, str]:
+    """Return a function's name, and the text of its module."""
     name = plain_name(function, otherwise=otherwise)
-    text = module_text({name: function})
-    return name, f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}", text
+    return name, module_text({name: function})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 @contextlib.contextmanager

@@ -22,10 +22,11 @@ from concurrent.futures import Future
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Submission
 from headrace.grpo.argument_error import ArgumentError, in_python
+from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.run_inputs import RunInputs
 from headrace.local import process_table
 from headrace.local.detached import start_detached, wait_until_up
@@ -44,13 +45,20 @@ _latest_run: dict[str, str] = {}
 """The id of the run that this process submitted last, by the run API's URL."""
 
 
+class InputDirs(NamedTuple):
+    """Directories that a script and its services see."""
+
+    inputs: Path
+    functions: Path
+    """On the search paths of the rewarder and the sessions service."""
+
+
 class ScriptServices:
     """A run API, and the directories in which its services find a script's inputs.
 
     Args:
         client: A client of the run API.
-        inputs_dir: Where inputs are written; None if this machine shares no directory with the services.
-        functions_dir: Where functions are written.
+        shared: Where inputs are written; None if this machine shares no directory with the services.
         state_dir: The services' state directory, if they run on this machine.
         in_words: Which services they are, to follow "trains with".
     """
@@ -58,8 +66,7 @@ class ScriptServices:
     def __init__(
         self,
         client: HeadraceClient,
-        inputs_dir: Path | None,
-        functions_dir: Path | None,
+        shared: InputDirs | None,
         *,
         state_dir: Path | None = None,
         in_words: str = "",
@@ -67,14 +74,13 @@ class ScriptServices:
         self.client = client
         self.state_dir = state_dir
         self.in_words = in_words or f"the services at {client.base_url}"
-        self._inputs_dir = inputs_dir
-        self._functions_dir = functions_dir
+        self._shared = shared
         self._own: Path | None = None
 
     @property
     def are_elsewhere(self) -> bool:
         """Whether this machine shares no directory with the services, so that files go over HTTP."""
-        return self._inputs_dir is None
+        return self._shared is None
 
     def see_here(self, directory: Path) -> bool:
         """Whether a directory of the services is also on this machine."""
@@ -82,9 +88,9 @@ class ScriptServices:
 
     def inputs(self) -> RunInputs:
         """Return the writer of inputs, which uploads them to services elsewhere."""
-        if self._inputs_dir is None:
-            return RunInputs(self.own_directory() / "inputs", None, sender=self)
-        return RunInputs(self._inputs_dir, self._functions_dir)
+        if self._shared is None:
+            return RunInputs(self.own_directory() / "inputs", Uploads(self))
+        return RunInputs(self._shared.inputs, SharedFiles(self._shared.functions))
 
     def own_directory(self) -> Path:
         """Return a directory of this process, which is deleted with it."""
@@ -124,7 +130,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
             url, key_elsewhere(url), timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere()
         )
         directory = Path(shared_dir).absolute() if shared_dir else None
-        return ScriptServices(client, directory, directory / "functions" if directory else None)
+        return ScriptServices(client, InputDirs(directory, directory / "functions") if directory else None)
     state = StateDir(resumed or choose_state_dir(None))
     endpoint = _running(state)
     if endpoint is None:
@@ -142,7 +148,7 @@ def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) ->
     )
     is_ours = state.path in _started
     in_words = "services started for this script" if is_ours else f"the services of `headrace up` in {state.path}"
-    return ScriptServices(client, state.inputs, state.functions, state_dir=state.path, in_words=in_words)
+    return ScriptServices(client, InputDirs(state.inputs, state.functions), state_dir=state.path, in_words=in_words)
 
 
 def would_start_services() -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.grpo.grpo_trainer import GRPOTrainer
+from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from shared.run_options.grpo_config import GRPOConfig
@@ -54,6 +55,6 @@ def test_another_tokenizer_is_written_beside_the_weights_of_the_revision(
     loaded: list[tuple[str, dict[str, Any]]], tmp_path: Path
 ) -> None:
     live = LiveModel("org/model", Tokenizer(), peft_config=None, init_kwargs={"revision": "v2"})
-    inputs = RunInputs(tmp_path / "inputs", tmp_path / "functions")
+    inputs = RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions"))
     assert (Path(live.save_for_run(lambda: inputs)) / "tokenizer.json").exists()
     assert loaded == [("org/model", {"revision": "v2"})] * 2

@@ -9,6 +9,7 @@ import datasets
 import pytest
 
 from headrace.api_connection import HeadraceApiError
+from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import Files
 from shared.user_code.function_loading import load_function
@@ -19,7 +20,7 @@ ROWS = [{"prompt": [{"role": "user", "content": f"{n} + 1"}], "answer": n + 1} f
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> RunInputs:
-    return RunInputs(tmp_path / "inputs", tmp_path / "functions")
+    return RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions"))
 
 
 def test_a_dataset_is_a_file_with_its_rows(inputs: RunInputs) -> None:
@@ -116,7 +117,7 @@ class Elsewhere:
 
 def test_data_for_services_elsewhere_is_uploaded_and_not_kept(tmp_path: Path) -> None:
     elsewhere = Elsewhere()
-    inputs = RunInputs(tmp_path / "inputs", None, sender=elsewhere)
+    inputs = RunInputs(tmp_path / "inputs", Uploads(elsewhere))
     where = inputs.dataset(ROWS, num_rows=None, what="train_dataset")
     (name,) = elsewhere.taken
     assert where == f"/uploads/{name}"
@@ -131,29 +132,29 @@ def test_a_path_of_this_machine_is_uploaded_and_other_names_stay(
     Path("rows.jsonl").write_text("{}")
     Path("model").mkdir()
     elsewhere = Elsewhere()
-    inputs = RunInputs(tmp_path / "inputs", None, sender=elsewhere)
+    inputs = RunInputs(tmp_path / "inputs", Uploads(elsewhere))
     assert inputs.path("rows.jsonl") == "/uploads/rows.jsonl"
     assert inputs.path("model") == "/uploads/model"
     assert [inputs.path(name) for name in ("gsm8k", "org/name", "/models/there", "")] == [
         "gsm8k", "org/name", "/models/there", "",
     ]  # fmt: skip
-    here = RunInputs(tmp_path / "inputs", tmp_path / "functions")
+    here = RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions"))
     assert here.path("rows.jsonl") == str(tmp_path / "rows.jsonl")
 
 
 def test_a_deployment_without_uploads_gets_paths_as_they_are_and_refuses_objects(tmp_path: Path) -> None:
-    inputs = RunInputs(tmp_path / "inputs", None, sender=Elsewhere("/problems/uploads-off"))
+    inputs = RunInputs(tmp_path / "inputs", Uploads(Elsewhere("/problems/uploads-off")))
     assert inputs.path(str(tmp_path)) == str(tmp_path)
     with pytest.raises(HeadraceApiError):
         inputs.dataset(ROWS, num_rows=None, what="train_dataset")
-    narrow = RunInputs(tmp_path / "inputs", None, sender=Elsewhere("/problems/scope-missing"))
+    narrow = RunInputs(tmp_path / "inputs", Uploads(Elsewhere("/problems/scope-missing")))
     with pytest.raises(HeadraceApiError):
         narrow.path(str(tmp_path))
 
 
 def test_a_function_for_services_elsewhere_is_sent_as_source(tmp_path: Path) -> None:
     elsewhere = Elsewhere()
-    inputs = RunInputs(tmp_path / "inputs", None, sender=elsewhere)
+    inputs = RunInputs(tmp_path / "inputs", Uploads(elsewhere))
     assert inputs.function(brevity, otherwise="reward_0") == "brevity_there:brevity"
     assert b"def brevity(" in elsewhere.taken["brevity"]
 
@@ -162,7 +163,7 @@ def test_a_function_for_services_elsewhere_is_sent_as_source(tmp_path: Path) -> 
 def test_a_function_needs_services_that_take_code_or_a_directory_that_both_sides_see(
     tmp_path: Path, problem: str
 ) -> None:
-    inputs = RunInputs(tmp_path / "inputs", None, sender=Elsewhere(problem))
+    inputs = RunInputs(tmp_path / "inputs", Uploads(Elsewhere(problem)))
     with pytest.raises(
         ValueError, match=r"brevity is a function of this script, and the services do not take it: no\. Another"
     ) as refusal:

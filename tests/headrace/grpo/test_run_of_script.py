@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
@@ -45,7 +46,7 @@ def make_script(*, peft_config: Any = None, **options: Any) -> Script:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    inputs = RunInputs(tmp_path / "inputs", tmp_path / "functions")
+    inputs = RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions"))
     return Files(lambda: inputs)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import Files, Script, training_settings
@@ -82,7 +83,9 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
     events.callbacks.append(callback)
     live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
     script = Script(live, ["length"], args, "org/rows", "org/rows", reward_processing_classes=[None])
-    settings, _ = training_settings(script, Files(lambda: RunInputs(tmp_path / "inputs", None)))
+    settings, _ = training_settings(
+        script, Files(lambda: RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions")))
+    )
     run = LongRun(callback, settings)
     with serving(run) as api:
         monkeypatch.setenv("HEADRACE_URL", api.url)

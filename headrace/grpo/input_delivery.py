@@ -1,0 +1,128 @@
+"""How the inputs of a script reach the services.
+
+services that see this machine's files    a file's path; a function's source in a directory where they look
+services elsewhere                        HTTP --> the path or the module's name there (file_transfer.py)
+"""
+
+import os
+import shutil
+from http import HTTPStatus
+from pathlib import Path
+from typing import Protocol
+
+from headrace.api_connection import HeadraceApiError
+from headrace.grpo.argument_error import ArgumentError
+from shared.files.disk_sync import write_whole
+
+_UPLOADS_OFF = "/problems/uploads-off"
+_REFUSALS = (
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
+
+
+class Delivery(Protocol):
+    """Brings files and modules to where the services find them."""
+
+    def existing(self, path: Path) -> str:
+        """Return where the services find a file or directory that the user named."""
+        ...
+
+    def written(self, path: Path) -> str:
+        """Return where the services find a file or directory that was written for them."""
+        ...
+
+    def module(self, name: str, digest: str, source: str) -> str:
+        """Return the name under which the services import a module.
+
+        Args:
+            name: Beginning of the module's name.
+            digest: Hash of the source.
+            source: Its text.
+
+        Raises:
+            ArgumentError: The services take no modules.
+        """
+        ...
+
+
+class SharedFiles(Delivery):
+    """The services see this machine's files.
+
+    Args:
+        functions: Directory in which the rewarder and the sessions service look for modules.
+    """
+
+    def __init__(self, functions: Path) -> None:
+        self._functions = functions
+
+    def existing(self, path: Path) -> str:
+        """Return the path."""
+        return str(path)
+
+    def written(self, path: Path) -> str:
+        """Return the path."""
+        return str(path)
+
+    def module(self, name: str, digest: str, source: str) -> str:
+        """Write the module."""
+        module = f"{name}_{digest}"
+        self._functions.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._functions / f"{module}.py"
+        if not path.exists():
+            write_whole(path, source.encode(), aside=f".{module}.{os.getpid()}")
+        return module
+
+
+class Sender(Protocol):
+    """Sends inputs to services that do not see this machine's files."""
+
+    def upload(self, path: Path) -> str:
+        """Send a file or directory, and return its path there."""
+        ...
+
+    def upload_module(self, name: str, source: str) -> str:
+        """Send a Python module, and return its name there."""
+        ...
+
+
+class Uploads(Delivery):
+    """The services are elsewhere, and inputs are sent to them."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def existing(self, path: Path) -> str:
+        """Send it; to services that take no uploads, return the path, since they may have the same files."""
+        try:
+            return self._sender.upload(path)
+        except HeadraceApiError as error:
+            if error.problem.get("type") != _UPLOADS_OFF:
+                raise
+            return str(path)
+
+    def written(self, path: Path) -> str:
+        """Send it, and delete it here."""
+        try:
+            return self._sender.upload(path)
+        finally:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def module(self, name: str, digest: str, source: str) -> str:
+        """Send it; the services put their own hash behind the name."""
+        del digest
+        try:
+            return self._sender.upload_module(name, source)
+        except HeadraceApiError as error:
+            if error.status not in _REFUSALS:
+                raise
+            raise ArgumentError(
+                f"{name} is a function of this script, and the services do not take it: {str(error).rstrip('.')}. "
+                "Another way is HEADRACE_INPUTS_DIR, a directory that both sides see, whose functions/ is on "
+                "HEADRACE_REWARD_PATH and HEADRACE_TOOL_PATH there"
+            ) from None
