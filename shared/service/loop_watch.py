@@ -1,21 +1,28 @@
 """Ends a process whose event loop has stopped. It answers no request any more, and only a restart helps.
 
     event loop --beats once a second--> count <--looks once a second-- thread
-                                          the same at 120 looks: the stacks of all threads to stderr, exit status 1
+                                          the same at 45 looks: the stacks of all threads to stderr, exit status 1
 
-The thread counts its looks and not the time: a process that was suspended has not looked either.
+The thread counts its looks and not the time: a process that was suspended has not looked either. It cannot look while
+C code holds the interpreter's lock. For this case, each beat also sets a timer that needs no lock, ten times as long
+because it runs on while a process is suspended.
 """
 
 import asyncio
 import contextlib
 import faulthandler
 import os
+import signal
 import threading
 from collections.abc import Generator
 from typing import Final
 
-HUNG_AFTER_S: Final = 120
+HUNG_AFTER_S: Final = 45
+"""Below the minute after which `headrace up` and Kubernetes kill a service that does not answer, without its stacks."""
+_LOCKED = 10
+"""How many times longer the timer without a lock runs."""
 _EVERY_S = 1.0
+_SAYING_S = 10
 _STDERR, _CRASHED = 2, 1
 
 
@@ -30,11 +37,15 @@ def ended_if_hung(name: str, *, after_s: int = HUNG_AFTER_S) -> Generator[None]:
     done = threading.Event()
     num_beats = 0
 
-    async def beat() -> None:
+    def beat() -> None:
         nonlocal num_beats
+        num_beats += 1
+        faulthandler.dump_traceback_later(_LOCKED * after_s, exit=True)
+
+    async def keep_beating() -> None:
         while True:
-            num_beats += 1
             await asyncio.sleep(_EVERY_S)
+            beat()
 
     def watch() -> None:
         seen, num_misses = -1, 0
@@ -44,18 +55,22 @@ def ended_if_hung(name: str, *, after_s: int = HUNG_AFTER_S) -> Generator[None]:
             if num_misses >= after_s:
                 _end(name, after_s)
 
-    beating = asyncio.create_task(beat(), name="beats of the loop")
+    beat()
+    beating = asyncio.create_task(keep_beating(), name="beats of the loop")
     threading.Thread(target=watch, name="loop watch", daemon=True).start()
     try:
         yield
     finally:
         done.set()
         beating.cancel()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _end(name: str, after_s: int) -> None:
-    """Exit without the logging module: another thread may hold its lock."""
+    """Exit without the logging module: another thread may hold its lock. Nobody may read stderr any more."""
+    signal.alarm(_SAYING_S)  # ends the process even in a write that never returns
     says = f"{name} ends, restart it: its event loop has not run for {after_s} s. The stacks of all threads:\n"
-    os.write(_STDERR, says.encode())
+    with contextlib.suppress(OSError):
+        os.write(_STDERR, says.encode())
     faulthandler.dump_traceback(_STDERR, all_threads=True)
     os._exit(_CRASHED)

@@ -7,15 +7,17 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.eventually import eventually
 
 AFTER_S = 3
 PROGRAM = f"""
-import asyncio, sys, threading, time
+import asyncio, re, sys, threading, time
 from shared.service.loop_watch import ended_if_hung
 
 async def main():
-    with ended_if_hung("the service", after_s={AFTER_S}):
+    with ended_if_hung("the service", after_s={{2}}):
         print("ready", flush=True)
         {{0}}
     print("done", flush=True)
@@ -28,9 +30,9 @@ asyncio.run(main())
 """
 
 
-def start(inside: str, after: str = "pass") -> subprocess.Popen[str]:
+def start(inside: str, after: str = "pass", *, after_s: int = AFTER_S) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(inside, after)],
+        [sys.executable, "-c", PROGRAM.format(inside, after, after_s)],
         cwd=Path(__file__).parents[3],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -50,6 +52,22 @@ def test_a_lock_that_the_loop_waits_for_is_a_stand_too() -> None:
     _, why = hung.communicate(timeout=100)
     assert hung.returncode == 1
     assert "in main" in why
+
+
+def test_a_loop_that_holds_the_interpreters_lock_is_a_stand_too() -> None:
+    hung = start("re.match('(a+)+$', 'a' * 60 + 'b')", after_s=1)
+    _, why = hung.communicate(timeout=200)
+    assert hung.returncode == 1
+    assert "in main" in why
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["gone", "full"])
+def test_a_process_ends_although_nobody_reads_what_it_says(*, is_full: bool) -> None:
+    with start("sys.stderr.write('x' * 65536)\n        hang()" if is_full else "hang()", after_s=1) as hung:
+        assert hung.stderr is not None
+        if not is_full:
+            hung.stderr.close()
+        assert hung.wait(timeout=100) == (-signal.SIGALRM if is_full else 1)
 
 
 def test_outside_the_block_nothing_is_watched() -> None:
