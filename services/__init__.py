@@ -1,1 +1,1 @@
-"""The three services. They never import each other; they communicate by messages (see ``shared``)."""
+"""The four services. They never import each other; they communicate by messages (see ``shared``)."""

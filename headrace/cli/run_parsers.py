@@ -72,7 +72,7 @@ def add_runs(add_parser: AddParser) -> None:
             "resume",
             "continue a run that a user or its rewards paused, or a failed run from its newest checkpoint",
         ),
-        ("stop", "stop a run after its current step; it keeps a checkpoint"),
+        ("stop", "stop a run after its current batch; it keeps a checkpoint"),
         ("rollouts", "show the completions of a step with their rewards"),
     ):
         command = add_parser(name, help=text)

@@ -194,7 +194,7 @@ def stop(arguments: argparse.Namespace) -> int:
     elif run["status"] in ENDED:
         _out(f"{run['run_id']} had not started, and will not start: it is {run['status']}")
     else:
-        _out(f"{run['run_id']} stops after its current step and keeps a checkpoint in {run['run_dir']}/checkpoints")
+        _out(f"{run['run_id']} stops after its current batch and keeps a checkpoint in {run['run_dir']}/checkpoints")
     return 0
 
 

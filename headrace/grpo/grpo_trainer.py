@@ -57,8 +57,8 @@ class GRPOTrainer:
         peft_config: A ``LoraConfig``.
         tools: Functions that the model may call.
         rollout_func: Not supported: write an agent program.
-        environment_factory: Class of an environment; or several by name, of which each row names one in its column
-            ``environment``.
+        environment_factory: An environment class; or a dictionary of several by name, of which the column
+            ``environment`` of each row chooses one.
 
     Raises:
         ArgumentError: An argument is not supported. The message says what to do instead.

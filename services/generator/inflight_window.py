@@ -100,7 +100,9 @@ class InflightWindow:
 
 
 def first_size(*, most: int, kv_tokens: int, tokens_per_group: int, max_num_seqs: int, requests_per_group: int) -> int:
-    """Return how many groups fit at full length, but at most as many as are decoded at once, plus one.
+    """Return the first size of the window: the groups that fit into ``HIGH`` of the KV cache at full length.
+
+    It is at least 1, and at most one more than the groups that the engine can decode at once.
 
     Args:
         most: The upper bound.

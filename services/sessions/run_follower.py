@@ -88,10 +88,10 @@ class RunFollower:
             await serving.cancel()
 
     async def check_tools(self, options: AgentOptions) -> list[dict[str, Any]]:
-        """Load the code of a run that is not played yet, and return the schemas of what the model may call.
+        """Load the tools of a run that is being submitted, and return the JSON schemas that its model would be shown.
 
         Raises:
-            UserError: Something of it cannot be used.
+            UserError: A tool, an environment or an MCP server cannot be used.
         """
         async with (
             self._checks,

@@ -50,12 +50,12 @@ def turn_http_client(*, internal_key: str, peers: PeerTls) -> httpx.AsyncClient:
 
 
 class TurnClient:
-    """Asks the generators of one run.
+    """Asks the generators of one run to sample turns.
 
     Args:
         redis: Client made by redis_connection.py.
         keys: Redis keys of the run.
-        http: Client of turn_http_client.
+        http: Client made by ``turn_http_client``.
     """
 
     def __init__(self, redis: Redis, *, keys: RunKeys, http: httpx.AsyncClient) -> None:

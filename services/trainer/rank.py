@@ -1,6 +1,6 @@
 """The training rank: ``python -m services.trainer.rank RUN_ID``, started and restarted by the run API.
 
-    settings, record --> data set, tokenizer, model --> newest valid checkpoint --> take over --> training loop
+    settings, record --> take over --> data set, tokenizer, model --> newest valid checkpoint --> training loop
 
 Exit status: see exit_status.py.
 """

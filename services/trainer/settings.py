@@ -160,9 +160,10 @@ class TrainerSettings(ServiceSettings):
         return replace(given, roots=(*given.roots, *self._own_directories()))
 
     def places_of_weights(self) -> FileRoots:
-        """Return the places where weights may be written. The runs directory is excluded: each run owns part of it.
+        """Return where a run may write weights.
 
-        So are the directories of uploads, which do not change.
+        The runs directory is excluded, because a run could overwrite another there. The upload directories are
+        excluded, because their files must never change.
         """
         code = [] if self.code_uploads_dir is None else [str(self.code_uploads_dir)]
         return replace(super().places_of_weights(), except_for=(*self._own_directories(), *code))

@@ -121,18 +121,18 @@ redis.register_function('headrace_record', function(keys, args)
 end)
 
 -- keys: epoch stream started seen...   args: epoch consumer_group (entry_id group_id)...
--- Settled ids leave the seen sets, which bounds the sets. The trainer's ledger drops a late duplicate that slips in.
-redis.register_function{function_name='headrace_settle', flags={'allow-oom'}, callback=function(keys, args)
+-- Acked ids leave the seen sets, which bounds the sets. The trainer's ledger drops a late duplicate that slips in.
+redis.register_function{function_name='headrace_ack', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
-  local settled = 0
+  local acked = 0
   for i = 3, #args, 2 do
     redis.call('XACK', keys[2], args[2], args[i])
-    settled = settled + redis.call('XDEL', keys[2], args[i])
+    acked = acked + redis.call('XDEL', keys[2], args[i])
     redis.call('HDEL', keys[3], args[i + 1])
     for k = 4, #keys do redis.call('SREM', keys[k], args[i + 1]) end
   end
-  return settled
+  return acked
 end}
 
 -- keys: epoch required_version   args: epoch version

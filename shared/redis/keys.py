@@ -17,7 +17,7 @@
     headrace:{RUN}:completions         stream    read by consumer group "rewarders"
     headrace:{RUN}:scored              stream    read by consumer group "trainers"
     headrace:{RUN}:dead                stream of dead letters
-    headrace:{RUN}:seen:STREAM         set: group ids that ever entered that stream
+    headrace:{RUN}:seen:STREAM         set: group ids that entered that stream and are not yet acked or withdrawn
     headrace:{RUN}:leases:CONSUMERS    sorted set: consumer by lease expiry (ms, server clock)
     headrace:{RUN}:takers              sorted set: generators that share the prompts, by the time they count until (ms)
     headrace:{RUN}:generators          hash: replica id -> address, and what it does before it serves
@@ -90,7 +90,7 @@ class RunKeys:
         return self._key("dead")
 
     def seen(self, stream: str) -> str:
-        """Set of the group ids that ever entered ``stream`` (a key of this run)."""
+        """Set of the group ids that entered ``stream`` (a key of this run) and are not yet acked or withdrawn."""
         return self._key(f"seen:{stream.rsplit(':', 1)[-1]}")
 
     def leases(self, consumer_group: str) -> str:

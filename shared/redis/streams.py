@@ -1,7 +1,7 @@
 """Reads one stream in a consumer group so that no entry is lost, and none can poison its consumer.
 
     own pending entries      --+                      +-- hand_off   published downstream and acked, in one step
-    new entries              --+--> read() --> settle +-- bury       malformed, or it killed its consumer several times
+    new entries              --+--> read() --> finish +-- bury       malformed, or it killed its consumer several times
     entries of the dead      --+                      +-- (nothing)  stays pending; read again after a restart
 
 An entry belongs to its consumer while the consumer renews its lease (lease.py), however long the work takes. Delivery
@@ -54,7 +54,7 @@ class Delivery:
             keys=(self.consumer.stream, destination, seen, *self.consumer.keys_of(self.group_id)),
             args=(self.consumer.consumer_group, self.entry_id, self.group_id, payload),
         )
-        self.consumer.settled(self.entry_id)
+        self.consumer.forget(self.entry_id)
         return int(first) == 1
 
     async def bury(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class Delivery:
                 self.consumer.consumer_group, self.consumer.name, self.entry_id, self.group_id, reason, self.payload,
             ),
         )  # fmt: skip
-        self.consumer.settled(self.entry_id)
+        self.consumer.forget(self.entry_id)
 
 
 @contextlib.asynccontextmanager
@@ -184,7 +184,7 @@ class StreamConsumer:
         while await self._reclaim_from_the_dead(_MAX_RECLAIMED):
             pass
 
-    def settled(self, entry_id: str) -> None:
+    def forget(self, entry_id: str) -> None:
         """Forget an entry that was handed off, buried or acked."""
         self._in_hand.discard(entry_id)
 

@@ -64,7 +64,9 @@ class LossOptions(Section):
 
     # Reference model and entropy
     beta: float = Field(default=0.0, ge=0, description="Weight of the KL term; 0 loads no reference model")
-    use_bias_correction_kl: bool = Field(default=True, description="Multiply the KL term by the importance ratio")
+    use_bias_correction_kl: bool = Field(
+        default=True, description="Multiply the KL term by the loss's ratio, π / π_old"
+    )
     sync_ref_model: bool = Field(default=False, description="Move the reference model towards the policy (TR-DPO)")
     ref_model_mixup_alpha: Share = Field(default=0.6, description="Share of the policy in each such move")
     ref_model_sync_steps: int = Field(default=512, ge=1, description="Optimizer steps between such moves")

@@ -180,7 +180,7 @@ def test_no_user_has_what_no_service_needs(command: str, user: str, server: Serv
         ("generator", "XADD headrace:{r}:scored * a b"),
         ("generator", "HGETALL headrace:reward_endpoints"),
         ("generator", "DEL headrace:{r}:prompts"),
-        ("generator", "FCALL headrace_settle 2 headrace:{r}:epoch headrace:{r}:scored 1 trainers"),
+        ("generator", "FCALL headrace_ack 2 headrace:{r}:epoch headrace:{r}:scored 1 trainers"),
         (
             "generator",
             "FCALL headrace_hand_off 3 headrace:{r}:completions headrace:{r}:scored headrace:{r}:seen:scored",

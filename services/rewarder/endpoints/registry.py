@@ -67,9 +67,9 @@ class Registry:
         return name in self._gone
 
     async def read(self) -> None:
-        """Read the hash now. Keeps the last copy if Redis does not answer.
+        """Read the registered endpoints from Redis now; if it does not answer, keep the last copy.
 
-        Reads run one at a time: an older read that ended later would bring back endpoints deleted since.
+        Reads run one at a time, because a slow older read would bring back deleted endpoints.
         """
         try:
             async with self._one_at_a_time, asyncio.timeout(_PATIENCE_S):

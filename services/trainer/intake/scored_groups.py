@@ -105,7 +105,7 @@ class ScoredGroups:
                 else:
                     self._arrive(delivery, group, await self._admitted_number(delivery.group_id))
                 self._num_arrived_tokens += sum(rollout.num_sampled for rollout in group.rollouts)
-        await self._settle(evaluated)
+        await self._ack(evaluated)
         return len(deliveries)
 
     async def _admitted_number(self, label: str) -> int:
@@ -186,12 +186,12 @@ class ScoredGroups:
 
         Call this only once a checkpoint with these groups' outcomes is on disk.
         """
-        await self._settle(settled)
+        await self._ack(settled)
         entry_ids = {delivery.entry_id for delivery in settled}
         self._unacked = [delivery for delivery in self._unacked if delivery.entry_id not in entry_ids]
         return [delivery.group_id for delivery in settled]
 
-    async def _settle(self, deliveries: list[Delivery]) -> None:
+    async def _ack(self, deliveries: list[Delivery]) -> None:
         if not deliveries:
             return
         keys = self._keys
@@ -199,12 +199,12 @@ class ScoredGroups:
         entries = (part for delivery in deliveries for part in (delivery.entry_id, delivery.group_id))
         await call(
             self._redis,
-            "headrace_settle",
+            "headrace_ack",
             keys=(keys.epoch, keys.scored, keys.started, *map(keys.seen, streams)),
             args=(self._incarnation, self._consumer.consumer_group, *entries),
         )
         for delivery in deliveries:
-            self._consumer.settled(delivery.entry_id)
+            self._consumer.forget(delivery.entry_id)
 
 
 def require_trainable(group: ScoredGroup, *, vocab_size: int, total_steps: int) -> None:

@@ -162,9 +162,10 @@ class RunReplicas:
         self._client = httpx.AsyncClient(headers=headers, **settings.peers.for_async_client())
 
     async def reconcile(self, *, without: Collection[str] = ()) -> Fleet:
-        """Ask every live replica for its state, except the replicas in ``without``.
+        """Return the members and the transport of the next push, and the replicas that it leaves out, with reasons.
 
-        A replica that does not answer within ``info_timeout_s`` is refused.
+        Every live replica is asked for its state, except those in ``without``. A replica is left out if it does not
+        answer within ``info_timeout_s``, or does not fit.
         """
         replicas = {name: replica for name, replica in (await self._alive()).items() if name not in without}
         answers = await asyncio.gather(*(self._info(replica) for replica in replicas.values()))

@@ -81,7 +81,7 @@ async def get_run(run: RunToRead, api: Api) -> RunDetail:
 
 @router.post("/{run_id}/stop", status_code=202, response_model=RunDetail, responses=documented(404, 409))
 async def stop_run(run: RunToChange, api: Api) -> RunDetail:
-    """Ask a run to stop after its current step, with a checkpoint and a final model. Repeating it has no effect."""
+    """Ask a run to stop after its current batch, with a checkpoint and a final model. Repeating it has no effect."""
     await api.supervisor.stop_run(run.run_id)
     return await after_change(api, run.run_id)
 
@@ -164,7 +164,7 @@ async def _refuse_without_checkpoint(record: RunRecord) -> None:
 
 
 def _is_stopping(run_id: str) -> Problem:
-    detail = "The run was asked to stop, and ends after its current step. It can no longer be paused or resumed."
+    detail = "The run was asked to stop, and ends after its current batch. It can no longer be paused or resumed."
     return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 
