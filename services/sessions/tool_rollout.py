@@ -92,7 +92,8 @@ class ToolRollout:
 async def play(session: Session, prompt: Sequence[ChatMessage], *, tools: Tools, limits: Limits) -> ToolRollout:
     """Play a rollout to its end.
 
-    Turns that its session has recorded, perhaps in another replica, are not sampled again. A rollout that cannot be finished has ``lost`` set.
+    Turns that its session has recorded, perhaps in another replica, are not sampled again. A rollout that cannot be
+    finished has ``lost`` set.
 
     Raises:
         TurnRefusedError: The model cannot take the prompt.

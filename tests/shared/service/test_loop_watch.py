@@ -12,16 +12,16 @@ import pytest
 from tests.eventually import eventually
 
 AFTER_S = 3
-PROGRAM = f"""
+PROGRAM = """
 import asyncio, re, sys, threading, time
 from shared.service.loop_watch import ended_if_hung
 
 async def main():
-    with ended_if_hung("the service", after_s={{2}}):
+    with ended_if_hung("the service", after_s={2}):
         print("ready", flush=True)
-        {{0}}
+        {0}
     print("done", flush=True)
-    {{1}}
+    {1}
 
 def hang():
     time.sleep(120)
