@@ -159,7 +159,7 @@ def _status_of(statuses: dict[int, int], words: dict[int, Word]) -> int:
     status = next((wanted for wanted in (FENCED, REFUSED) if wanted in said), CRASHED)
     # torchrun sends SIGTERM to the remaining ranks.
     killed = {rank: -code for rank, code in statuses.items() if code < 0 and -code != signal.SIGTERM}
-    cause = root_cause(words, killed) or f"exit statuses by rank: {statuses}"
+    cause = root_cause(words, killed) or f"exit statuses by rank: {dict(sorted(statuses.items()))}"
     if status == CRASHED:
         log.critical("the training ranks end and will be started again: %s", cause)
     else:
