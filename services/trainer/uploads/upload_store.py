@@ -206,7 +206,7 @@ class UploadStore:
     def use(self, *texts: str) -> None:
         """Note a use of the sets that a run's settings name, however they spell the path: also with ``file://``."""
         with self._changing:
-            for upload_id in {name for text in texts for name in re.findall(r"sha256-[0-9a-f]{64}", text)}:
+            for upload_id in _named_in(texts):
                 self._use(upload_id)
 
     def expire(self, in_use: Collection[str], *, after_s: float) -> int:
@@ -217,12 +217,11 @@ class UploadStore:
             after_s: Seconds without a use.
         """
         self.use(*in_use)
-        num_deleted = 0
-        oldest = time.time() - after_s
+        oldest, used, num_deleted = time.time() - after_s, _named_in(in_use), 0
         incoming = self.directory / _INCOMING
         with self._changing:
             for path in _entries(self.directory):
-                if path.name.startswith(_SET) and path.stat().st_mtime < oldest:
+                if path.name.startswith(_SET) and path.name not in used and path.stat().st_mtime < oldest:
                     # It loses its name first: one that was deleted only in part would still count as complete.
                     incoming.mkdir(exist_ok=True)
                     shutil.rmtree(path.rename(incoming / f"{path.name}.{time.time_ns()}"), ignore_errors=True)
@@ -237,11 +236,10 @@ class UploadStore:
 
     def _use(self, upload_id: str) -> bool:
         """Note a use of a complete set; return False if it is not here."""
-        try:
-            os.utime(self.directory / upload_id)
-        except FileNotFoundError:
-            return False
-        return True
+        path = self.directory / upload_id
+        with contextlib.suppress(PermissionError):  # it belongs to somebody else
+            os.utime(path)
+        return path.is_dir()
 
     def _incoming(self, upload_id: str) -> Path:
         return self.directory / _INCOMING / upload_id
@@ -328,6 +326,10 @@ def _place(source: Path, target: Path, *, may_copy: bool = True) -> None:
         if may_copy:
             shutil.copyfile(source, target)
             sync(target)
+
+
+def _named_in(texts: Collection[str]) -> set[str]:
+    return {name for text in texts for name in re.findall(r"sha256-[0-9a-f]{64}", text)}
 
 
 def _entries(directory: Path) -> list[Path]:
