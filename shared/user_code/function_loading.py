@@ -103,7 +103,7 @@ def _import(module_name: str, places: Places) -> ModuleType:
             f"{places.modules_option} allows {module_name}, but no module of this name is installed where the "
             f"{places.service} runs"
         ) from error
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         raise UserError(f"importing {module_name} failed: {describe(error)}{_where(error)}") from error

@@ -108,7 +108,8 @@ def _serve(
     except UserError as error:
         return Refused(printable(str(error)))
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
-        return Refused(f"importing it ended with {limits.describe(error)}")
+        detail = f"importing it ended with {limits.describe(error)}"
+        return Refused(detail, is_out_of_memory=isinstance(error, MemoryError))
     limit_cpu(task.timeout_s)
     _send(channel, Started())
     answer: msgspec.Struct = kind.call(task.function, loaded[key], task.call, limits)

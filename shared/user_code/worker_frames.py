@@ -68,6 +68,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """The function cannot be used. ``detail`` says why, and what to do."""
 
     detail: str
+    is_out_of_memory: bool = False
 
 
 Request = Task | Inspect

@@ -6,7 +6,8 @@
 
 A lane is a run, or the HTTP routes, for example. If a lane has many or slow calls, the others wait for a free worker,
 but not for its whole queue. A function's deadline does not run while the call waits or while its module is imported:
-both have limits of their own. A call whose worker died is tried once more, because the cause is not known.
+both have limits of their own. A call whose worker died is tried once more, because the cause is not known; so is one
+whose module finds no memory beside the other modules of its worker.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ A new process of the service, perhaps on another machine, may be able to start w
 """
 _CLOSE_PATIENCE_S = 5.0
 _MAX_SAID = 1000
+_FORGOTTEN = -1
 _MAX_DEATHS = 2
 """Workers that may die on one call. The first death may have another cause; after the second, the call is blamed."""
 
@@ -50,6 +52,10 @@ class _DiedOfItError(Exception):
         super().__init__(how)
         self.how = how
         self.seconds = seconds
+
+
+class _FullError(Exception):
+    """The modules in a worker leave no memory for another one."""
 
 
 class PoolMetrics(Protocol):
@@ -161,6 +167,8 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
             except _DiedOfItError as error:
                 self._say_once(function, error.how)
                 died.append(error)
+            except _FullError:
+                continue
         how = ", and then ".join(dict.fromkeys(error.how for error in died))
         seconds = sum(error.seconds for error in died)
         raise CallFailure("error", f"its worker process died twice: {how}", seconds=seconds)
@@ -196,6 +204,9 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         except BaseException:  # cancelled: the run is over, and the answer is not needed
             self._in_background(self._discard(worker, reason="cancelled"))
             raise
+        if isinstance(answer, Refused) and answer.is_out_of_memory and worker.has_several:
+            self._in_background(self._discard(worker, reason="renewed"))
+            raise _FullError
         self._release(worker)
         if isinstance(answer, Refused):
             raise CallFailure("error", answer.detail)
@@ -204,9 +215,19 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
     def renew(self) -> None:
         """Replace every worker once it is free, so that changed modules are imported again."""
         self._generation += 1
+        self._discard_old()
+
+    def forget(self, module: str) -> None:
+        """Replace the workers that were given a module, once they are free: it has no more calls."""
+        for worker in self._alive:
+            if worker.was_given(module):
+                worker.generation = _FORGOTTEN
+        self._discard_old()
+
+    def _discard_old(self) -> None:
         idle, self._idle = self._idle, deque()
         for worker in idle:
-            self._in_background(self._discard(worker, reason="renewed"))
+            self._release(worker)
 
     async def _acquire(self, lane: str) -> WorkerProcess[AnswerT, DescriptionT]:
         while self._idle:

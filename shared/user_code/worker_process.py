@@ -98,6 +98,15 @@ class WorkerProcess(Generic[AnswerT, DescriptionT]):
         """Return whether the worker was given another version of one of these files."""
         return any(self._files.get(file.module, file) != file for file in sources.files)
 
+    def was_given(self, module: str) -> bool:
+        """Return whether the worker was given a version of this module."""
+        return module in self._files
+
+    @property
+    def has_several(self) -> bool:
+        """Whether the worker was given the versions of several modules, which share its memory."""
+        return len(self._versions) > 1
+
     def give(self, sources: Sources) -> Sources | None:
         """Return the version to send to the worker, or None if the worker has it already."""
         if sources.key in self._versions:

@@ -29,7 +29,7 @@ from services.rewarder.reward_failure import RewardFailure
 from shared.errors import UserError
 from shared.user_code.error_text import describe, users_trace
 from shared.user_code.function_loading import load_function
-from shared.user_code.module_sources import Sources, forget_imported
+from shared.user_code.module_sources import Sources, finder, forget_imported
 from shared.user_code.places import Places
 
 
@@ -72,6 +72,13 @@ class LoopFunctions:
         """Forget the functions of a module that has a new version. Calls under way continue with the old ones."""
         self._let_go(module)
         self._loops.forget(module)
+
+    def end(self, module: str) -> None:
+        """Forget a module that has no more calls, and end its loop."""
+        self._let_go(module)
+        self._to_import_anew.discard(module)
+        self._loops.end(module)
+        finder().forget(module)
 
     async def close(self) -> bool:
         """Cancel all tasks, repeatedly for a second; return whether all of them have ended."""

@@ -75,6 +75,13 @@ class ModuleLoops:
         """Stop counting the loops that older versions of the module have blocked."""
         self._left_behind = [loop for loop in (*self._left_behind, *self._blocked.pop(module, ())) if loop.is_alive]
 
+    def end(self, module: str) -> None:
+        """End the loop of a module that has no more calls."""
+        self.forget(module)
+        if loop := self._loops.pop(module, None):
+            loop.give_up()
+            self._left_behind.append(loop)
+
     async def close(self) -> bool:
         """Cancel all tasks; return whether all threads have ended. Does not wait for loops that were given up."""
         for look in self._doubted.values():

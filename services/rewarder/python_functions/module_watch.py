@@ -16,7 +16,7 @@ from pathlib import Path
 
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from shared.user_code.module_sources import SourceFile, Sources, is_on_disk
-from shared.user_code.places import Places
+from shared.user_code.places import Places, is_uploaded
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class ModuleWatch:
                 self._looks[module] = asyncio.create_task(self._look_at(module, sources), name=f"look at {module}")
 
     async def _look_at(self, module: str, sources: Sources) -> None:
+        if is_uploaded(module) and self._forget_unused(module):
+            return  # every upload is a module of its own: those without a use would fill the memory
         files = [file for file in sources.files if self._places.holds(file.module, file.path)]
         state = await asyncio.to_thread(_state, files)
         is_settled = state == self._last.get(module)
@@ -80,9 +82,8 @@ class ModuleWatch:
             return
         self._handled[module] = seen
         gone = [Path(file.path).name for file, there in zip(files, state, strict=True) if there is None]
-        if state[:1] == (None,) and self._functions.forget_unused(module):
-            for known in (self._last, self._handled, self._retries):
-                known.pop(module, None)
+        if state[:1] == (None,) and self._forget_unused(module):
+            pass
         elif gone:
             self._functions.warn(module, f"{', '.join(gone)} cannot be found")
             self._retries[module] = (time.monotonic() + _LAST_RETRY_S, 0.0)  # it may be unused by then
@@ -96,6 +97,13 @@ class ModuleWatch:
             _, waited_s = self._retries.get(module, (0.0, 0.0))
             wait_s = min(_LAST_RETRY_S, max(_FIRST_RETRY_S, 2 * waited_s))
             self._retries[module] = (time.monotonic() + wait_s, wait_s)
+
+    def _forget_unused(self, module: str) -> bool:
+        if not self._functions.forget_unused(module):
+            return False
+        for known in (self._last, self._handled, self._retries):
+            known.pop(module, None)
+        return True
 
     def _may_retry(self, module: str) -> bool:
         return module in self._retries and time.monotonic() >= self._retries[module][0]

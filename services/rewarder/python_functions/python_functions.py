@@ -186,7 +186,7 @@ class PythonFunctions:
         self._warnings.pop(module, None)
 
     def forget_unused(self, module: str) -> bool:
-        """Forget a module whose file is gone, unless a run uses it or its functions were called lately.
+        """Forget a module and what is imported of it, unless a run uses it or its functions were called lately.
 
         Return whether it is forgotten. If it is named again, it is read again.
         """
@@ -197,7 +197,8 @@ class PythonFunctions:
             self._called_at.pop(name, None)
         del self._modules[module]
         self.take_back_warning(module)
-        self._loop_functions.forget(module)
+        self._loop_functions.end(module)
+        self._pool.forget(module)
         return True
 
     async def close(self) -> None:

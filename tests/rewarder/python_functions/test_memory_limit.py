@@ -13,6 +13,12 @@ def hog(completions, **_):
     return [float(len(bytearray(20 << 30))) for _ in completions]
 """
 
+TABLE = """
+table = bytearray(1500 << 20)
+def size(completions, **_):
+    return [float(len(table)) for _ in completions]
+"""
+
 
 async def test_the_error_of_a_function_that_runs_out_of_memory_names_the_limit_and_its_setting(
     metrics: RewarderMetrics, tmp_path: Path
@@ -24,3 +30,14 @@ async def test_the_error_of_a_function_that_runs_out_of_memory_names_the_limit_a
         ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")
     assert outcome.outcome == "error"
     assert outcome.detail == "MemoryError (a worker has 4096 MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"
+
+
+async def test_a_module_that_finds_no_memory_beside_others_gets_a_worker_of_its_own(
+    metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    async with pool_and_scorer(metrics, RewardTasks(Places((str(tmp_path),)))) as (_, scorer):
+        for number in range(6):  # two workers of 4 GiB
+            (tmp_path / f"table_{number}.py").write_text(TABLE)
+            functions = [WeightedFunction(f"table_{number}:size")]
+            ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")
+            assert (outcome.outcome, outcome.value) == ("scored", 1500 << 20), outcome.detail

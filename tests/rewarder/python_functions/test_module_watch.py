@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.messages import RewardOutcome
 from shared.user_code.places import Places
+from tests.eventually import eventually
 from tests.rewarder.conftest import call_with, pool_and_scorer, until
 
 SYNC, ON_LOOP, WAITS, LAZY = (f"edited_rewards:{name}" for name in ("sync", "on_loop", "waits", "lazy"))
@@ -32,6 +34,12 @@ def waits(go, started, **_):
     while not pathlib.Path(go[0]).exists():
         time.sleep(0.005)
     return [{0}]
+"""
+
+UPLOAD = """
+import os
+def worker(**_): return [float(os.getpid())]
+async def on_loop(**_): return [1.0]
 """
 
 
@@ -211,6 +219,24 @@ async def test_a_module_without_a_file_is_forgotten_when_nothing_has_used_it_for
     assert edited.functions.listed() == []
     edited.write("edited_rewards.py", text)
     assert await edited.values(SYNC) == [1.0], "it is read again when it is named again"
+
+
+async def test_uploads_without_a_use_leave_nothing_behind(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"edited_upload_{number:024x}" for number in range(4)]
+    workers = set[float | None]()
+    for name in names:
+        edited.write(f"{name}.py", UPLOAD)
+        workers.update(await edited.values(f"{name}:worker"))
+        assert await edited.values(f"{name}:on_loop") == [1.0]
+    await edited.watch.look()
+    assert set(names) <= edited.functions.modules.keys(), "it was called a moment ago"
+    monkeypatch.setattr("services.rewarder.python_functions.python_functions._IN_USE_FOR_S", 0.0)
+    await edited.watch.look()
+    assert edited.functions.modules.keys() == {"edited_rewards"}
+    assert not sys.modules.keys() & set(names)
+    await eventually(lambda: not any("edited_upload" in thread.name for thread in threading.enumerate()))
+    assert await edited.values(f"{names[0]}:on_loop") == [1.0], "it is read again"
+    assert workers.isdisjoint(await edited.values(f"{names[0]}:worker"))
 
 
 async def test_calls_that_were_begun_or_waited_end_in_the_version_of_their_group(
