@@ -275,7 +275,7 @@ class HeadraceClient:
         return file_transfer.upload(self._api, Path(path), on_progress=on_progress)
 
     def upload_module(self, name: str, source: str) -> str:
-        """Upload a Python module with functions for runs, and return its name there, such as ``name_1a2b3c4d5e6f``.
+        """Upload a Python module with functions for runs, and return its name there: with digits of its hash.
 
         The deployment must take code from clients, and the key needs the scope ``code``.
 

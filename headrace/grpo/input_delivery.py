@@ -13,6 +13,7 @@ from typing import Protocol
 from headrace.api_connection import HeadraceApiError
 from headrace.grpo.argument_error import ArgumentError
 from shared.files.disk_sync import write_whole
+from shared.user_code.places import named_by_content
 
 _UPLOADS_OFF = "/problems/uploads-off"
 _REFUSALS = (
@@ -34,12 +35,11 @@ class Delivery(Protocol):
         """Return where the services find a file or directory that was written for them."""
         ...
 
-    def module(self, name: str, digest: str, source: str) -> str:
+    def module(self, name: str, source: str) -> str:
         """Return the name under which the services import a module.
 
         Args:
             name: Beginning of the module's name.
-            digest: Hash of the source.
             source: Its text.
 
         Raises:
@@ -66,9 +66,9 @@ class SharedFiles(Delivery):
         """Return the path."""
         return str(path)
 
-    def module(self, name: str, digest: str, source: str) -> str:
+    def module(self, name: str, source: str) -> str:
         """Write the module."""
-        module = f"{name}_{digest}"
+        module = named_by_content(name, source.encode())
         self._functions.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._functions / f"{module}.py"
         if not path.exists():
@@ -113,9 +113,8 @@ class Uploads(Delivery):
             else:
                 path.unlink(missing_ok=True)
 
-    def module(self, name: str, digest: str, source: str) -> str:
-        """Send it; the services put their own hash behind the name."""
-        del digest
+    def module(self, name: str, source: str) -> str:
+        """Send it."""
         try:
             return self._sender.upload_module(name, source)
         except HeadraceApiError as error:

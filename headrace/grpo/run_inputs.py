@@ -19,6 +19,7 @@ from typing import Any, cast
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import module_text, plain_name
 from headrace.grpo.input_delivery import Delivery, SharedFiles
+from shared.user_code.places import named_by_content
 
 _DIGITS = 12
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
@@ -92,7 +93,7 @@ class RunInputs:
             ArgumentError: It cannot be written as source, or the services cannot read it here.
         """
         name, text = _module_of(function, otherwise=otherwise)
-        return f"{self._delivery.module(name, _digest(text), text)}:{name}"
+        return f"{self._delivery.module(name, text)}:{name}"
 
     def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
         """Save a live model with its tokenizer, and return the directory.
@@ -170,7 +171,7 @@ class UnwrittenInputs(RunInputs):
     def function(self, function: Any, *, otherwise: str) -> str:
         """Return the name that a function would have; raises ArgumentError if it cannot be written as source."""
         name, text = _module_of(function, otherwise=otherwise)
-        return f"{name}_{_digest(text)}:{name}"
+        return f"{named_by_content(name, text.encode())}:{name}"
 
     def model(self, model: Any, tokenizer: Any, *, state: dict[str, Any] | None = None, name: str = "") -> str:
         """Return a name for a model."""
@@ -201,10 +202,6 @@ def _module_of(function: Any, *, otherwise: str) -> tuple[str, str]:
     """Return a function's name, and the text of its module."""
     name = plain_name(function, otherwise=otherwise)
     return name, module_text({name: function})
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 @contextlib.contextmanager

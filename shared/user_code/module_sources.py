@@ -27,7 +27,7 @@ from types import CodeType, ModuleType
 import msgspec
 
 from shared.errors import UserError
-from shared.user_code.places import Places, is_reserved, places_of
+from shared.user_code.places import Places, is_reserved, is_uploaded, places_of
 
 VERSION_CHARACTERS = 12
 MAX_SOURCE_BYTES = 16 * 1024 * 1024
@@ -145,6 +145,14 @@ class SourceFinder(importlib.abc.MetaPathFinder):
             _forget(file.module)
             self._files[file.module] = file
 
+    def forget(self, module: str) -> None:
+        """Forget a module that is no longer needed, and what was imported of it."""
+        _forget(module)
+        self._used.pop(module, None)
+        self._chosen.pop(module, None)
+        if file := self._files.pop(module, None):
+            linecache.cache.pop(file.path, None)
+
     def _record(
         self,
         name: str,
@@ -203,7 +211,7 @@ def complete(module: str, recorded: Mapping[str, SourceFile], places: Places) ->
     """Return the recorded version of ``module``, plus the modules that it imports only when its functions are called.
 
     Raises:
-        UserError: The files together are too large to keep, or a file cannot be read.
+        UserError: The files together are too large to keep, a file cannot be read, or one is another upload.
     """
     files = dict(recorded)
     unread = list(files.values())
@@ -213,6 +221,10 @@ def complete(module: str, recorded: Mapping[str, SourceFile], places: Places) ->
             if path is not None:
                 files[name] = SourceFile(name, str(path), path.name == "__init__.py", _read(path))
                 unread.append(files[name])
+    if others := [name for name in files if name != module and is_uploaded(name)]:
+        raise UserError(
+            f"{module} imports {others[0]}, which was uploaded by itself and may expire; put both in one file"
+        )
     total = sum(len(file.code) for file in files.values())
     if total > MAX_SOURCE_BYTES:
         raise UserError(f"{module} and what it imports have {total} bytes of source, more than {MAX_SOURCE_BYTES}")

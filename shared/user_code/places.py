@@ -11,6 +11,7 @@ by looking only at files. A file in a path is refused if it has the name of a st
 installed package or a headrace package, or if it is a link that leads out of the path.
 """
 
+import hashlib
 import os
 import re
 import sys
@@ -33,7 +34,9 @@ import msgspec
 from shared.errors import UserError
 
 _OURS = frozenset({"services", "shared", "headrace", "__main__", "__mp_main__"})
-_UPLOADED = re.compile(r"[A-Za-z_]\w{0,63}_[0-9a-f]{12}", re.ASCII)
+_DIGITS = 24
+"""Enough that nobody finds another source with the same digits."""
+_UPLOADED = re.compile(rf"[A-Za-z_]\w{{0,63}}_[0-9a-f]{{{_DIGITS}}}", re.ASCII)
 _LOADERS = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
     (SourceFileLoader, SOURCE_SUFFIXES),
@@ -164,8 +167,13 @@ def parse_modules(text: str) -> tuple[str, ...]:
     return names
 
 
+def named_by_content(name: str, source: bytes) -> str:
+    """Return the name of the module that a client's functions are in: with the first digits of the source's SHA-256."""
+    return f"{name}_{hashlib.sha256(source).hexdigest()[:_DIGITS]}"
+
+
 def is_uploaded(module: str) -> bool:
-    """Return whether a module has the form of the names that the trainer gives to uploaded modules."""
+    """Return whether a module's name has the form of ``named_by_content``."""
     return _UPLOADED.fullmatch(module) is not None
 
 

@@ -9,25 +9,21 @@ The time of a module's last use is the modification time of its file.
 """
 
 import contextlib
-import hashlib
+import io
 import os
-import re
 import threading
 import time
+import tokenize
 from collections.abc import Collection
 from pathlib import Path
 
 from services.trainer.problems import Problem
 from services.trainer.uploads.upload_disk import UploadDisk
 from shared.files.disk_sync import write_whole
-from shared.user_code.places import is_uploaded
+from shared.user_code.places import is_uploaded, named_by_content
 
 MAX_SOURCE_BYTES = 256 * 1024
 _PART = ".uploading"
-_CODING = re.compile(r"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", re.ASCII)
-"""The declaration of an encoding in one of the first two lines, as in PEP 263."""
-_UTF8 = frozenset({"utf-8", "utf8"})
-_DIGITS = 12
 
 
 class ModuleStore:
@@ -59,13 +55,8 @@ class ModuleStore:
                 f"The source has {len(code)} bytes in UTF-8, and a module may have {MAX_SOURCE_BYTES}. Move data from "
                 "it into the data set, or split the functions among several modules.",
             )
-        if (declared := _declared_encoding(source)).lower() not in _UTF8:
-            raise Problem(
-                422,
-                "Invalid request",
-                f"source: it declares the encoding {declared}, but text arrives in UTF-8. Remove the declaration.",
-            )
-        module = f"{name}_{hashlib.sha256(code).hexdigest()[:_DIGITS]}"
+        _require_utf8(code)
+        module = named_by_content(name, code)
         path = self._directory / f"{module}.py"
         with self._changing, self._disk.or_507():
             if not path.exists():
@@ -79,16 +70,14 @@ class ModuleStore:
                     "name.",
                 )
             else:
-                os.utime(path)
+                _touch(path)
         return module
 
     def use(self, *texts: str) -> None:
         """Note a use of the modules that a run's settings name, as ``module:function``."""
         with self._changing:
-            for module in {text.partition(":")[0] for text in texts}:
-                if is_uploaded(module):
-                    with contextlib.suppress(OSError):  # it is not here, or belongs to somebody else
-                        os.utime(self._directory / f"{module}.py")
+            for module in _named_in(texts):
+                _touch(self._directory / f"{module}.py")
 
     def expire(self, in_use: Collection[str], *, after_s: float) -> int:
         """Delete the modules that were not used for ``after_s`` seconds, and return their number.
@@ -98,11 +87,11 @@ class ModuleStore:
             after_s: Seconds without a use.
         """
         self.use(*in_use)
-        oldest, num_deleted = time.time() - after_s, 0
+        oldest, used, num_deleted = time.time() - after_s, _named_in(in_use), 0
         with self._changing:
             for path in self._directory.iterdir():
                 stem, suffix = os.path.splitext(path.name.removesuffix(_PART))
-                if suffix == ".py" and is_uploaded(stem):
+                if suffix == ".py" and is_uploaded(stem) and stem not in used:
                     with contextlib.suppress(OSError):
                         if path.lstat().st_mtime < oldest:
                             path.unlink()
@@ -110,11 +99,25 @@ class ModuleStore:
         return num_deleted
 
 
-def _declared_encoding(source: str) -> str:
-    """Return the encoding that the source declares, or UTF-8."""
-    for line in source.removeprefix("\ufeff").splitlines()[:2]:
-        if found := _CODING.match(line):
-            return found[1]
-        if line.strip() and not line.lstrip().startswith("#"):
-            break
-    return "utf-8"
+def _named_in(texts: Collection[str]) -> set[str]:
+    return {module for text in texts if is_uploaded(module := text.partition(":")[0])}
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it is not here, or belongs to somebody else
+        os.utime(path)
+
+
+def _require_utf8(code: bytes) -> None:
+    """Raise a Problem for a source that declares another encoding. It was sent as text, and is kept in UTF-8."""
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(code).readline)
+    except SyntaxError as error:
+        raise Problem(422, "Invalid request", f"source: {error.msg}. Save the file as UTF-8.") from error
+    if encoding not in ("utf-8", "utf-8-sig"):
+        raise Problem(
+            422,
+            "Invalid request",
+            f"source: it declares the encoding {encoding}, but is text in UTF-8. Save the file as UTF-8, and remove "
+            "the declaration.",
+        )

@@ -123,3 +123,12 @@ def test_a_process_imports_any_version_from_memory_also_of_a_package_without_ini
         [sys.executable, "-c", MIXED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == "1 2 1 1 ['main', 'pack.part']\n", done.stderr
+
+
+def test_a_module_may_not_import_another_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    base = f"base_{0:024x}"
+    written(tmp_path, f"{base}.py", "x = 1")
+    importing = file("top", f"def f():\n    import {base}")
+    with pytest.raises(UserError, match=f"top imports {base}, which was uploaded by itself"):
+        complete("top", {"top": importing}, Places((str(tmp_path),)))

@@ -22,7 +22,7 @@ from shared.service.logs import AUDIT_LOGGER
 from tests.trainer.api_rig import serving
 
 SOURCE = "def brevity(completions, **kwargs):\n    return [1 / (1 + len(text)) for text in completions]\n"
-MODULE = f"rewards_{hashlib.sha256(SOURCE.encode()).hexdigest()[:12]}"
+MODULE = f"rewards_{hashlib.sha256(SOURCE.encode()).hexdigest()[:24]}"
 LONG_AGO_S = 1_000_000_000
 
 
@@ -99,6 +99,8 @@ async def test_names_that_are_no_module_are_refused(uploader: httpx.AsyncClient,
         ({"name": "a", "source": "\u4e2d" * 100_000}, 413),
         ({"name": "a", "source": "# -*- coding: latin-1 -*-\nx = 1"}, 422),
         ({"name": "a", "source": "#!/usr/bin/python\n# vim: set fileencoding=cp1252 :\n"}, 422),
+        ({"name": "a", "source": "# a\x0cb\n# coding: latin-1\nx = '\u00e9'"}, 422),
+        ({"name": "a", "source": "# coding: none-such\nx = 1"}, 422),
         ({"name": "a", "source": "x" * (1 << 21)}, 413),
         ({"name": "a", "source": ["x"]}, 422),
         ({"name": "a"}, 422),
@@ -163,7 +165,15 @@ async def test_a_module_of_a_live_run_stays_and_others_expire(
 
 
 @pytest.mark.parametrize(
-    "source", ["\ufeffx = 1", "# coding: utf-8\nx = 1", "x = 1\n# coding: latin-1", "x = '\u00e9'"]
+    "source",
+    [
+        "\ufeffx = 1",
+        "# coding: utf-8\nx = 1",
+        "# coding: utf_8\nx = 1",
+        "# -*- coding: utf-8-unix -*-\nx = 1",
+        "x = 1\n# coding: latin-1",
+        "x = '\u00e9'",
+    ],
 )
 async def test_text_that_python_reads_as_utf_8_is_kept_as_it_is(
     uploader: httpx.AsyncClient, code: Path, source: str
@@ -178,15 +188,34 @@ async def test_settings_with_names_of_no_module_neither_fail_a_submit_nor_stop_t
     api = make_api(taking, redis, stopping=asyncio.Event())
     async with serving(api) as client:
         old = (await send(client)).json()["module"]
-        (code / "dangling_0123456789ab.py").symlink_to(code / "nowhere")
-        (code / "directory_0123456789ab.py").mkdir()
-        (code / "left_0123456789ab.py.uploading").write_text("x")
+        (code / "dangling_0123456789abcdef01234567.py").symlink_to(code / "nowhere")
+        (code / "directory_0123456789abcdef01234567.py").mkdir()
+        (code / "left_0123456789abcdef01234567.py.uploading").write_text("x")
         make_old(code)
-        submitted = await client.post("/v1/runs", json=run | {"metadata": {"note": "a" * 243 + "_0123456789ab"}})
+        submitted = await client.post(
+            "/v1/runs", json=run | {"metadata": {"note": "a" * 231 + "_0123456789abcdef01234567"}}
+        )
         assert submitted.status_code == 202, submitted.text
         (store,) = api.client_files
         await expire_once(store, api.store, after_s=3600)
-    assert {f"{old}.py", "left_0123456789ab.py.uploading"}.isdisjoint(names_in(code))
+    assert {f"{old}.py", "left_0123456789abcdef01234567.py.uploading"}.isdisjoint(names_in(code))
+
+
+async def test_what_a_run_uses_stays_although_its_file_cannot_be_touched(
+    taking: TrainerSettings, redis: Redis, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = make_api(taking, redis, stopping=asyncio.Event())
+    assert api.modules is not None
+    used, unused = api.modules.add("used", "x = 1\n"), api.modules.add("unused", "x = 2\n")
+    make_old(code)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert api.modules.add("used", "x = 1\n") == used
+    assert api.modules.expire([f"{used}:f"], after_s=3600) == 1
+    assert names_in(code) == {f"{used}.py"}, unused
 
 
 async def test_a_module_that_is_used_while_others_expire_stays(
