@@ -89,7 +89,7 @@ def read_keys_file(path: Path) -> tuple[NamedKey, ...]:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except OSError as error:
         raise KeysFileError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from error
     except UnicodeDecodeError as error:

@@ -34,6 +34,13 @@ def test_a_file_without_keys_has_none(tmp_path: Path) -> None:
     assert read(tmp_path, "") == read(tmp_path, "# nobody yet\n") == ()
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"ci {HASH} read", encoding="utf-8-sig")
+    (key,) = read_keys_file(file)
+    assert key.name == "ci"
+
+
 def test_a_key_is_written_as_it_is_read(tmp_path: Path) -> None:
     text = f"ci  {HASH}  read,operate  2027-01-31T18:00:00+02:00"
     (key,) = read(tmp_path, text)
