@@ -139,7 +139,7 @@ async def assemble(
             run_dir=files.run_dir,
             in_hand=in_hand,
             torch_thread=torch_thread,
-            until_weights_may_change=outflow.until_weights_may_change,
+            wait_for_push=outflow.wait_for_push,
         ),
         intake=intake,
         outflow=outflow,

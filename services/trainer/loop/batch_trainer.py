@@ -81,7 +81,7 @@ class BatchTrainer:
         in_hand: Records which groups are computed on, and which to try by themselves first.
         torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
             ``close`` ends it.
-        until_weights_may_change: Awaited before each optimizer step. Until it returns, others read the weights. It
+        wait_for_push: Awaited before each optimizer step. Until it returns, others read the weights. It
             returns False if they still do, and the process is to end.
     """
 
@@ -95,7 +95,7 @@ class BatchTrainer:
         run_dir: Path,
         in_hand: GroupsInHand,
         torch_thread: ThreadPoolExecutor,
-        until_weights_may_change: Callable[[], Awaitable[bool]],
+        wait_for_push: Callable[[], Awaitable[bool]],
     ) -> None:
         self._core = core
         self._config = config
@@ -104,7 +104,7 @@ class BatchTrainer:
         self._run_dir = run_dir
         self._in_hand = in_hand
         self._torch = torch_thread
-        self._until_weights_may_change = until_weights_may_change
+        self._wait_for_push = wait_for_push
 
     async def plan(self, groups: Sequence[TrainedGroup], *, num_steps_left: int) -> list[PlannedStep]:
         """Return the steps of the batch that begins now, scored as far as its steps need."""
@@ -148,7 +148,7 @@ class BatchTrainer:
                     lambda: self._core.accumulate(minibatch.rows, totals=planned.totals, per_token=sorted(wanted))
                 )
             waits_from = time.monotonic()
-            if not await self._until_weights_may_change():  # a death in the meantime is not the groups' fault
+            if not await self._wait_for_push():  # a death in the meantime is not the groups' fault
                 return None
             waited_s = time.monotonic() - waits_from
             async with self._in_hand.holding(_numbers(minibatch.groups)):

@@ -101,7 +101,7 @@ class Outflow:
             self._began_at = time.monotonic()
             self._pushing = tasks.create_task(self._push(then), name=f"push of version {self._core.policy_version}")
         if self._must_wait:
-            await self.until_weights_may_change()
+            await self.wait_for_push()
 
     async def _push(self, then: Callable[[], Awaitable[None]]) -> None:
         await self.pushes.push_if_needed(self._core.named_weights, policy_version=self._core.policy_version)
@@ -116,8 +116,8 @@ class Outflow:
             finally:
                 self._is_awaited = False
 
-    async def until_weights_may_change(self) -> bool:
-        """Wait for the push under way. Return False if it still goes on because this process is to end first."""
+    async def wait_for_push(self) -> bool:
+        """Wait for the push under way, and return whether it has ended. It has not if this process is to end first."""
         if self._core.num_ranks > 1:
             await self.finish_push()
         else:
@@ -143,13 +143,13 @@ class Outflow:
         """
         every = int(self._config.save_steps)
         is_due = self._core.policy_version // every != self.saver.saved_step // every
-        if is_due and await self.until_weights_may_change():
+        if is_due and await self.wait_for_push():
             await self.save(tasks, state)
 
     async def save_in_pause(self, tasks: asyncio.TaskGroup, state: State) -> None:
         """Save the weights that a pause may keep for days, unless the newest checkpoint has them. After the push."""
         is_saved = self.saver.is_writing or self._core.policy_version == self.saver.saved_step
-        if not is_saved and await self.until_weights_may_change():
+        if not is_saved and await self.wait_for_push():
             await self.save(tasks, state)
 
     async def save_for_evaluation(self, tasks: asyncio.TaskGroup, state: State) -> None:

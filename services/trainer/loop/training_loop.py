@@ -124,9 +124,9 @@ class TrainingLoop:
             if self._num_steps_left() > 0:  # the last checkpoint is written when the ledger is finished
                 await self.outflow.save_if_due(tasks, self._state)
         self.reporting.waits_for("the last push and checkpoint")
-        await self.outflow.until_weights_may_change()
+        await self.outflow.wait_for_push()
         await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # again, if a generator failed
-        if not await self.outflow.until_weights_may_change():
+        if not await self.outflow.wait_for_push():
             return await self._end_early(tasks)
         self.intake.drop_the_rest(RUN_ENDED)
         await self.outflow.save(tasks, self._state)
@@ -141,7 +141,7 @@ class TrainingLoop:
             if self._terminate.is_set() or self.intake.should_stop or self.stops_early:
                 return None
             is_evaluation_due = self.intake.is_evaluation_due(self.core.policy_version)
-            if is_evaluation_due and not await self.outflow.until_weights_may_change():
+            if is_evaluation_due and not await self.outflow.wait_for_push():
                 continue
             if not self.outflow.is_pushing:
                 await self.intake.make_up_losses()
@@ -186,7 +186,7 @@ class TrainingLoop:
 
     async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
         # Asked to stop, or stopping early, the run waits for the push, unless this process is asked to end meanwhile.
-        if self._terminate.is_set() or not await self.outflow.until_weights_may_change():
+        if self._terminate.is_set() or not await self.outflow.wait_for_push():
             await self.outflow.save_before_end(tasks, self._state)
             return "terminated"
         is_stopped = self.intake.should_stop

@@ -81,7 +81,7 @@ class Beside:
         groups: list[int] = json.loads((self.directory / FILE).read_text())["groups"]
         return groups
 
-    async def step(self, until_weights_may_change: Callable[[], Awaitable[bool]]) -> TrainedStep | None:
+    async def step(self, wait_for_push: Callable[[], Awaitable[bool]]) -> TrainedStep | None:
         with ThreadPoolExecutor(max_workers=1) as torch_thread:
             trainer = BatchTrainer(
                 cast(Any, self.core),
@@ -91,7 +91,7 @@ class Beside:
                 run_dir=self.directory,
                 in_hand=GroupsInHand(self.directory),
                 torch_thread=torch_thread,
-                until_weights_may_change=until_weights_may_change,
+                wait_for_push=wait_for_push,
             )
             (planned,) = await trainer.plan(list(map(trained_group, NUMBERS)), num_steps_left=9)
             return await trainer.step(planned)
