@@ -19,6 +19,7 @@ from services.trainer.checkpoints.tensor_headers import damaged_tensor_file
 from services.trainer.data.row_stream import http_errors
 from services.trainer.submit_checks.lora_check import check_targets
 from shared.errors import UnavailableError, UserError
+from shared.files.file_roots import why_unreadable
 from shared.run_options.run_config import RunConfig
 
 HubLookup = Callable[[str, str | None], Mapping[str, Any]]
@@ -161,7 +162,9 @@ def read_json(path: Path) -> Mapping[str, Any]:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise UserError(f"{path} is larger than {_MAX_JSON_BYTES} bytes", field="model")
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(why_unreadable(error), field="model") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({type(error).__name__})", field="model") from error
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a JSON object", field="model")

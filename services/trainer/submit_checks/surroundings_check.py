@@ -159,7 +159,7 @@ def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
     """Return setting and sentence for each error. Blocks for as long as the store takes."""
     path = weight_dir.removeprefix("file://")
     if "://" not in path:
-        there = next(parent for parent in (Path(path), *Path(path).parents) if parent.exists())
+        there = next(parent for parent in (Path(path), *Path(path).parents) if os.path.exists(parent))
         if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
             return []
         return [

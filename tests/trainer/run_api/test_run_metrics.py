@@ -100,7 +100,7 @@ async def test_a_connection_that_breaks_is_used_again_by_the_same_refresh(
     run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
     await api.store.set_current_run(run_id)
     await take_over(api.redis, RunKeys(run_id))
-    send: Any = Redis.execute_command
+    send = cast("Any", Redis.execute_command)
     broken: list[Any] = []
 
     async def break_each_command_once(redis: Redis, *args: Any, **options: Any) -> Any:

@@ -20,6 +20,7 @@ from services.trainer.submit_checks.surroundings_check import (
 )
 from shared.install_commands import install_extras, install_packages
 from shared.run_options.run_config import RunConfig
+from tests.closed_directory import close_directory
 
 pytestmark = pytest.mark.unit
 
@@ -186,6 +187,13 @@ def test_a_store_that_does_not_answer_is_refused_with_its_own_words(monkeypatch:
 def test_a_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
     assert check_weight_dir(str(tmp_path / "not" / "there")) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_entered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_directory(monkeypatch, tmp_path)
+    ((field, why),) = check_weight_dir(str(tmp_path / "weights"))
+    assert field == "weight_dir"
+    assert why.startswith(f"the trainer cannot write to {tmp_path}: fix its permissions")
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
