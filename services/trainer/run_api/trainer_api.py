@@ -85,7 +85,7 @@ def make_api(
             heartbeat_s=settings.heartbeat_s,
             max_streams=settings.max_event_streams,
         ),
-        idempotency=IdempotencyKeys(redis),
+        idempotency=IdempotencyKeys(redis, abandoned_after_s=settings.longest_submit_s()),
         keyring=settings.keyring(),
         certificate=settings.certificate(),
         stopping=stopping,
