@@ -14,6 +14,8 @@ from services.trainer.settings import TrainerSettings
 from shared.errors import NoRoomError
 from shared.redis.keys import RUNS, SUBMIT
 from shared.redis.redis_connection import Redis
+from shared.redis.run_record import RunRecord
+from tests.eventually import eventually
 from tests.trainer.api_rig import DatasetFile, FakeRewarder, serving
 
 Run = dict[str, Any]
@@ -171,6 +173,27 @@ async def test_a_submit_with_long_timeouts_is_not_taken_for_abandoned(
         for age_s, status in ((1200.0, 409), (1261.0, 202)):
             await rewrite_claim(redis, answer=None, claimed_at_s=time.time() - age_s)
             assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == status
+
+
+async def test_two_requests_that_carry_on_one_claim_create_its_run_once(
+    client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    creating, create = cast("Any", api.creating), api.store.create
+    created: list[str] = []
+
+    async def counted(run_id: str, *args: Any, **options: Any) -> RunRecord:
+        created.append(run_id)
+        return await create(run_id, *args, **options)
+
+    monkeypatch.setattr(api.store, "create", counted)
+    async with asyncio.TaskGroup() as requests, creating:
+        first = requests.create_task(client.post("/v1/runs", json=run, headers=KEYED))
+        await eventually(lambda: len(creating._waiters or ()) == 1)
+        await rewrite_claim(redis, claimed_at_s=0.0)
+        second = requests.create_task(client.post("/v1/runs", json=run, headers=KEYED))
+        await eventually(lambda: len(creating._waiters or ()) == 2)
+    assert first.result().json()["run"]["run_id"] == second.result().json()["run"]["run_id"]
+    assert len(created) == 1
 
 
 async def test_a_refused_run_gives_its_key_back(
