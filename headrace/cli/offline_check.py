@@ -43,7 +43,7 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
                 verdict = judge_dataset(config, check_dataset(config))
                 errors += verdict.errors
                 lines += [f"note: {warning}" for warning in verdict.warnings]
-                lines += [f"  {name}: {value}" for name, value in verdict.derived.items()]
+                lines += [f"  {name}: {value}" for name, value in verdict.derived.items() if value is not None]
             except ImportError as error:
                 unchecked.append(f"the data sets (no module {error.name}; install with {install_extras('trainer')})")
             except (UserError, OSError) as error:

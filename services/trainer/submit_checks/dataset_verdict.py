@@ -54,6 +54,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
     derived: dict[str, Any] = {
         **counted,
         "columns": sorted(str(column) for column in summary.columns),
+        "epoch_prompts": None if config.dataset_streaming else summary.epoch,
         "steps": steps,
         "prompt_groups": num_groups,
         "completions": num_groups * config.num_generations,
@@ -63,7 +64,6 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
         ),
     }
     if config.datasets is not None:
-        derived["epoch_prompts"] = summary.epoch
         derived["datasets"] = [
             f"{source.path}: {source.num_rows} rows, {source.share:.4g} of the prompts" for source in summary.sources
         ]

@@ -214,6 +214,10 @@ def test_a_dry_run_without_services_checks_settings_and_files_and_says_what_it_d
     assert said.startswith("run.yaml: no mistake found without services\n")
     assert "  steps: 3\n" in said
     assert said.endswith("not checked: reward functions, tools, vLLM's options, GPUs, the model on the hub\n")
+    assert "  epoch_prompts: 1\n" in said
+    run_file.write_text(f"{text}dataset_streaming: true\n")
+    assert cli.main(["submit", "run.yaml", "--dry-run"]) == 0
+    assert "epoch_prompts" not in capsys.readouterr().out
     run_file.write_text(text.replace("max_steps: 3", "max_step: 3"))
     assert cli.main(["submit", "run.yaml", "--dry-run"]) == 1
     assert "max_step" in capsys.readouterr().err
