@@ -11,6 +11,7 @@ from services.trainer.groups.staleness import window
 from services.trainer.submit_checks.checked import Checked
 from services.trainer.submit_checks.dataset_check import DatasetSummary, SourceSummary
 from services.trainer.submit_checks.model_check import read_json
+from services.trainer.submit_checks.prompt_lengths import whose_positions
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
 from shared.run_options.section import LARGEST
@@ -137,8 +138,7 @@ def _without_room(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
 
 
 def _positions(config: RunConfig, source: SourceSummary) -> str:
-    whose = "the model" if config.vllm.get("max_model_len") is None else "vllm.max_model_len"
-    return f"the {(source.longest_prompt or 0) + 1} positions of {whose}"
+    return f"the {(source.longest_prompt or 0) + 1} positions of {whose_positions(config)}"
 
 
 def _lacks_chat_template(config: RunConfig) -> bool:

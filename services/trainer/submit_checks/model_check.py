@@ -18,6 +18,7 @@ import msgspec
 from services.trainer.checkpoints.tensor_headers import damaged_tensor_file
 from services.trainer.data.row_stream import http_errors
 from services.trainer.submit_checks.lora_check import check_targets
+from services.trainer.submit_checks.prompt_lengths import num_positions, whose_positions
 from shared.errors import UnavailableError, UserError
 from shared.files.file_roots import why_unreadable
 from shared.run_options.run_config import RunConfig
@@ -181,12 +182,13 @@ def _refuse_code(config: Mapping[str, Any], *, where: str) -> None:
 
 
 def _check_fit(config: RunConfig, model: Mapping[str, Any]) -> None:
-    longest = model.get("max_position_embeddings")
-    wanted = config.max_completion_length + (config.max_prompt_length or 1)
-    if isinstance(longest, int) and wanted > longest:
+    longest = num_positions(config, model)
+    of_prompt = config.max_prompt_length or 1
+    wanted = config.max_completion_length + of_prompt
+    if longest is not None and wanted > longest:
         raise UserError(
-            f"prompt and completion may have {wanted} tokens together, but the model has {longest} positions; lower "
-            f"max_completion_length to at most {max(1, longest - (config.max_prompt_length or 1))}"
+            f"prompt and completion may have {wanted} tokens together, more than the {longest} positions of "
+            f"{whose_positions(config)}; lower max_completion_length to at most {max(1, longest - of_prompt)}"
             + ("" if config.max_prompt_length else ", and leave room for the prompts"),
             field="max_completion_length",
         )

@@ -86,8 +86,27 @@ def test_a_revision_of_a_directory_makes_no_sense(model: Path) -> None:
 def test_prompt_and_completion_must_fit_the_model(model: Path) -> None:
     assert check_model(config(model, max_completion_length=60, max_prompt_length=4), lookup=nobody) == []
     error = refusal(config(model, max_completion_length=60, max_prompt_length=5))
-    assert "65 tokens together, but the model has 64 positions" in str(error)
+    assert "65 tokens together, more than the 64 positions of the model" in str(error)
     assert "at most 59" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("table", "vllm", "limit"),
+    [
+        ({"text_config": {"max_position_embeddings": 64}}, {}, "64 positions of the model"),
+        ({"max_position_embeddings": 512}, {"max_model_len": 64}, "64 positions of vllm.max_model_len"),
+        ({"max_position_embeddings": 16, "rope_scaling": {"type": "linear", "factor": 4.0}}, {}, "64 positions of the"),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4.0}}, {}, "64 positions of the"),
+        ({"max_position_embeddings": 64}, {"max_model_len": -1}, "64 positions of the model"),
+    ],
+)
+def test_the_positions_are_those_that_vllm_will_have(
+    model: Path, table: dict[str, Any], vllm: dict[str, Any], limit: str
+) -> None:
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen3", **table}))
+    settings = {"max_completion_length": 60, "vllm": vllm}
+    assert check_model(config(model, **settings, max_prompt_length=4), lookup=nobody) == []
+    assert limit in str(refusal(config(model, **settings, max_prompt_length=5)))
 
 
 def test_a_hub_model_is_asked_for_with_its_revision() -> None:

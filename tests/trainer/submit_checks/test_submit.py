@@ -141,7 +141,7 @@ async def test_a_warm_up_longer_than_the_epochs_is_refused(client: httpx.AsyncCl
 
 async def test_completions_longer_than_the_model_has_positions_are_refused(client: httpx.AsyncClient, run: Run) -> None:
     errors = await refusal(client, run | {"max_completion_length": 512})
-    assert "the model has 512 positions" in errors["max_completion_length"]
+    assert "more than the 512 positions of the model" in errors["max_completion_length"]
 
 
 async def test_a_row_without_a_prompt_is_refused_with_its_line(
