@@ -19,17 +19,9 @@ from services.trainer.submit_checks.checked import Checked, checked_in_thread
 from services.trainer.submit_checks.dataset_check import DatasetSummary, check_dataset
 from services.trainer.submit_checks.dataset_verdict import judge_dataset
 from services.trainer.submit_checks.engine_check import what_weakens_learning
-from services.trainer.submit_checks.lora_check import why_not_4bit
 from services.trainer.submit_checks.model_check import HubLookup, check_model, hub_lookup, is_hub_id
 from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards, unknown_metric
-from services.trainer.submit_checks.surroundings_check import (
-    check_reports,
-    check_surroundings,
-    check_weight_dir,
-    what_compiling_needs,
-    what_needs_a_gpu,
-    what_optim_needs,
-)
+from services.trainer.submit_checks.surroundings_check import check_surroundings, check_weight_dir
 from services.trainer.submit_checks.tool_check import check_tools
 from shared.beginning import Beginning
 from shared.engine_check import EngineVerdict
@@ -117,7 +109,6 @@ class RunValidator:
             tools = tasks.create_task(_answered(self._check_tools(config)), name="check tools")
             engine = tasks.create_task(_answered(self._check_engine(config)), name="check engine")
             weight_dir = tasks.create_task(self._check_weight_dir(config), name="check weight_dir")
-        base = why_not_4bit(config, self._settings.rank_environment())
         checked = [
             began,
             model.result(),
@@ -127,12 +118,7 @@ class RunValidator:
             engine.result(),
             weight_dir.result(),
             Checked(warnings=[*what_weakens_learning(config), *unknown_metric(config)]),
-            Checked(errors=check_reports(config.report_to)),
             Checked(errors=check_group_size(config)),
-            Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
-            Checked(errors=what_optim_needs(config, self._settings.rank_environment())),
-            Checked(errors=what_compiling_needs(config, self._settings.rank_environment())),
-            Checked(errors=[] if base is None else [("load_in_4bit", base)]),
             Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
         ]
         columns = dataset.result().derived.get("columns", [])

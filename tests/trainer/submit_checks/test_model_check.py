@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from services.trainer.submit_checks.lora_check import why_not_4bit
 from services.trainer.submit_checks.model_check import check_model, is_hub_id
 from services.trainer.supervision.rank_command import ranks_per_node
 from shared.errors import UnavailableError, UserError
@@ -196,11 +195,7 @@ def test_a_damaged_tokenizer_is_named(model: Path, text: str, sentence: str) -> 
     assert f"{model / 'tokenizer.json'} {sentence}" in str(refusal(config(model)))
 
 
-def test_a_base_in_4_bits_is_refused_where_the_training_ranks_see_no_gpu(model: Path) -> None:
+def test_a_base_in_4_bits_has_one_training_rank(model: Path) -> None:
     run = config(model, use_peft=True, load_in_4bit=True, dtype="bfloat16")
-    assert why_not_4bit(config(model), {"CUDA_VISIBLE_DEVICES": ""}) is None
-    reason = why_not_4bit(run, {"CUDA_VISIBLE_DEVICES": ""})
-    assert reason is not None
-    assert "load_in_4bit needs a GPU, and the trainer has none" in reason
     assert ranks_per_node(run, {"CUDA_VISIBLE_DEVICES": "0,1"}) == 1
     assert ranks_per_node(config(model), {"CUDA_VISIBLE_DEVICES": "0,1"}) == 2
