@@ -40,6 +40,9 @@ Sort = Literal["created", "started", "ended", "name", "status", "step"]
 
 _MAX_MODULE_NAME = 64
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
+_IN_FLIGHT = "/problems/request-in-flight"
+_ASK_AGAIN_S = 2.0
+"""Time between two repetitions of a submit that the API is still answering."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,21 @@ class HeadraceClient:
     def submit(self, config: Mapping[str, Any]) -> Submission:
         """Submit a run. If the answer is lost, the request is repeated with the same Idempotency-Key: no second run.
 
+        While the API is still answering the first request, it is repeated until the submit's timeout.
+
         Raises:
             HeadraceApiError: The config was refused (the message says why), or the API cannot be reached.
         """
         headers = {"Idempotency-Key": uuid.uuid4().hex}
-        return _submission(self._offer(config, headers=headers, num_tries=3))
+        deadline: float | None = None
+        while True:
+            try:
+                return _submission(self._offer(config, headers=headers, num_tries=3))
+            except HeadraceApiError as error:
+                deadline = deadline or time.monotonic() + self._submit_timeout_s
+                if error.problem.get("type") != _IN_FLIGHT or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_ASK_AGAIN_S)
 
     def check(self, config: Mapping[str, Any]) -> Submission:
         """Validate a run config with its dataset, model and rewards, without creating a run."""

@@ -31,6 +31,7 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
     if config.resume_from_checkpoint is not None:
         unchecked.append("the checkpoint to begin from")
     try:
+        from services.trainer.submit_checks.checked import mistakes
         from services.trainer.submit_checks.dataset_check import check_dataset
         from services.trainer.submit_checks.dataset_verdict import judge_dataset
         from services.trainer.submit_checks.model_check import check_model
@@ -42,18 +43,18 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
                 verdict = judge_dataset(config, check_dataset(config))
                 errors += verdict.errors
                 lines += [f"note: {warning}" for warning in verdict.warnings]
-                lines += [f"  {name}: {value}" for name, value in verdict.derived.items()]
+                lines += [f"  {name}: {value}" for name, value in verdict.derived.items() if value is not None]
             except ImportError as error:
                 unchecked.append(f"the data sets (no module {error.name}; install with {install_extras('trainer')})")
-            except UserError as error:
-                errors.append((error.field or "dataset_name", str(error)))
+            except (UserError, OSError) as error:
+                errors += mistakes(error, setting="dataset_name")
         else:
             unchecked.append("the data sets on the hub")
         try:
             if check_model(config, lookup=_ask_no_hub):
                 unchecked.append("the model on the hub")
-        except UserError as error:
-            errors.append((error.field or "model", str(error)))
+        except (UserError, OSError) as error:
+            errors += mistakes(error, setting="model")
     if errors:
         raise UserError("; ".join(f"{field}: {message}" for field, message in errors))
     lines = [f"{file}: no mistake found without services", *lines, f"not checked: {', '.join(unchecked)}"]

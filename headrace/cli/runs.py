@@ -53,7 +53,7 @@ def submit(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             _out(f"{file or 'the run'} is valid: it would be accepted")
             for name, value in submission.derived.items():
-                for line in value if name == "datasets" else [value]:
+                for line in value if name == "datasets" else [value] if value is not None else []:
                     _out(f"  {name}: {line}")
             return 0
         _out(f"submitted {submission.run_id}")

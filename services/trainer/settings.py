@@ -12,6 +12,8 @@ from shared.files.file_roots import FileRoots
 from shared.service.tls import PeerTls
 from shared.settings import ServiceSettings, default_runs_dir
 
+_REDIS_AT_SUBMIT_S = 60.0
+
 
 class TrainerSettings(ServiceSettings):
     """``HEADRACE_*`` variables. Lists and tables are written as JSON."""
@@ -167,6 +169,15 @@ class TrainerSettings(ServiceSettings):
         """
         code = [] if self.code_uploads_dir is None else [str(self.code_uploads_dir)]
         return replace(super().places_of_weights(), except_for=(*self._own_directories(), *code))
+
+    def longest_submit_s(self) -> float:
+        """Return how long a submit may take, by the timeouts of its checks and a minute for Redis.
+
+        The checkpoint to begin from is checked first, and then the rest at the same time. The hub may be asked twice.
+        """
+        others_s = (self.reward_check_timeout_s, self.tool_check_timeout_s, self.engine_check_timeout_s)
+        checks_s = max(self.dataset_check_timeout_s, 2 * self.hub_timeout_s, *others_s)
+        return self.dataset_check_timeout_s + checks_s + _REDIS_AT_SUBMIT_S
 
     def _own_directories(self) -> tuple[str, ...]:
         return (str(self.runs_dir), *([] if self.uploads_dir is None else [str(self.uploads_dir)]))

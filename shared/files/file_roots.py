@@ -155,6 +155,14 @@ def open_regular(path: Path) -> BufferedReader:
     return file
 
 
+def why_unreadable(error: OSError) -> str:
+    """Return a sentence about a file or directory that cannot be read: which one, why, and what to do."""
+    says = f"{str(error.filename or 'a file')[:200]} cannot be read: {error.strerror or error}"
+    if isinstance(error, PermissionError):
+        return f"{says}. Let user {os.getuid()} read it and enter the directories above it, or name another one"
+    return f"{says}; name another one"
+
+
 def parse_roots(text: str) -> tuple[str, ...]:
     """Return the roots in a text, separated by colons as in PATH. A root may be a URL such as s3://bucket/prefix.
 

@@ -5,9 +5,12 @@
 The later one wins. A run may set only the arguments in engine_arg_names.py. RESERVED arguments may be set in neither
 place. OPERATORS' arguments depend on the machine, name files there, or load code, so a run may not set them: a user who
 may submit a run may not run code on the generators.
+
+`default_max_model_len` is the default of the one argument that the checks of a run need to know.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from shared.near_name import nearest
@@ -20,6 +23,9 @@ _LORA = "the run's own settings say which adapter is served"
 _REPLICA = "one replica is one engine; start more replicas, which a run finds by itself"
 _QUEUE = "prompts in flight are bounded by max_inflight_groups; the engine must refuse none"
 _DEAD = "a replica whose engine has failed is started again at once"
+
+_STATED_STRETCHED = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""Kinds of rotary embeddings whose factor vLLM 0.32 ignores."""
 
 RESERVED_ENGINE_ARGS = {
     "model": _RUN,
@@ -224,3 +230,42 @@ def _as_vllm_reads(key: str) -> str:
 def _near(name: str, known: Iterable[str]) -> str:
     near = nearest(name, known)
     return f"; did you mean {near}?" if near else ""
+
+
+def default_max_model_len(model: Mapping[str, Any]) -> int | None:
+    """Return how many tokens vLLM lets prompt and completion have without ``max_model_len``; None if it is not known.
+
+    A stretched rotary embedding multiplies the positions, except by methods whose models state the stretched number.
+
+    Args:
+        model: The contents of config.json. A multimodal model has a table for its language model there.
+    """
+    inner: Any = model.get("text_config")
+    tables = [cast("Mapping[str, Any]", inner), model] if isinstance(inner, dict) else [model]
+    for table in tables:
+        longest: Any = table.get("max_position_embeddings")
+        if isinstance(longest, int) and longest > 0:
+            return int(longest * _stretch(table))
+    return None
+
+
+def _stretch(table: Mapping[str, Any]) -> float:
+    if "gemma3" in str(table.get("model_type")):  # states the stretched number too, with any method
+        return 1.0
+    factors = [
+        factor
+        for scaling in _scalings(table)
+        if scaling.get("rope_type", scaling.get("type")) not in _STATED_STRETCHED
+        and isinstance(factor := scaling.get("factor"), int | float)
+        and 0 < factor < math.inf
+    ]
+    return factors[-1] if factors else 1.0
+
+
+def _scalings(table: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the settings of the rotary embedding: one table, or one for each kind of layer."""
+    found: Any = table.get("rope_scaling") or table.get("rope_parameters")
+    if isinstance(found, dict):
+        scaling = cast("Mapping[str, Any]", found)
+        yield scaling
+        yield from (cast("Mapping[str, Any]", one) for one in scaling.values() if isinstance(one, dict))

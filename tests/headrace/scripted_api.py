@@ -44,9 +44,9 @@ class ScriptedApi:
     """Seconds by which its Date header is ahead of its clock."""
 
 
-def problem(status: int, detail: str) -> Answer:
+def problem(status: int, detail: str, *, kind: str = "x") -> Answer:
     """Return a problem+json answer."""
-    body = json.dumps({"type": "/problems/x", "title": "X", "status": status, "detail": detail}).encode()
+    body = json.dumps({"type": f"/problems/{kind}", "title": "X", "status": status, "detail": detail}).encode()
     return Answer(status=status, body=body, content_type="application/problem+json")
 
 

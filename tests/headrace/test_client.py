@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace import client as client_module
 from headrace.client import HeadraceApiError, HeadraceClient
 from tests.headrace.scripted_api import HANG_UP, Answer, Asked, event_stream, problem, serving
 
@@ -37,6 +38,24 @@ def test_a_submit_whose_answer_was_lost_is_sent_again_under_the_same_idempotency
         assert client.submit({"model": "m"}).run_id == "run-a"
     first, second = (asked.headers["idempotency-key"] for asked in api.asked)
     assert first == second
+
+
+def test_a_submit_whose_first_request_is_still_being_answered_waits_for_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "_ASK_AGAIN_S", 0.01)
+    in_flight = problem(409, "Send it again in a few seconds.", kind="request-in-flight")
+    answers = iter([HANG_UP, *[in_flight] * 5, SUBMITTED])
+    with serving(lambda _: next(answers)) as api, HeadraceClient(api.url, "k", timeout_s=60) as client:
+        assert client.submit({"model": "m"}).run_id == "run-a"
+    assert len({asked.headers["idempotency-key"] for asked in api.asked}) == 1
+    with serving(lambda _: in_flight) as api, HeadraceClient(api.url, "k", submit_timeout_s=0.5) as client:
+        assert refusal_of(lambda: client.submit({"model": "m"})).status == 409
+    assert len(api.asked) > 1
+    ambiguous = problem(409, "Several runs fit.")
+    with serving(lambda _: ambiguous) as api, HeadraceClient(api.url, "k") as client:
+        assert refusal_of(lambda: client.submit({"model": "m"})).status == 409
+    assert len(api.asked) == 1
 
 
 def test_two_submits_have_two_idempotency_keys() -> None:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from services.generator.engine.engine_spec import EngineSpec, refuse_auto_map, unknown_args
 from shared.errors import UserError
+from shared.run_options.engine_args import default_max_model_len
 from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -184,8 +185,7 @@ def _check_model(spec: EngineSpec) -> int | None:
         raise UserError(f"the model {spec.model} cannot be read: {what_it_says(error)}", field="model") from error
     refuse_auto_map(config, where=f"config.json of {spec.model}")
     refuse_auto_map(tokenizer_config, where=f"tokenizer_config.json of {spec.model}")
-    longest = config.get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
+    return default_max_model_len(config)
 
 
 def _check_adapters(model_config: Any) -> None:

@@ -27,7 +27,7 @@ from services.trainer.checkpoints.manifest import MANIFEST_FILE, find_damage, ha
 from services.trainer.run_files import RunFiles
 from shared.beginning import BEST, CheckpointReference, Source
 from shared.errors import UserError
-from shared.files.file_roots import FileRoots, open_regular
+from shared.files.file_roots import FileRoots, open_regular, why_unreadable
 from shared.redis.run_record import TERMINAL, RunRecord
 
 FIELD: Final = "resume_from_checkpoint"
@@ -83,7 +83,7 @@ def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundS
         try:
             return _in_directory(said, roots)
         except OSError as error:  # a name that is too long, or a directory that may not be read
-            raise UserError(f"{said[:200]} cannot be read: {error.strerror}", field=FIELD) from error
+            raise UserError(why_unreadable(error), field=FIELD) from error
     if not runs:
         raise UserError(
             f"there is no run {reference.run!r}; `headrace runs` lists them. Give the absolute path of a directory if "

@@ -23,7 +23,8 @@ from services.trainer.data.row_format import RowFormat
 from services.trainer.data.row_source import BadRowError, RowSource
 from services.trainer.data.row_stream import first_rows, open_stream
 from services.trainer.data.streamed_dataset import StreamedDataset
-from shared.files.file_roots import FileRoots
+from shared.errors import UserError
+from shared.files.file_roots import FileRoots, why_unreadable
 from shared.messages import Prompt
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
@@ -169,10 +170,13 @@ def open_sources(
 
 
 def _rows_of(config: RunConfig, name: str, source: DatasetSource, roots: FileRoots | None) -> RowSource:
-    if not config.dataset_streaming or (name == "eval_dataset_name" and source.is_file):
-        return open_rows(source, field=name, roots=roots)
-    stream = open_stream(source, field=name, roots=roots)
-    return first_rows(stream, source, count=max(MAX_FIRST_ROWS, config.max_eval_prompts), field=name)
+    try:
+        if not config.dataset_streaming or (name == "eval_dataset_name" and source.is_file):
+            return open_rows(source, field=name, roots=roots)
+        stream = open_stream(source, field=name, roots=roots)
+        return first_rows(stream, source, count=max(MAX_FIRST_ROWS, config.max_eval_prompts), field=name)
+    except OSError as error:  # in a directory that may not be entered
+        raise UserError(why_unreadable(error), field=name) from error
 
 
 def open_prompts(

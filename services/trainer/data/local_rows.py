@@ -11,7 +11,7 @@ import msgspec
 
 from services.trainer.data.row_source import BadRowError, RowSource
 from shared.errors import UserError
-from shared.files.file_roots import FileRoots
+from shared.files.file_roots import FileRoots, why_unreadable
 from shared.run_options.data import DatasetSource
 
 _BOM = b"\xef\xbb\xbf"
@@ -36,7 +36,7 @@ class _JsonRows:
             with _opened(path, field, roots) as file:
                 text = file.read().removeprefix(_BOM)
         except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}", field=field) from error
+            raise UserError(why_unreadable(error), field=field) from error
         self._unit = "line" if path.suffix == ".jsonl" or not text.lstrip().startswith(b"[") else "object"
         if self._unit == "line":
             self._rows = [(number, line) for number, line in enumerate(text.split(b"\n"), start=1) if line.strip()]

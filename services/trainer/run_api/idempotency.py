@@ -22,8 +22,6 @@ from shared.redis.keys import SUBMIT
 from shared.redis.redis_connection import Redis, patiently
 
 _KEPT_S = 24 * 3600
-_ABANDONED_AFTER_S = 180.0
-"""Age at which a claim counts as left by a dead process; longer than all timeouts of a submit together."""
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _PATIENCE_S = 10.0
 
@@ -46,10 +44,16 @@ class Ticket:
 
 
 class IdempotencyKeys:
-    """The Idempotency-Keys of the last day."""
+    """The Idempotency-Keys of the last day.
 
-    def __init__(self, redis: Redis) -> None:
+    Args:
+        redis: Client of redis_connection.py.
+        abandoned_after_s: Age at which a claim counts as left by a dead process; no submit takes longer.
+    """
+
+    def __init__(self, redis: Redis, *, abandoned_after_s: float) -> None:
         self._redis = redis
+        self._abandoned_after_s = abandoned_after_s
 
     async def claim(self, key: str, *, body: bytes, run_id: str) -> Ticket:
         """Claim ``key`` for a new run ``run_id``, or return its earlier claim.
@@ -81,7 +85,7 @@ class IdempotencyKeys:
                 "This Idempotency-Key was used with another body. Send a new run with a new key.",
             )
         is_ours = found.run_id == run_id
-        is_abandoned = claim.claimed_at_s - found.claimed_at_s > _ABANDONED_AFTER_S
+        is_abandoned = claim.claimed_at_s - found.claimed_at_s > self._abandoned_after_s
         if found.answer is None and not is_ours and not is_abandoned:
             raise Problem(
                 409,

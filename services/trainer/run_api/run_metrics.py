@@ -30,13 +30,14 @@ from services.trainer.supervision.run_supervisor import RunSupervisor
 from shared.access.keyring import Keyring, keys_file_gauge
 from shared.errors import HeadraceError, UnavailableError
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import TRANSIENT, Redis
+from shared.redis.redis_connection import TRANSIENT, Redis, patiently
 from shared.redis.run_record import TERMINAL, RunRecord, Status
 from shared.redis.run_store import RunStore
 
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
+_PATIENCE_S = 10.0
 DROPS_TO_WATCH = ("dead_letter", "stale", "unscorable")
 """Shown from the start with 0, so that the first drop is an increase and not a new series."""
 
@@ -202,12 +203,15 @@ class RunMetrics:
         around = await look_around(self._redis, record, current_run=current)
         newest = await asyncio.to_thread(_newest_metrics, record)
         disk = await asyncio.to_thread(_disk_of, Path(record.run_dir))
-        num_starts = int(await self._redis.get(RunKeys(record.run_id).epoch) or 0)
+        epoch = RunKeys(record.run_id).epoch
+        num_starts = await patiently(
+            lambda: self._redis.get(epoch), what="reading the starts of the run's rank", timeout_s=_PATIENCE_S
+        )
         config = record.parsed_config()
         with self.registry.changing():
             self._forget_the_run()
             self._show_progress(record)
-            self._starts.labels(record.run_id).set(num_starts)
+            self._starts.labels(record.run_id).set(int(num_starts or 0))
             self._max_staleness.labels(record.run_id).set(config.max_staleness)
             self._show_surroundings(record, around)
             if is_agentic(record):

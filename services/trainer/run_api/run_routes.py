@@ -116,14 +116,14 @@ async def resume_run(run: RunToChange, api: Api) -> RunDetail:
 @router.delete("/{run_id}", status_code=204, responses=documented(404, 409))
 async def delete_run(run: RunToChange, api: Api) -> Response:
     """Delete the record of a run that has ended. Its directory, with checkpoints and model, stays."""
-    if run.status not in TERMINAL:
-        raise Problem(
-            409,
-            "Run not ended",
-            f"The run is {run.status}. POST /v1/runs/{run.run_id}/stop first, and delete it when it has stopped.",
-            run_id=run.run_id,
-        )
-    async with api.editing:  # an edit at the same time would enter the run in the index again
+    # A resume at the same time would queue the run again; an edit would enter it in the index again.
+    async with api.creating, api.editing:
+        record = await api.store.get(run.run_id)
+        if record is None:
+            raise no_such_run(run.run_id)
+        if record.status not in TERMINAL:
+            stop = f"POST /v1/runs/{run.run_id}/stop first, and delete it when it has stopped."
+            raise Problem(409, "Run not ended", f"The run is {record.status}. {stop}", run_id=run.run_id)
         await api.store.delete(run.run_id)
     return Response(status_code=204)
 

@@ -114,8 +114,7 @@ async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
     for store in api.client_files:  # now: an upload that expires after its files were checked would be missing
         await asyncio.to_thread(store.use, *texts_in(raw))
     valid = await api.validator.validate(raw)
-    # A run that exists already was created by a process that died before it could answer.
-    record = await api.store.get(run_id) or await _create(api, valid, run_id)
+    record = await _create(api, valid, run_id)
     name_subject(run_id)
     api.supervisor.wake()
     answer = SubmittedRun(warnings=valid.warnings, derived=valid.derived, run=summary(record))
@@ -123,7 +122,10 @@ async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
 
 
 async def _create(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
-    async with api.creating:  # one at a time, or two could take the last place
+    async with api.creating:  # one at a time, or two could take the last place, or create the same run
+        # Created already by a process that died, or a request that took too long, before it could answer.
+        if (record := await api.store.get(run_id)) is not None:
+            return record
         await refuse_if_queue_is_full(api)
         return await _create_there(api, valid, run_id)
 

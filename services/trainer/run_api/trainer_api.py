@@ -48,9 +48,9 @@ class TrainerApi:
     hashing_uploads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
     """Held while the hash of an uploaded file is checked."""
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a run is added to the queue."""
+    """Held while a run is added to the queue, or deleted. Always taken before ``editing``."""
     editing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the settings of a run are changed."""
+    """Held while the settings of a run are changed, or it is deleted."""
 
     @property
     def client_files(self) -> list[ClientFiles]:
@@ -85,7 +85,7 @@ def make_api(
             heartbeat_s=settings.heartbeat_s,
             max_streams=settings.max_event_streams,
         ),
-        idempotency=IdempotencyKeys(redis),
+        idempotency=IdempotencyKeys(redis, abandoned_after_s=settings.longest_submit_s()),
         keyring=settings.keyring(),
         certificate=settings.certificate(),
         stopping=stopping,

@@ -1,10 +1,15 @@
-"""The result of one check of a submitted run."""
+"""The result of one check of a submitted run, and how a check that blocks is made."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem
 from services.trainer.submit_checks.reward_check import RewardNeeds
+from shared.beginning import Beginning
+from shared.errors import UnavailableError, UserError
+from shared.files.file_roots import why_unreadable
 
 
 @dataclass(frozen=True)
@@ -17,10 +22,40 @@ class Checked:
         problem: Why the check could not be made, if the run is not at fault.
         derived: Quantities that follow from the settings.
         needs: Data set columns that reward functions need.
+        beginning: The checkpoint that the run begins from.
     """
 
     errors: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     warnings: list[str] = field(default_factory=list[str])
-    problem: Problem | None = None
+    problem: Problem | UnavailableError | None = None
     derived: dict[str, Any] = field(default_factory=dict[str, Any])
     needs: list[RewardNeeds] = field(default_factory=list[RewardNeeds])
+    beginning: Beginning | None = None
+
+
+async def checked_in_thread(
+    setting: str, check: Callable[[], Checked], *, timeout_s: float, too_slow: Checked
+) -> Checked:
+    """Return the result of a check that blocks on disks and networks. Its errors become part of the result.
+
+    Args:
+        setting: The setting that is checked.
+        check: Makes the check.
+        timeout_s: The longest time it may take.
+        too_slow: The result if it takes longer.
+    """
+    try:
+        return await in_thread(check, timeout_s=timeout_s, name=f"check {setting}")
+    except TimeoutError:  # is an OSError
+        return too_slow
+    except (UserError, OSError) as error:
+        return Checked(errors=mistakes(error, setting=setting))
+    except UnavailableError as error:
+        return Checked(problem=error)
+
+
+def mistakes(error: UserError | OSError, *, setting: str) -> list[tuple[str, str]]:
+    """Return setting and sentence for each mistake that an error reports; ``setting`` if it names none itself."""
+    if isinstance(error, UserError):
+        return list(error.problems) or [(error.field or setting, str(error))]
+    return [(setting, why_unreadable(error))]

@@ -4,10 +4,13 @@ Reads every row of a file, because its owner can correct it, but only the first 
 streamed file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
+from services.trainer.data.model_files import model_file
+from services.trainer.submit_checks.model_check import read_json
 from services.trainer.submit_checks.prompt_lengths import (
     GroupSizes,
     TokenCount,
@@ -16,6 +19,7 @@ from services.trainer.submit_checks.prompt_lengths import (
     num_positions,
     token_count,
 )
+from shared.errors import UserError
 from shared.files.file_roots import FileRoots
 from shared.messages import Prompt
 from shared.run_options.run_config import RunConfig
@@ -114,10 +118,18 @@ class _Lengths:
 
     @classmethod
     def of(cls, config: RunConfig) -> "_Lengths":
-        positions, given = num_positions(config), config.max_prompt_length
+        positions, given = num_positions(config, _local_table(config)), config.max_prompt_length
         longest = given if positions is None else min(positions - 1, positions if given is None else given)
         is_of_model = positions is not None and longest != given
         return cls(token_count(config), longest, is_of_model)
+
+
+def _local_table(config: RunConfig) -> Mapping[str, Any]:
+    path = model_file(config, "config.json")
+    try:
+        return {} if path is None else read_json(path)
+    except UserError:  # model_check.py reports it
+        return {}
 
 
 def _look(

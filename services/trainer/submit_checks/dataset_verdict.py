@@ -11,6 +11,7 @@ from services.trainer.groups.staleness import window
 from services.trainer.submit_checks.checked import Checked
 from services.trainer.submit_checks.dataset_check import DatasetSummary, SourceSummary
 from services.trainer.submit_checks.model_check import read_json
+from services.trainer.submit_checks.prompt_lengths import whose_positions
 from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
 from shared.run_options.section import LARGEST
@@ -54,6 +55,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
     derived: dict[str, Any] = {
         **counted,
         "columns": sorted(str(column) for column in summary.columns),
+        "epoch_prompts": None if config.dataset_streaming else summary.epoch,
         "steps": steps,
         "prompt_groups": num_groups,
         "completions": num_groups * config.num_generations,
@@ -63,7 +65,6 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
         ),
     }
     if config.datasets is not None:
-        derived["epoch_prompts"] = summary.epoch
         derived["datasets"] = [
             f"{source.path}: {source.num_rows} rows, {source.share:.4g} of the prompts" for source in summary.sources
         ]
@@ -137,8 +138,7 @@ def _without_room(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
 
 
 def _positions(config: RunConfig, source: SourceSummary) -> str:
-    whose = "the model" if config.vllm.get("max_model_len") is None else "vllm.max_model_len"
-    return f"the {(source.longest_prompt or 0) + 1} positions of {whose}"
+    return f"the {(source.longest_prompt or 0) + 1} positions of {whose_positions(config)}"
 
 
 def _lacks_chat_template(config: RunConfig) -> bool:

@@ -1,20 +1,14 @@
-"""Checks a LoRA run at submit, without torch and without loading weights.
+"""Checks at submit that a model has the layers that a LoRA run names, without torch and without loading weights.
 
-    does the model have the layers?    by the headers of its weight files
-    can the base be held in 4 bits?    by this machine's GPUs and packages
-
-A header that cannot be read is ignored. The training rank, which loads the model, decides in the end (lora.py).
+A header of a weight file that cannot be read is ignored. The training rank, which loads the model, decides in the end
+(lora.py).
 """
 
-import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from services.trainer.checkpoints.tensor_headers import tensor_headers
 from shared.errors import UserError
-from shared.gpus import num_gpus
-from shared.install_commands import install_packages
-from shared.run_options.run_config import RunConfig
 
 _NO_LAYERS = ("embed_tokens", "lm_head", "embed_out", "wte", "wpe")
 
@@ -36,19 +30,6 @@ def check_targets(targets: Iterable[str], directory: Path) -> None:
             "lora_target_modules out to give an adapter to each of them",
             field="lora_target_modules",
         )
-
-
-def why_not_4bit(config: RunConfig, environment: Mapping[str, str]) -> str | None:
-    """Return why a training rank with this environment could not hold the base in 4 bits, or None if it can."""
-    if not config.load_in_4bit:
-        return None
-    if num_gpus(environment) == 0:
-        return "load_in_4bit needs a GPU, and the trainer has none; leave it out"
-    if importlib.util.find_spec("bitsandbytes") is None:
-        return (
-            f"load_in_4bit needs bitsandbytes where the trainer runs; install with {install_packages('bitsandbytes')}"
-        )
-    return None
 
 
 def linear_layers(directory: Path) -> set[str]:

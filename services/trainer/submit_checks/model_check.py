@@ -18,7 +18,9 @@ import msgspec
 from services.trainer.checkpoints.tensor_headers import damaged_tensor_file
 from services.trainer.data.row_stream import http_errors
 from services.trainer.submit_checks.lora_check import check_targets
+from services.trainer.submit_checks.prompt_lengths import num_positions, whose_positions
 from shared.errors import UnavailableError, UserError
+from shared.files.file_roots import why_unreadable
 from shared.run_options.run_config import RunConfig
 
 HubLookup = Callable[[str, str | None], Mapping[str, Any]]
@@ -161,7 +163,9 @@ def read_json(path: Path) -> Mapping[str, Any]:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise UserError(f"{path} is larger than {_MAX_JSON_BYTES} bytes", field="model")
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(why_unreadable(error), field="model") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON ({type(error).__name__})", field="model") from error
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a JSON object", field="model")
@@ -178,12 +182,13 @@ def _refuse_code(config: Mapping[str, Any], *, where: str) -> None:
 
 
 def _check_fit(config: RunConfig, model: Mapping[str, Any]) -> None:
-    longest = model.get("max_position_embeddings")
-    wanted = config.max_completion_length + (config.max_prompt_length or 1)
-    if isinstance(longest, int) and wanted > longest:
+    longest = num_positions(config, model)
+    of_prompt = config.max_prompt_length or 1
+    wanted = config.max_completion_length + of_prompt
+    if longest is not None and wanted > longest:
         raise UserError(
-            f"prompt and completion may have {wanted} tokens together, but the model has {longest} positions; lower "
-            f"max_completion_length to at most {max(1, longest - (config.max_prompt_length or 1))}"
+            f"prompt and completion may have {wanted} tokens together, more than the {longest} positions of "
+            f"{whose_positions(config)}; lower max_completion_length to at most {max(1, longest - of_prompt)}"
             + ("" if config.max_prompt_length else ", and leave room for the prompts"),
             field="max_completion_length",
         )

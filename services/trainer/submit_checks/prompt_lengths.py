@@ -7,15 +7,15 @@ long. The training rank, which encodes the whole prompt, may find more such prom
 
 import heapq
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from services.trainer.data.model_files import model_file
 from shared.messages import MAX_MESSAGE_BYTES, Prompt
+from shared.run_options.engine_args import default_max_model_len
 from shared.run_options.run_config import RunConfig
 
 MAX_COUNTED = 1000
@@ -113,34 +113,24 @@ class GroupSizes:
         )
 
 
-def num_positions(config: RunConfig) -> int | None:
+def num_positions(config: RunConfig, model: Mapping[str, Any]) -> int | None:
     """Return the most tokens that prompt and completion may have together; None if that is not known.
 
-    This is ``vllm.max_model_len``, otherwise the model's ``max_position_embeddings``, unless its config extends them.
+    Args:
+        config: The run. Its ``vllm.max_model_len`` takes the place of the model's number.
+        model: The model's config.json; empty if it is not known.
     """
-    longest: Any = config.vllm.get("max_model_len")
-    if isinstance(longest, int) and longest > 0:
-        return longest
-    path = model_file(config, "config.json")
-    try:
-        model: Any = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # model_check.py reports it
-        return None
-    for table in (model, cast("dict[str, Any]", model).get("text_config") if isinstance(model, dict) else None):
-        if isinstance(table, dict):
-            said = cast("dict[str, Any]", table)
-            longest = said.get("max_position_embeddings")
-            if isinstance(longest, int) and longest > 0 and not _is_extended(said):
-                return longest
-    return None
+    return _max_model_len(config) or default_max_model_len(model)
 
 
-def _is_extended(model: Mapping[str, Any]) -> bool:
-    """Whether the model's rotary embedding is stretched, by which vLLM multiplies the positions."""
-    scaling: Any = model.get("rope_scaling") or model.get("rope_parameters")
-    return (
-        isinstance(scaling, dict) and "factor" in scaling and "llama3" not in cast("dict[str, Any]", scaling).values()
-    )
+def whose_positions(config: RunConfig) -> str:
+    """Return what `num_positions` has its number from."""
+    return "vllm.max_model_len" if _max_model_len(config) else "the model"
+
+
+def _max_model_len(config: RunConfig) -> int | None:
+    asked: Any = config.vllm.get("max_model_len")
+    return asked if isinstance(asked, int) and asked > 0 else None  # -1: as many as fit into the GPU's memory
 
 
 def _num_bytes(prompt: Prompt) -> int:

@@ -12,25 +12,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, invalid_run
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks.beginning_check import FindRuns, check_beginning
-from services.trainer.submit_checks.checked import Checked
+from services.trainer.submit_checks.checked import Checked, checked_in_thread
 from services.trainer.submit_checks.dataset_check import DatasetSummary, check_dataset
 from services.trainer.submit_checks.dataset_verdict import judge_dataset
 from services.trainer.submit_checks.engine_check import what_weakens_learning
-from services.trainer.submit_checks.lora_check import why_not_4bit
 from services.trainer.submit_checks.model_check import HubLookup, check_model, hub_lookup, is_hub_id
 from services.trainer.submit_checks.reward_check import RewardNeeds, check_rewards, unknown_metric
-from services.trainer.submit_checks.surroundings_check import (
-    check_reports,
-    check_surroundings,
-    check_weight_dir,
-    what_compiling_needs,
-    what_needs_a_gpu,
-    what_optim_needs,
-)
+from services.trainer.submit_checks.surroundings_check import check_surroundings, check_weight_dir
 from services.trainer.submit_checks.tool_check import check_tools
 from shared.beginning import Beginning
 from shared.engine_check import EngineVerdict
@@ -100,23 +91,24 @@ class RunValidator:
         Raises:
             Problem: 422 with one sentence per error, or 503 if a service that checks a part of it is away, or the data
                 set was not checked.
+            UnavailableError: Redis is away.
         """
         config = _parse(raw)
         data, weights = self._settings.places_of_data(), self._settings.places_of_weights()
         outside = await asyncio.to_thread(misplaced, config, data=data, weights=weights)
         if outside:  # places outside the allowed ones are not read, so the other checks are left out
-            named = await asyncio.gather(self._check_rewards(config), self._check_tools(config))
+            named = await asyncio.gather(_answered(self._check_rewards(config)), _answered(self._check_tools(config)))
             raise invalid_run([*outside, *(error for result in named for error in result.errors)])
-        beginning, began = await check_beginning(config, find_runs=self._find_runs, settings=self._settings)
+        began = await check_beginning(config, find_runs=self._find_runs, settings=self._settings)
+        beginning = began.beginning
         steps_before = 0 if beginning is None else beginning.steps_before
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(self._check_model(config), name="check model")
             dataset = tasks.create_task(self._check_dataset(config, steps_before=steps_before), name="check dataset")
-            rewards = tasks.create_task(self._check_rewards(config), name="check rewards")
-            tools = tasks.create_task(self._check_tools(config), name="check tools")
-            engine = tasks.create_task(self._check_engine(config), name="check engine")
+            rewards = tasks.create_task(_answered(self._check_rewards(config)), name="check rewards")
+            tools = tasks.create_task(_answered(self._check_tools(config)), name="check tools")
+            engine = tasks.create_task(_answered(self._check_engine(config)), name="check engine")
             weight_dir = tasks.create_task(self._check_weight_dir(config), name="check weight_dir")
-        base = why_not_4bit(config, self._settings.rank_environment())
         checked = [
             began,
             model.result(),
@@ -126,12 +118,7 @@ class RunValidator:
             engine.result(),
             weight_dir.result(),
             Checked(warnings=[*what_weakens_learning(config), *unknown_metric(config)]),
-            Checked(errors=check_reports(config.report_to)),
             Checked(errors=check_group_size(config)),
-            Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
-            Checked(errors=what_optim_needs(config, self._settings.rank_environment())),
-            Checked(errors=what_compiling_needs(config, self._settings.rank_environment())),
-            Checked(errors=[] if base is None else [("load_in_4bit", base)]),
             Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
         ]
         columns = dataset.result().derived.get("columns", [])
@@ -152,25 +139,23 @@ class RunValidator:
     async def _check_model(self, config: RunConfig) -> Checked:
         # The hub's client may make two requests, each with the timeout.
         timeout_s = 2 * self._settings.hub_timeout_s
-        try:
-            warnings = await in_thread(
-                lambda: check_model(config, lookup=self._lookup), timeout_s=timeout_s, name="check model"
-            )
-        except UserError as error:
-            return Checked(errors=[(error.field or "model", str(error))])
-        except TimeoutError:
-            return Checked(warnings=[f"the model was not checked: the check took longer than {timeout_s:g} s"])
-        return Checked(warnings=warnings)
+        return await checked_in_thread(
+            "model",
+            lambda: Checked(warnings=check_model(config, lookup=self._lookup)),
+            timeout_s=timeout_s,
+            too_slow=Checked(warnings=[f"the model was not checked: the check took longer than {timeout_s:g} s"]),
+        )
 
     async def _check_weight_dir(self, config: RunConfig) -> Checked:
         if config.weight_dir is None:
             return Checked()
         where, timeout_s = config.weight_dir, self._settings.hub_timeout_s
-        try:
-            errors = await in_thread(lambda: check_weight_dir(where), timeout_s=timeout_s, name="check weight_dir")
-        except TimeoutError:
-            return Checked(warnings=[f"weight_dir was not checked: it did not answer within {timeout_s:g} s"])
-        return Checked(errors=errors)
+        return await checked_in_thread(
+            "weight_dir",
+            lambda: Checked(errors=check_weight_dir(where)),
+            timeout_s=timeout_s,
+            too_slow=Checked(warnings=[f"weight_dir was not checked: it did not answer within {timeout_s:g} s"]),
+        )
 
     async def _check_dataset(self, config: RunConfig, *, steps_before: int) -> Checked:
         timeout_s = self._settings.dataset_check_timeout_s
@@ -178,38 +163,29 @@ class RunValidator:
         if misplaced := [(name, _not_a_place(source)) for name, source in sources.items() if not _is_a_place(source)]:
             return Checked(errors=misplaced)
         names = ", ".join(dict.fromkeys(source.path[:200] for source in sources.values()))
-        try:
-            summary = await in_thread(lambda: self._dataset_check(config), timeout_s=timeout_s, name="check dataset")
-            return judge_dataset(config, summary, steps_before=steps_before)
-        except UserError as error:
-            return Checked(errors=[(error.field or "dataset_name", str(error))])
-        except TimeoutError:
-            detail = (
-                f"Reading the dataset {names} took longer than {timeout_s:g} s. If it is being downloaded, submit "
-                "again later; otherwise raise HEADRACE_DATASET_CHECK_TIMEOUT_S."
-            )
-            return Checked(problem=Problem(503, "Dataset not checked", detail, headers={"Retry-After": "30"}))
-        except UnavailableError as error:
-            detail = f"The dataset {names} could not be checked: {error}. Submit again later."
-            return Checked(problem=Problem(503, "Dataset not checked", detail, headers={"Retry-After": "30"}))
+        detail = (
+            f"Reading the dataset {names} took longer than {timeout_s:g} s. If it is being downloaded, submit "
+            "again later; otherwise raise HEADRACE_DATASET_CHECK_TIMEOUT_S."
+        )
+        return await checked_in_thread(
+            "dataset_name",
+            lambda: judge_dataset(config, self._dataset_check(config), steps_before=steps_before),
+            timeout_s=timeout_s,
+            too_slow=Checked(problem=Problem(503, "Dataset not checked", detail, headers={"Retry-After": "30"})),
+        )
 
     async def _check_rewards(self, config: RunConfig) -> Checked:
-        try:
-            needs = await check_rewards(
-                config,
-                rewarder_url=self._settings.rewarder_url,
-                api_key=self._settings.api_key.get_secret_value(),
-                timeout_s=self._settings.reward_check_timeout_s,
-                tls=PeerTls(self._settings.tls_ca_file),
-            )
-        except Problem as error:
-            return _refused(error)
+        needs = await check_rewards(
+            config,
+            rewarder_url=self._settings.rewarder_url,
+            api_key=self._settings.api_key.get_secret_value(),
+            timeout_s=self._settings.reward_check_timeout_s,
+            tls=PeerTls(self._settings.tls_ca_file),
+        )
         return Checked(needs=needs)
 
     async def _check_tools(self, config: RunConfig) -> Checked:
-        if not config.is_agentic:
-            return Checked()
-        try:
+        if config.is_agentic:
             await check_tools(
                 config,
                 sessions_url=self._settings.sessions_url,
@@ -217,8 +193,6 @@ class RunValidator:
                 timeout_s=self._settings.tool_check_timeout_s,
                 tls=PeerTls(self._settings.tls_ca_file),
             )
-        except Problem as error:
-            return _refused(error)
         return Checked()
 
     async def _check_engine(self, config: RunConfig) -> Checked:
@@ -230,11 +204,16 @@ class RunValidator:
         )
 
 
-def _refused(error: Problem) -> Checked:
-    """Return a service's answer that is not its approval."""
-    if error.status == 422:
-        return Checked(errors=[(item["field"], item["message"]) for item in error.body["errors"]])
-    return Checked(problem=error)
+async def _answered(check: Awaitable[Checked]) -> Checked:
+    """Return the result of a check that another service makes, which may refuse the run or be away."""
+    try:
+        return await check
+    except Problem as error:
+        if error.status == 422:
+            return Checked(errors=[(item["field"], item["message"]) for item in error.body["errors"]])
+        return Checked(problem=error)
+    except UnavailableError as error:
+        return Checked(problem=error)
 
 
 def _parse(raw: Any) -> RunConfig:

@@ -4,8 +4,7 @@
     nproc_per_node      each rank needs its own GPU, if there are any
     push_to_hub         needs a token, or the trained model would not be uploaded
     report_to           needs the libraries of the trackers, which are not imported here
-    use_liger_kernel    and three other options need a GPU; found without torch
-    optim               may need bitsandbytes, and a GPU
+    use_liger_kernel    and other options need a GPU, found without torch, or a package: _needs
     torch_compile       needs a compiler
     weight_dir          must be writable
 
@@ -19,6 +18,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.trainer.settings import TrainerSettings
@@ -35,15 +35,52 @@ _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE")
 _PROBE = b"headrace tried whether it can write here; this may be removed"
 
 
+@dataclass(frozen=True)
+class _Need:
+    """What one option needs where the training ranks run.
+
+    Attributes:
+        option: The option.
+        is_asked: Whether the run sets it to a value with this need.
+        gpu: Whether it needs a GPU.
+        package: The package that it needs, by the name that is imported; empty if it needs none.
+        without_gpu: What to do without a GPU.
+    """
+
+    option: str
+    is_asked: bool
+    gpu: bool = False
+    package: str = ""
+    without_gpu: str = "leave it out"
+
+
+_EXTRAS = {"bitsandbytes": "trainer-8bit", "liger_kernel": "trainer-gpu"}
+"""The extra that installs a package."""
+
+
 def check_surroundings(config: RunConfig, settings: TrainerSettings) -> list[tuple[str, str]]:
     """Return setting and sentence for each requirement that is missing where the training ranks run."""
-    errors: list[tuple[str, str]] = []
     environment = settings.rank_environment()
+    errors = check_environment(config, environment)
     try:
         rank_command("", config, settings)
     except UserError as error:
         errors.append((error.field or "nnodes", str(error)))
+    return errors
+
+
+def check_environment(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return setting and sentence for each requirement that a training rank with this environment would miss."""
     gpus = num_gpus(environment)
+    errors: list[tuple[str, str]] = []
+    for need in _needs(config):
+        value: object = getattr(config, need.option)
+        asked = need.option if value is True else f"{need.option}: {value}"
+        if need.is_asked and need.gpu and not gpus:
+            errors.append((need.option, f"{asked} needs a GPU, and the trainer has none; {need.without_gpu}"))
+        elif need.is_asked and need.package and not is_installed(need.package):
+            how = install_extras(_EXTRAS[need.package])
+            errors.append((need.option, f"{asked} needs {need.package} where the trainer runs; install with {how}"))
     if config.nproc_per_node != "auto" and 0 < gpus < config.nproc_per_node:
         errors.append(
             (
@@ -60,7 +97,25 @@ def check_surroundings(config: RunConfig, settings: TrainerSettings) -> list[tup
                 "in its environment, or log in with `hf auth login` there, or leave push_to_hub out",
             )
         )
-    return errors
+    return [*errors, *_check_compilers(config, environment, has_gpu=gpus > 0), *_check_reports(config.report_to)]
+
+
+def _needs(config: RunConfig) -> list[_Need]:
+    unpaged = config.optim.removeprefix("paged_")
+    return [
+        _Need("attn_implementation", config.attn_implementation not in ("auto", "sdpa", "eager"), gpu=True),
+        _Need("weight_transport", config.weight_transport in ("nccl", "ipc"), gpu=True),
+        _Need("vllm_enable_sleep_mode", config.vllm_enable_sleep_mode, gpu=True),
+        _Need("use_liger_kernel", config.use_liger_kernel, gpu=True, package="liger_kernel"),
+        _Need("load_in_4bit", config.load_in_4bit, gpu=True, package="bitsandbytes"),
+        _Need(
+            "optim",
+            True,
+            gpu=unpaged != config.optim,
+            package=FACTS[config.optim].package,
+            without_gpu=f"{unpaged if unpaged in FACTS else 'adamw_torch_fused'} does not",
+        ),
+    ]
 
 
 def has_hub_token(environment: Mapping[str, str]) -> bool:
@@ -77,46 +132,13 @@ def has_hub_token(environment: Mapping[str, str]) -> bool:
         return False
 
 
-def what_needs_a_gpu(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return option and reason for each option that a training rank with this environment would refuse."""
-    if num_gpus(environment) == 0:
-        asked = {
-            "attn_implementation": config.attn_implementation not in ("auto", "sdpa", "eager"),
-            "use_liger_kernel": config.use_liger_kernel,
-            "weight_transport": config.weight_transport in ("nccl", "ipc"),
-            "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
-        }
-        return [
-            (name, f"{name}: {getattr(config, name)} needs a GPU, and the trainer has none; leave it out")
-            for name, is_asked in asked.items()
-            if is_asked
-        ]
-    if config.use_liger_kernel and importlib.util.find_spec("liger_kernel") is None:
-        how = install_packages("liger-kernel")
-        return [("use_liger_kernel", f"use_liger_kernel needs liger-kernel where the trainer runs; install with {how}")]
-    return []
-
-
-def what_optim_needs(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return field and sentence if a training rank with this environment could not make the optimizer."""
-    package = FACTS[config.optim].package
-    if package and not is_installed(package):
-        how = install_extras("trainer-8bit")
-        return [("optim", f"{config.optim} needs {package} where the trainer runs; install with {how}")]
-    if config.optim.startswith("paged_") and num_gpus(environment) == 0:
-        unpaged = config.optim.removeprefix("paged_")
-        other = unpaged if unpaged in FACTS else "adamw_torch_fused"
-        return [("optim", f"{config.optim} needs a GPU, and the trainer has none; {other} does not")]
-    return []
-
-
-def what_compiling_needs(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return field and sentence if torch.compile's own backend has no compiler for a rank with this environment."""
+def _check_compilers(config: RunConfig, environment: Mapping[str, str], *, has_gpu: bool) -> list[tuple[str, str]]:
+    """Return setting and sentence if torch.compile's own backend has no compiler."""
     if not config.torch_compile or config.compile_backend != INDUCTOR:
         return []
     instead = "or set torch_compile_backend: aot_eager, which needs no compiler"
     path = environment.get("PATH")
-    if num_gpus(environment) == 0:
+    if not has_gpu:
         compilers = [environment["CXX"]] if environment.get("CXX") else ["g++", "clang++"]
         if not any(shutil.which(compiler, path=path) for compiler in compilers):
             return [("torch_compile", f"it needs a C++ compiler where the trainer runs: install g++, {instead}")]
@@ -132,8 +154,7 @@ _NOT_IN_THE_EXTRA = ("mlflow", "swanlab", "comet_ml")
 """Trackers that the extra `report` does not install. Their packages have the same names."""
 
 
-def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
-    """Return field and sentence for each error."""
+def _check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
     missing = [name for name in report_to if not is_installed(name)]
     if not missing:
         return []
@@ -159,7 +180,7 @@ def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
     """Return setting and sentence for each error. Blocks for as long as the store takes."""
     path = weight_dir.removeprefix("file://")
     if "://" not in path:
-        there = next(parent for parent in (Path(path), *Path(path).parents) if parent.exists())
+        there = next(parent for parent in (Path(path), *Path(path).parents) if os.path.exists(parent))
         if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
             return []
         return [

@@ -13,6 +13,7 @@ from headrace.cli import command_line as cli
 from headrace.cli.logs import Tail, find_logs
 from headrace.cli.rollouts import chosen, value_in_words
 from shared.errors import UserError
+from tests.closed_directory import close_directory
 from tests.headrace.scripted_api import Answer, Asked, event_stream, serving
 
 pytestmark = pytest.mark.unit
@@ -213,6 +214,10 @@ def test_a_dry_run_without_services_checks_settings_and_files_and_says_what_it_d
     assert said.startswith("run.yaml: no mistake found without services\n")
     assert "  steps: 3\n" in said
     assert said.endswith("not checked: reward functions, tools, vLLM's options, GPUs, the model on the hub\n")
+    assert "  epoch_prompts: 1\n" in said
+    run_file.write_text(f"{text}dataset_streaming: true\n")
+    assert cli.main(["submit", "run.yaml", "--dry-run"]) == 0
+    assert "epoch_prompts" not in capsys.readouterr().out
     run_file.write_text(text.replace("max_steps: 3", "max_step: 3"))
     assert cli.main(["submit", "run.yaml", "--dry-run"]) == 1
     assert "max_step" in capsys.readouterr().err
@@ -221,6 +226,13 @@ def test_a_dry_run_without_services_checks_settings_and_files_and_says_what_it_d
     said = capsys.readouterr().err
     assert "dataset_name: " in said
     assert "model: " in said
+    run_file.write_text(text.replace("train.jsonl", "closed/train.jsonl").replace("org/small", "./closed/model"))
+    with monkeypatch.context() as patch:
+        close_directory(patch, tmp_path / "closed")
+        assert cli.main(["submit", "run.yaml", "--dry-run"]) == 1
+    said = capsys.readouterr().err
+    assert f"dataset_name: {tmp_path}/closed/train.jsonl cannot be read: Permission denied" in said
+    assert f"model: {tmp_path}/closed/model cannot be read: Permission denied" in said
     run_file.write_text(text)
     assert cli.main(["submit", "run.yaml"]) == 1
     assert "no headrace service found" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import UserError
 from shared.run_options.engine_arg_names import RUN_ENGINE_ARGS, TABLES
-from shared.run_options.engine_args import OPERATORS_ENGINE_ARGS, RESERVED_ENGINE_ARGS
+from shared.run_options.engine_args import OPERATORS_ENGINE_ARGS, RESERVED_ENGINE_ARGS, default_max_model_len
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs
 from shared.run_options.run_config import RunConfig, parse_run_config
 
@@ -188,3 +188,32 @@ def test_the_restrictions_of_sampling_are_named() -> None:
 def test_a_config_with_them_all_survives_storage() -> None:
     run = a_run(vllm={"max_num_seqs": 8}, generation_kwargs={"stop": ["a"], "structured_outputs": {"json": {}}})
     assert RunConfig.model_validate(run.model_dump(mode="json")) == run
+
+
+@pytest.mark.parametrize(
+    ("more", "positions"),
+    [
+        ({}, 32768),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 32768),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 131072),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, 65536),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}, 32768),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 32.0}}, 32768),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 32768),
+        ({"rope_parameters": {"full": {"rope_type": "linear", "factor": 8.0}, "sliding": {}}}, 262144),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, 32768),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("inf")}}, 32768),
+        ({"rope_scaling": "broken"}, 32768),
+    ],
+)
+def test_a_stretched_embedding_multiplies_the_positions_unless_they_are_stated_stretched(
+    more: dict[str, Any], positions: int
+) -> None:
+    table = {"model_type": "qwen2", "max_position_embeddings": 32768, **more}
+    assert default_max_model_len(table) == positions
+    assert default_max_model_len({"text_config": table, "max_position_embeddings": 7}) == positions
+
+
+@pytest.mark.parametrize("model", [{}, {"max_position_embeddings": "many"}, {"text_config": []}, {"text_config": {}}])
+def test_a_config_that_does_not_say_has_no_number(model: dict[str, Any]) -> None:
+    assert default_max_model_len(model) is None

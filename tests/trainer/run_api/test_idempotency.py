@@ -1,6 +1,7 @@
 """A submit that is sent twice leads to one run."""
 
 import asyncio
+import time
 from typing import Any, cast
 
 import httpx
@@ -8,11 +9,14 @@ import msgspec
 import pytest
 from redis.exceptions import OutOfMemoryError
 
-from services.trainer.run_api.trainer_api import TrainerApi
+from services.trainer.run_api.trainer_api import TrainerApi, make_api
+from services.trainer.settings import TrainerSettings
 from shared.errors import NoRoomError
 from shared.redis.keys import RUNS, SUBMIT
 from shared.redis.redis_connection import Redis
-from tests.trainer.api_rig import DatasetFile, FakeRewarder
+from shared.redis.run_record import RunRecord
+from tests.eventually import eventually
+from tests.trainer.api_rig import DatasetFile, FakeRewarder, serving
 
 Run = dict[str, Any]
 KEYED = {"Idempotency-Key": "6f1c"}
@@ -158,6 +162,38 @@ async def test_a_claim_whose_process_died_is_carried_on_with_the_same_run_id(
     assert again.status_code == 202
     assert again.json()["run"]["run_id"] == first.json()["run"]["run_id"]
     assert await redis.zcard(RUNS) == 1
+
+
+async def test_a_submit_with_long_timeouts_is_not_taken_for_abandoned(
+    settings: TrainerSettings, redis: Redis, run: Run
+) -> None:
+    patient = settings.model_copy(update={"dataset_check_timeout_s": 600.0})
+    async with serving(make_api(patient, redis, stopping=asyncio.Event())) as client:
+        await client.post("/v1/runs", json=run, headers=KEYED)
+        for age_s, status in ((1200.0, 409), (1261.0, 202)):
+            await rewrite_claim(redis, answer=None, claimed_at_s=time.time() - age_s)
+            assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == status
+
+
+async def test_two_requests_that_carry_on_one_claim_create_its_run_once(
+    client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    creating, create = cast("Any", api.creating), api.store.create
+    created: list[str] = []
+
+    async def counted(run_id: str, *args: Any, **options: Any) -> RunRecord:
+        created.append(run_id)
+        return await create(run_id, *args, **options)
+
+    monkeypatch.setattr(api.store, "create", counted)
+    async with asyncio.TaskGroup() as requests, creating:
+        first = requests.create_task(client.post("/v1/runs", json=run, headers=KEYED))
+        await eventually(lambda: len(creating._waiters or ()) == 1)
+        await rewrite_claim(redis, claimed_at_s=0.0)
+        second = requests.create_task(client.post("/v1/runs", json=run, headers=KEYED))
+        await eventually(lambda: len(creating._waiters or ()) == 2)
+    assert first.result().json()["run"]["run_id"] == second.result().json()["run"]["run_id"]
+    assert len(created) == 1
 
 
 async def test_a_refused_run_gives_its_key_back(

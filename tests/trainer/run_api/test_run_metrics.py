@@ -11,7 +11,9 @@ from typing import Any, cast
 import httpx
 import pytest
 from prometheus_client import Gauge, generate_latest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from services.trainer.fence import take_over
 from services.trainer.groups.ledger import DEAD_LETTER
 from services.trainer.intake.batch_builder import STALE, UNSCORABLE
 from services.trainer.run_api import run_metrics
@@ -21,6 +23,7 @@ from shared.errors import UnavailableError, UserError
 from shared.install_commands import install_extras
 from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
 from shared.redis.lease import renew
+from shared.redis.redis_connection import Redis
 from shared.redis.run_record import Progress
 from tests.conftest import RedisServer
 from tests.eventually import eventually
@@ -88,6 +91,29 @@ async def test_no_run_ends_because_its_metrics_cannot_be_read(
 
     await eventually(are_served)
     refreshing.cancel()
+
+
+async def test_a_connection_that_breaks_is_used_again_by_the_same_refresh(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis's own ConnectionError would end the metrics' task, and with it the trainer service."""
+    run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
+    await api.store.set_current_run(run_id)
+    await take_over(api.redis, RunKeys(run_id))
+    send = cast("Any", Redis.execute_command)
+    broken: list[Any] = []
+
+    async def break_each_command_once(redis: Redis, *args: Any, **options: Any) -> Any:
+        if args[0] != "INFO" and args not in broken:  # refresh reports a missing INFO at once
+            broken.append(args)
+            raise RedisConnectionError("Connection closed by server.")
+        return await send(redis, *args, **options)
+
+    monkeypatch.setattr(Redis, "execute_command", break_each_command_once)
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    await metrics.refresh()
+    assert ("GET", RunKeys(run_id).epoch) in broken
+    assert f'headrace_run_rank_starts{{run_id="{run_id}"}} 1.0' in generate_latest(metrics.registry).decode()
 
 
 async def test_no_scrape_misses_a_series_while_they_are_set_again(

@@ -13,7 +13,7 @@ from services.trainer.run_api.trainer_api import TrainerApi
 from shared.redis.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.redis.lease import renew
 from shared.redis.redis_connection import Redis, call
-from shared.redis.run_record import Progress
+from shared.redis.run_record import Progress, RunRecord
 from shared.redis.run_store import RunStore
 from shared.refusals import refuse, take_back
 from tests.trainer.api_rig import KEY
@@ -296,6 +296,27 @@ async def test_only_a_run_that_has_ended_is_deleted_and_its_directory_stays(
     assert (await client.get(f"/v1/runs/{run_id}")).status_code == 404
     assert await redis.keys(f"*{run_id}*") == []
     assert (api.settings.runs_dir / run_id / "config.json").exists()
+
+
+async def test_a_failed_run_that_was_just_resumed_is_not_deleted(
+    client: httpx.AsyncClient, run: Run, redis: Redis, api: TrainerApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resume comes after the delete has found the run, and before it deletes it."""
+    run_id = await submit(client, run)
+    await RunStore(redis).set_status(run_id, "failed", reason="the disk was full")
+    get = api.store.get
+
+    async def resumed_after_the_first_look(run_id: str) -> RunRecord | None:
+        record = await get(run_id)
+        monkeypatch.setattr(api.store, "get", get)
+        await api.supervisor.resume_run(run_id)
+        return record
+
+    monkeypatch.setattr(api.store, "get", resumed_after_the_first_look)
+    refused = await client.delete(f"/v1/runs/{run_id}")
+    assert refused.status_code == 409
+    assert refused.json()["detail"].startswith("The run is queued. ")
+    assert (await client.get(f"/v1/runs/{run_id}")).json()["status"] == "queued"
 
 
 async def test_dead_letters_are_listed_and_put_back_where_they_died(

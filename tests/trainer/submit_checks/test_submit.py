@@ -80,12 +80,17 @@ async def test_a_dry_run_says_what_the_settings_amount_to_and_starts_nothing(
     assert body["derived"] == {
         "num_rows": 10,
         "columns": ["prompt", "solution"],
+        "epoch_prompts": 10,
         "steps": 4,
         "prompt_groups": 8,
         "completions": 32,
         "max_completion_tokens": 512,
         "max_groups_in_flight": 6,
     }
+    streamed = await client.post("/v1/runs", params={"dry_run": "true"}, json=run | {"dataset_streaming": True})
+    derived = streamed.json()["derived"]
+    assert derived["epoch_prompts"] is None
+    assert "num_rows" not in derived
     assert await redis.zcard(RUNS) == 0
     assert not settings.runs_dir.exists()
 
@@ -136,7 +141,7 @@ async def test_a_warm_up_longer_than_the_epochs_is_refused(client: httpx.AsyncCl
 
 async def test_completions_longer_than_the_model_has_positions_are_refused(client: httpx.AsyncClient, run: Run) -> None:
     errors = await refusal(client, run | {"max_completion_length": 512})
-    assert "the model has 512 positions" in errors["max_completion_length"]
+    assert "more than the 512 positions of the model" in errors["max_completion_length"]
 
 
 async def test_a_row_without_a_prompt_is_refused_with_its_line(

@@ -1,5 +1,6 @@
 """Submitting a run: errors that show in its prompts and columns are reported before anything starts."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,13 @@ import httpx
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.trainer.api_rig import DatasetFile
+from services.trainer.run_api.trainer_api import make_api
+from services.trainer.settings import TrainerSettings
+from services.trainer.submit_checks.run_validation import RunValidator
+from shared.errors import UnavailableError
+from shared.redis.redis_connection import Redis
+from tests.closed_directory import close_directory
+from tests.trainer.api_rig import DatasetFile, serving
 from tests.trainer.submit_checks.test_submit import refusal
 
 Run = dict[str, Any]
@@ -180,6 +187,37 @@ async def test_in_a_mixture_a_column_is_looked_for_where_the_option_applies(
     own = {"columns": ["solution"]}
     errors = await refusal(client, run | {"datasets": [first | own, other | own], "columns": ["level"]})
     assert "is not used; leave it out" in errors["columns"]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [("train.jsonl", "dataset_name"), ("saved", "dataset_name"), ("model", "model")]
+)
+async def test_what_the_trainer_may_not_read_is_refused_with_the_reason(
+    client: httpx.AsyncClient, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, setting: str
+) -> None:
+    closed = tmp_path / "closed"
+    close_directory(monkeypatch, closed)
+    for streams in (False, True):
+        errors = await refusal(client, run | {setting: str(closed / name), "dataset_streaming": streams})
+        assert list(errors) == [setting]
+        assert errors[setting].startswith(f"{closed / name}")
+        assert "cannot be read: Permission denied. Let user " in errors[setting]
+
+
+async def test_an_error_of_the_hub_or_redis_behind_a_check_is_a_503_after_all_errors_of_the_run(
+    settings: TrainerSettings, redis: Redis, run: Run
+) -> None:
+    def be_away(_config: Any) -> Any:
+        raise UnavailableError("Redis does not answer")
+
+    validator = RunValidator(settings, engine_check=be_away, dataset_check=be_away)
+    async with serving(make_api(settings, redis, stopping=asyncio.Event(), validator=validator)) as client:
+        body = run | {"vllm": {"max_num_seqs": 8}}
+        reply = await client.post("/v1/runs", json=body)
+        assert list(await refusal(client, body | {"model": "/no/model"})) == ["model"]
+    assert reply.status_code == 503
+    assert reply.json()["detail"] == "Redis does not answer. Try again in a moment."
+    assert reply.headers["Retry-After"] == "5"
 
 
 async def test_missing_surroundings_of_a_run_are_reported(

@@ -9,25 +9,33 @@ import pytest
 from services.trainer.settings import TrainerSettings
 from services.trainer.submit_checks import surroundings_check
 from services.trainer.submit_checks.surroundings_check import (
-    check_reports,
+    check_environment,
     check_surroundings,
     check_weight_dir,
     has_hub_token,
     is_installed,
-    what_compiling_needs,
-    what_needs_a_gpu,
-    what_optim_needs,
 )
 from shared.install_commands import install_extras, install_packages
 from shared.run_options.run_config import RunConfig
+from tests.closed_directory import close_directory
 
 pytestmark = pytest.mark.unit
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+FOUR_BITS = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}
 
 
 def run(**settings: Any) -> RunConfig:
     return RunConfig(model="m", dataset_name="d.jsonl", reward_funcs=["accuracy_reward"], **settings)
+
+
+def has_all_but(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    """Play a machine that has every package except some."""
+
+    def has(name: str) -> bool:
+        return name not in missing
+
+    monkeypatch.setattr(surroundings_check, "is_installed", has)
 
 
 def trainer(tmp_path: Path, *, gpus: str = "", token: str = "", **settings: Any) -> TrainerSettings:
@@ -84,66 +92,74 @@ def test_a_token_is_found_where_huggingface_hub_looks_for_it(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("attn_implementation", "flex_attention"), ("use_liger_kernel", True), ("weight_transport", "nccl")],
+    ("settings", "sentence"),
+    [
+        ({"attn_implementation": "flex_attention"}, "attn_implementation: flex_attention needs a GPU; leave it out"),
+        ({"weight_transport": "nccl"}, "weight_transport: nccl needs a GPU; leave it out"),
+        ({"use_liger_kernel": True}, "use_liger_kernel needs a GPU; leave it out"),
+        (FOUR_BITS, "load_in_4bit needs a GPU; leave it out"),
+        ({"optim": "paged_adamw_8bit"}, "optim: paged_adamw_8bit needs a GPU; adamw_8bit does not"),
+    ],
 )
-def test_options_that_need_a_gpu_are_refused_at_submit_without_a_gpu(name: str, value: Any) -> None:
-    ((field, reason),) = what_needs_a_gpu(run(**{name: value}), NO_GPU)
-    assert field == name
-    assert reason == f"{name}: {value} needs a GPU, and the trainer has none; leave it out"
+def test_an_option_that_needs_a_gpu_is_refused_at_submit_without_one(settings: dict[str, Any], sentence: str) -> None:
+    ((option, said),) = check_environment(run(**settings), NO_GPU)
+    assert option in settings
+    assert said.replace(", and the trainer has none", "") == sentence
 
 
-def test_options_that_run_anywhere_are_not_refused() -> None:
-    assert what_needs_a_gpu(run(attn_implementation="eager", weight_transport="gloo"), NO_GPU) == []
-    assert what_needs_a_gpu(run(), NO_GPU) == []
+@pytest.mark.parametrize(
+    ("settings", "asked", "package", "extra"),
+    [
+        ({"optim": "adamw_8bit"}, "optim: adamw_8bit", "bitsandbytes", "trainer-8bit"),
+        (FOUR_BITS, "load_in_4bit", "bitsandbytes", "trainer-8bit"),
+        ({"use_liger_kernel": True}, "use_liger_kernel", "liger_kernel", "trainer-gpu"),
+    ],
+)
+def test_an_option_of_a_missing_package_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], asked: str, package: str, extra: str
+) -> None:
+    has_all_but(monkeypatch, package)
+    ((_, said),) = check_environment(run(**settings), {"CUDA_VISIBLE_DEVICES": "0"})
+    assert said == f"{asked} needs {package} where the trainer runs; install with {install_extras(extra)}"
 
 
-def test_a_tracker_whose_library_is_missing_is_refused_with_what_to_install() -> None:
-    ((field, sentence),) = check_reports(["json", "no_such_tracker"])
+def test_options_that_run_anywhere_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_all_but(monkeypatch)
+    settings: tuple[dict[str, Any], ...] = (
+        {"attn_implementation": "eager", "weight_transport": "gloo"},
+        {"optim": "adamw_8bit"},
+        {},
+    )
+    for asked in settings:
+        assert check_environment(run(**asked), NO_GPU) == []
+
+
+def test_a_tracker_whose_library_is_missing_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_all_but(monkeypatch, "wandb")
+    ((field, sentence),) = check_environment(run(report_to=["tensorboard", "wandb"]), NO_GPU)
     assert field == "report_to"
-    assert "no_such_tracker cannot be used" in sentence
+    assert "wandb cannot be used" in sentence
     assert install_extras("report") in sentence
-    assert check_reports(["json"]) == check_reports([]) == []
+    assert check_environment(run(report_to=["tensorboard"]), NO_GPU) == []
 
 
-@pytest.mark.skipif(is_installed("mlflow"), reason="it is installed")
-def test_a_tracker_outside_the_extra_is_installed_by_its_own_name() -> None:
-    ((_, sentence),) = check_reports(["mlflow"])
+def test_a_tracker_outside_the_extra_is_installed_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_all_but(monkeypatch, "mlflow")
+    ((_, sentence),) = check_environment(run(report_to=["mlflow"]), NO_GPU)
     assert f"Install with {install_packages('mlflow')} there" in sentence
-
-
-def test_an_optimizer_of_a_missing_package_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def has_none(name: str) -> bool:
-        return not name
-
-    monkeypatch.setattr(surroundings_check, "is_installed", has_none)
-    ((field, sentence),) = what_optim_needs(run(optim="adamw_8bit"), NO_GPU)
-    assert field == "optim"
-    assert sentence.startswith("adamw_8bit needs bitsandbytes where the trainer runs; install with ")
-    assert what_optim_needs(run(optim="muon"), NO_GPU) == []
-
-
-def test_paged_memory_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def has_all(name: str) -> bool:
-        return bool(name)
-
-    monkeypatch.setattr(surroundings_check, "is_installed", has_all)
-    ((_, sentence),) = what_optim_needs(run(optim="paged_adamw_8bit"), NO_GPU)
-    assert sentence == "paged_adamw_8bit needs a GPU, and the trainer has none; adamw_8bit does not"
-    assert what_optim_needs(run(optim="adamw_8bit"), NO_GPU) == []
 
 
 def test_torch_compile_needs_a_compiler_unless_its_backend_needs_none(tmp_path: Path) -> None:
     nowhere = {**NO_GPU, "PATH": str(tmp_path)}
-    ((field, sentence),) = what_compiling_needs(run(torch_compile=True), nowhere)
+    ((field, sentence),) = check_environment(run(torch_compile=True), nowhere)
     assert field == "torch_compile"
     assert "install g++, or set torch_compile_backend: aot_eager" in sentence
-    assert what_compiling_needs(run(torch_compile=True, torch_compile_backend="aot_eager"), nowhere) == []
-    assert what_compiling_needs(run(), nowhere) == []
+    assert check_environment(run(torch_compile=True, torch_compile_backend="aot_eager"), nowhere) == []
+    assert check_environment(run(), nowhere) == []
     compiler = tmp_path / "g++"
     compiler.touch(mode=0o755)
-    assert what_compiling_needs(run(torch_compile=True), nowhere) == []
-    assert what_compiling_needs(run(torch_compile=True), {**nowhere, "CXX": "no-such-compiler"})
+    assert check_environment(run(torch_compile=True), nowhere) == []
+    assert check_environment(run(torch_compile=True), {**nowhere, "CXX": "no-such-compiler"})
 
 
 def test_a_folder_that_a_tracker_left_behind_is_not_its_library(
@@ -186,6 +202,13 @@ def test_a_store_that_does_not_answer_is_refused_with_its_own_words(monkeypatch:
 def test_a_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
     assert check_weight_dir(str(tmp_path / "not" / "there")) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_entered_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_directory(monkeypatch, tmp_path)
+    ((field, why),) = check_weight_dir(str(tmp_path / "weights"))
+    assert field == "weight_dir"
+    assert why.startswith(f"the trainer cannot write to {tmp_path}: fix its permissions")
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
