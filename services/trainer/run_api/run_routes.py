@@ -105,6 +105,7 @@ async def resume_run(run: RunToChange, api: Api) -> RunDetail:
         async with api.creating:
             await _refuse_without_checkpoint(run)
             await refuse_if_queue_is_full(api)
+            await api.use_files(run.config)
             await api.supervisor.resume_run(run.run_id)
         return await after_change(api, run.run_id)
     _refuse_ended(run, instead=continue_ended(run))

@@ -23,7 +23,6 @@ from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.run_view import RunSummary, summary
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.submit_checks.run_validation import ValidRun
-from services.trainer.uploads.upload_expiry import texts_in
 from shared.beginning import Beginning
 from shared.errors import NoRoomError, UserError
 from shared.files.disk_sync import write_whole
@@ -111,8 +110,7 @@ async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, A
 
 
 async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
-    for store in api.client_files:  # now: an upload that expires after its files were checked would be missing
-        await asyncio.to_thread(store.use, *texts_in(raw))
+    await api.use_files(raw)  # now: an upload that expires after its files were checked would be missing
     valid = await api.validator.validate(raw)
     record = await _create(api, valid, run_id)
     name_subject(run_id)

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from fastapi import Request
 
@@ -16,7 +16,7 @@ from services.trainer.submit_checks.run_validation import RunValidator
 from services.trainer.supervision.run_supervisor import RunSupervisor
 from services.trainer.uploads.module_store import ModuleStore
 from services.trainer.uploads.upload_disk import UploadDisk
-from services.trainer.uploads.upload_expiry import ClientFiles
+from services.trainer.uploads.upload_expiry import ClientFiles, texts_in
 from services.trainer.uploads.upload_store import UploadStore
 from shared.access.keyring import Keyring
 from shared.redis.redis_connection import Redis
@@ -56,6 +56,12 @@ class TrainerApi:
     def client_files(self) -> list[ClientFiles]:
         """The stores of what clients upload."""
         return [store for store in (self.uploads, self.modules) if store is not None]
+
+    async def use_files(self, settings: Any) -> None:
+        """Note a use of the uploads that a run's settings name, so that they do not expire before it is queued."""
+        named = [*texts_in(settings)]
+        for store in self.client_files:
+            await asyncio.to_thread(store.use, *named)
 
 
 def make_api(

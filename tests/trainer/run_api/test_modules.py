@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.run_api.trainer_api import make_api
 from services.trainer.settings import TrainerSettings
 from services.trainer.uploads.upload_expiry import expire_once
@@ -199,6 +200,23 @@ async def test_settings_with_names_of_no_module_neither_fail_a_submit_nor_stop_t
         (store,) = api.client_files
         await expire_once(store, api.store, after_s=3600)
     assert {f"{old}.py", "left_0123456789abcdef01234567.py.uploading"}.isdisjoint(names_in(code))
+
+
+async def test_the_resume_of_a_failed_run_is_a_use(
+    taking: TrainerSettings, redis: Redis, run: dict[str, Any], code: Path
+) -> None:
+    api = make_api(taking, redis, stopping=asyncio.Event())
+    async with serving(api) as client:
+        await send(client)
+        submitted = await client.post("/v1/runs", json=run | {"reward_funcs": [f"{MODULE}:brevity"]})
+        run_id = submitted.json()["run"]["run_id"]
+        await api.store.set_status(run_id, "failed", reason="the disk was full")
+        checkpoint = taking.runs_dir / run_id / "checkpoints" / "step_00000001"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / MANIFEST_FILE).touch()
+        make_old(code)
+        assert (await client.post(f"/v1/runs/{run_id}/resume")).status_code == 202
+    assert (code / f"{MODULE}.py").stat().st_mtime > LONG_AGO_S
 
 
 async def test_what_a_run_uses_stays_although_its_file_cannot_be_touched(
