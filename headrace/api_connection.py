@@ -118,8 +118,8 @@ class ApiConnection:
                 return
             params["cursor"] = page["next_cursor"]
 
-    def events(self, path: str, last_event_id: str | None) -> Iterator[Event]:
-        """Yield the events of one stream until it breaks or ends."""
+    def events(self, path: str, last_event_id: str | None, *, on_open: Callable[[], None]) -> Iterator[Event]:
+        """Yield the events of one stream until it breaks or ends. ``on_open`` is called when the API has accepted."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         try:
@@ -127,6 +127,7 @@ class ApiConnection:
                 if response.is_error:
                     response.read()
                     raise _refusal(response)
+                on_open()
                 yield from parse_events(response.iter_lines())
         except httpx.HTTPError as error:
             raise self._away(error, _SILENCE_S) from error
