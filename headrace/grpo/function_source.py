@@ -90,6 +90,18 @@ class _Module:
                     return
             self.definitions.append(f"{name} = {_literal(value, name=name, used_by=used_by)}")
 
+    def _import_submodules(self, name: str, module: ModuleType, node: ast.AST) -> None:
+        """Import the submodules that code takes as attributes of a module, such as ``xml.etree.ElementTree``.
+
+        These imports are the first, so that no name of theirs hides another one.
+        """
+        for inner in ast.walk(node):  # the longest of nested attributes first
+            path = ast.unparse(inner) if isinstance(inner, ast.Attribute) else ""
+            statement = f"import {module.__name__}{path.removeprefix(name)}"
+            is_submodule = path.startswith(f"{name}.") and statement.removeprefix("import ") in sys.modules
+            if is_submodule and not any(f"{known}.".startswith(f"{statement}.") for known in self.imports):
+                self.imports.insert(0, statement)
+
     def _define_partial(self, name: str, value: "functools.partial[Any]", *, used_by: str) -> None:
         self.define("functools", functools, used_by=name)
         inner = plain_name(value.func, otherwise=f"{name}_function")
@@ -121,6 +133,8 @@ class _Module:
             found, its_value = scope.find(used)
             if found:
                 self.define(used, its_value, used_by=name)
+                if isinstance(its_value, ModuleType):
+                    self._import_submodules(used, its_value, node)
         self.definitions.append(text)
         if name != own_name:
             self.definitions.append(f"{name} = {own_name}")

@@ -5,6 +5,10 @@ import functools
 import logging
 import math
 import re
+import subprocess
+import sys
+import xml as markup
+import xml.etree.ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -143,6 +147,24 @@ def test_a_partial_keeps_its_arguments() -> None:
 
 def test_a_function_of_an_installed_package_is_imported() -> None:
     assert module_text({"fsum": math.fsum}) == "from math import fsum\n\n\n__all__ = ['fsum']\n"
+
+
+def numbers(completions: list[str], **_: Any) -> list[float]:
+    return [float(xml.etree.ElementTree.fromstring(completion).text or 0) for completion in completions]
+
+
+def numbers_too(completions: list[str], **_: Any) -> list[float]:
+    return [float(markup.etree.ElementTree.fromstring(it).text or 0) for it in completions]  # pyright: ignore
+
+
+@pytest.mark.parametrize("function", [numbers, numbers_too])
+def test_the_submodules_that_a_function_uses_are_imported(function: Callable[..., Any]) -> None:
+    text = module_text({"it": function})
+    assert text.count("import xml.etree") == 1
+    # In a process of its own, because this one has imported them.
+    program = [sys.executable, "-I", "-c", f"{text}\nprint(it(['<a>4</a>']))"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.stdout == "[4.0]\n", done.stderr
 
 
 def test_functions_that_call_each_other_are_both_written() -> None:
