@@ -240,12 +240,12 @@ class GRPOTrainer:
         from transformers.trainer_utils import TrainOutput  # seconds, so not before arguments were checked
 
         began_at = time.monotonic()
-        self._training.begin(resume_from_checkpoint or None)
-        first_step = self.state.global_step
         try:
+            self._training.begin(resume_from_checkpoint or None)
+            first_step = self.state.global_step
             losses = self._training.follow_to_the_end()
-        except BaseException:
-            self._training.give_weights_so_far_to(self._live)
+        except BaseException:  # Ctrl-C, or an error in a callback
+            self._training.leave(self._live)
             raise
         self._training.give_weights_to(self._live)
         steps, seconds = self.state.global_step - first_step, time.monotonic() - began_at

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from rich.console import Console
 
-from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submission
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
@@ -46,6 +46,8 @@ class ScriptRun:
     def __init__(self, script: Script, events: TrainingEvents) -> None:
         self.run: Run | None = None
         """The training run, as the API shows it; None before it began."""
+        self._is_begun = False
+        """Whether the training that is asked for has come to ``run``, so that an error must not leave it alone."""
         self._trained_run: Run | None = None
         """The last run that was followed to its end."""
         self._script = script
@@ -70,40 +72,44 @@ class ScriptRun:
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
         """
-        is_first, run = self.run is None, self._begun(resume)
-        goes_on = self.run is not None and self.run["run_id"] == run["run_id"]
-        self.run = run
+        self._is_begun, is_first = False, self.run is None
+        earlier = self._run_of_another_process() if is_first and resume is True else self.run
+        run = self._begun(resume, earlier)
+        self._take_run(run)
         if run["status"] not in ENDED:
             say(f"{run['run_id']} trains with {self._connected().in_words}; it is in {run['run_dir']}")
         self._own_code.follow(run)
         self._events.describe(run, epochs_per_step=self._epochs_per_step)
-        if is_first and goes_on:
+        if is_first and earlier is not None and earlier["run_id"] == run["run_id"]:
             with self._events.told_before(epochs_per_step=self._epochs_per_step):
                 self._catch_up(to_step=int(run["progress"]["step"]))
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
-        """Tell the events of all steps, and return their losses. An exception, such as Ctrl-C, pauses the run.
+        """Tell the events of all steps, and return their losses.
 
         Raises:
             HeadraceError: The run failed, or is paused because code of the script fails.
         """
-        assert self.run is not None
-        client, run_id = self.client, self.run["run_id"]
-        try:
-            self._catch_up()
-            console = self._console()
-            self.run = follow(client, run_id, console=console, on_event=self._take, on_run=self._own_code.check).run
-        except BaseException:  # Ctrl-C, or an error in a callback
-            with contextlib.suppress(HeadraceApiError):
-                client.pause(run_id)
-                say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
-            raise
+        run_id = self._followed()["run_id"]
+        self._catch_up()
+        console = self._console()
+        self.run = follow(self.client, run_id, console=console, on_event=self._take, on_run=self._own_code.check).run
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
         steps = self._catch_up()
         self._events.take_best(self.run["progress"].get("best"))
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
+
+    def leave(self, live: LiveModel) -> None:
+        """Pause the run that was begun, after Ctrl-C or an error, and have the model use its weights so far."""
+        if not self._is_begun:
+            return
+        run_id = self._followed()["run_id"]
+        with contextlib.suppress(HeadraceApiError):  # it may have ended
+            self.client.pause(run_id)
+            say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
+        self.give_weights_so_far_to(live)
 
     def _how_to_go_on(self) -> str:
         where = f"the run is in {self._followed()['run_dir']}"
@@ -235,12 +241,16 @@ class ScriptRun:
             weakref.finalize(self, self._services.client.close)
         return self._services
 
-    def _begun(self, resume: bool | str | None) -> Run:
-        """Return the run to follow: the earlier run, or a new one, which may begin from a checkpoint."""
-        if resume is True and self.run is None:
-            self.run = self._run_of_another_process()
+    def _take_run(self, run: Run) -> None:
+        self.run, self._is_begun = run, True
+
+    def _begun(self, resume: bool | str | None, known: Run | None) -> Run:
+        """Return the run to follow: the earlier run, if it is known, or a new one, which may begin from a checkpoint.
+
+        A new run is ``run`` as soon as there is one.
+        """
         client, old = self.client, None
-        earlier = None if self.run is None or isinstance(resume, str) else client.get(self.run["run_id"])
+        earlier = None if known is None or isinstance(resume, str) else client.get(known["run_id"])
         if earlier is not None and not resume and earlier["status"] in ENDED:
             earlier = None
         source = resume if isinstance(resume, str) else None if earlier is None else str(earlier["run_id"])
@@ -253,46 +263,50 @@ class ScriptRun:
                 return earlier
             old = replaced(self._connected(), earlier, settings, say=say)
             if old is None:
+                self._take_run(earlier)
                 run = client.resume(earlier["run_id"])
                 say(f"continuing {run['run_id']} from step {run['progress']['step']}")
                 return run
             if not old.has_checkpoint:
                 source = None
                 settings, notes = self._settings(source)
-        if self.run is not None:
+        if known is not None:
             self._events.begin_anew(continues=source is not None)
         if "resume_from_checkpoint" in settings:
             settings = with_absolute_paths(settings, Path.cwd())
         elif old is not None:
             settings = without_beginning(settings)
-        submission = begin_run(client, settings, say=say)
+        submission = begin_run(client, settings, say=say, on_begun=self._remember)
         if old is not None and old.run["status"] not in ENDED:
             with contextlib.suppress(HeadraceApiError):  # it has ended, or was stopped as this process's earlier run
                 client.stop(old.run["run_id"])
         for note in (*notes, *submission.warnings):
             say(f"note: {note}")
-        derived = submission.derived
-        self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * derived["num_rows"])
-        self._remember(submission.run_id)
         run = client.get(submission.run_id)
         if old is not None:
             old.say_successor(run, say=say)
         if old is None or not old.says_changes:
             say_differences(client, run, say=say)
-        run["progress"]["max_steps"] = derived["steps"]
+        run["progress"]["max_steps"] = submission.derived["steps"]
         return run
 
     def _settings(self, source: str | None) -> tuple[dict[str, Any], list[str]]:
         return training_settings(self._script, self._files, callbacks=self._events.callbacks, source=source)
 
-    def _remember(self, run_id: str) -> None:
+    def _remember(self, submission: Submission) -> None:
+        """Take a new run, and write its id for another process. Without an end of its data, it is one epoch long."""
+        assert submission.run is not None
+        self._take_run(submission.run)
+        derived = submission.derived
+        epoch_prompts = derived.get("epoch_prompts") or derived["prompt_groups"]
+        self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * epoch_prompts)
         output_dir = self._script.args.output_dir
         if output_dir is not None:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
             state_dir = self._connected().state_dir
             link = {
-                "run_id": run_id,
+                "run_id": submission.run_id,
                 "epochs_per_step": self._epochs_per_step,
                 "state_dir": None if state_dir is None else str(state_dir),
             }

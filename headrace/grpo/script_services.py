@@ -156,8 +156,20 @@ def would_start_services() -> bool:
     return "HEADRACE_URL" not in os.environ and _running(StateDir(choose_state_dir(None))) is None
 
 
-def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Callable[[str], None]) -> Submission:
+def begin_run(
+    client: HeadraceClient,
+    settings: Mapping[str, Any],
+    *,
+    say: Callable[[str], None],
+    on_begun: Callable[[Submission], None] | None = None,
+) -> Submission:
     """Submit a run of this process, and stop its earlier run if that has not ended.
+
+    Args:
+        client: A client of the run API.
+        settings: The run's settings.
+        say: Prints a line for the user.
+        on_begun: Called as soon as the run is submitted.
 
     Raises:
         ArgumentError: The settings are invalid.
@@ -171,6 +183,8 @@ def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Calla
             raise
         raise ArgumentError(in_python(str(error))) from None
     _latest_run[client.base_url] = submission.run_id
+    if on_begun is not None:
+        on_begun(submission)
     if earlier is not None:
         with contextlib.suppress(HeadraceApiError):  # it may have been deleted
             if client.get(earlier)["status"] not in ENDED:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.grpo import script_run
+from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
@@ -105,3 +107,61 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
     logged = [(entry["step"], "eval_reward" in entry) for entry in state.log_history]
     assert logged == [(1, False), (2, False), (2, True), (3, False), (4, False), (5, False), (6, False)]
     assert losses == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+class NewRun:
+    """A run that is submitted, and pauses when it is asked to. Its data have no end."""
+
+    def __init__(self) -> None:
+        self.record: dict[str, Any] = {"run_id": "run-a", "name": None, "run_dir": "/r", "status": "running"}
+        self.record |= {"desired": "run", "progress": {"step": 0, "max_steps": 8}}
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.path == "/v1/runs":
+            self.record["config"] = asked.body
+            derived = {"steps": 8, "prompt_groups": 16, "epoch_prompts": None}
+            summary = {name: value for name, value in self.record.items() if name != "config"}
+            return {"valid": True, "warnings": ["it may surprise"], "derived": derived, "run": summary}
+        if asked.path.endswith("/pause"):
+            self.record["status"] = "paused"
+        return self.record
+
+
+class Interrupted:
+    """Ctrl-C is pressed when the training begins."""
+
+    def __init__(self) -> None:
+        self.num_train_epochs = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.num_train_epochs = state.num_train_epochs
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("said", ["note: it may surprise", "run-a trains with", "nothing"])
+def test_ctrl_c_while_a_run_begins_pauses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    pytest.importorskip("transformers")
+
+    def say(text: str) -> None:
+        print(text)  # noqa: T201
+        if text.startswith(said):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(script_run, "say", say)
+    args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), Interrupted()
+    script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[callback])
+    with serving(NewRun()) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(KeyboardInterrupt):
+            script.train()
+        script.client.close()
+    assert script.run is not None
+    assert script.run["run_id"] == "run-a"
+    assert [asked.path for asked in api.asked if asked.method == "POST"] == ["/v1/runs", "/v1/runs/run-a/pause"]
+    assert json.loads((tmp_path / "headrace-run.json").read_text())["run_id"] == "run-a"
+    assert "run-a pauses after its batch; train() goes on with it." in capsys.readouterr().out
+    if said == "nothing":
+        assert callback.num_train_epochs == 1, "a stream without an end is one epoch, as in transformers"
