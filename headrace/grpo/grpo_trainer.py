@@ -88,7 +88,7 @@ class GRPOTrainer:
     ) -> None:
         from transformers import TrainerControl, TrainerState
 
-        refuse_unsupported(optimizers=optimizers, rollout_func=rollout_func)
+        refuse_unsupported(args=args, optimizers=optimizers, rollout_func=rollout_func)
         self.args = args if args is not None else GRPOConfig()
         self.reward_funcs = as_list(reward_funcs)
         self.reward_processing_classes = as_list(reward_processing_classes) or [None] * len(self.reward_funcs)

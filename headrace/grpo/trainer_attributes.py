@@ -56,7 +56,7 @@ _CALLBACKS: Final = {"log": "on_log", "evaluate": "on_evaluate", "save_model": "
 """Methods that TRL's training calls and a script may call too, to the events of callbacks at the same moments."""
 
 
-def refuse_unsupported(*, optimizers: Sequence[Any], rollout_func: Any) -> None:
+def refuse_unsupported(*, args: Any, optimizers: Sequence[Any], rollout_func: Any) -> None:
     """Refuse arguments of the constructor that have no meaning here, and a script in several processes.
 
     Raises:
@@ -66,6 +66,12 @@ def refuse_unsupported(*, optimizers: Sequence[Any], rollout_func: Any) -> None:
         raise ArgumentError(
             "this script runs in several processes, and each would begin a run: start it with python, and set the "
             "number of training processes with run_options={'nproc_per_node': N}"
+        )
+    if args is not None and not isinstance(args, GRPOConfig):
+        kind = cast("type[object]", type(args))
+        raise ArgumentError(
+            f"args is a {kind.__name__} of {kind.__module__}; give headrace's GRPOConfig, which has the options of "
+            "TRL's: from headrace import GRPOConfig"
         )
     if tuple(optimizers) != (None, None):
         raise ArgumentError(f"optimizers is not supported: {INSTEAD['optimizers']}")

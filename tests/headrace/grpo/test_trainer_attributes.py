@@ -200,6 +200,15 @@ def test_the_weights_that_are_trained_are_counted() -> None:
     assert GRPOTrainer(Linear(), brevity, GRPOConfig(), [{"prompt": "a"}]).get_num_trainable_parameters() == 2
 
 
+@pytest.mark.parametrize("args", [{"max_steps": 1}, SimpleNamespace(max_steps=1)])
+def test_options_that_are_not_headraces_are_refused_at_once(args: Any) -> None:
+    pytest.importorskip("transformers")
+    kind: type[object] = args.__class__
+    says = f"args is a {kind.__name__} of {kind.__module__}; give headrace's GRPOConfig, .*: from headrace import"
+    with pytest.raises(ValueError, match=says):
+        GRPOTrainer("org/model", brevity, args, [{"prompt": "a"}])
+
+
 def test_a_file_needs_a_directory() -> None:
     pytest.importorskip("transformers")
     script = GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}])
