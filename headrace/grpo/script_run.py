@@ -9,7 +9,7 @@ import contextlib
 import json
 import shutil
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -39,11 +39,11 @@ class ScriptRun:
     """The runs of one trainer: one training at a time, and evaluations.
 
     Args:
-        script: The trainer's arguments.
+        script: Returns the trainer's arguments, which may change between two trainings.
         events: Receive the training's steps and evaluations.
     """
 
-    def __init__(self, script: Script, events: TrainingEvents) -> None:
+    def __init__(self, script: Callable[[], Script], events: TrainingEvents) -> None:
         self.run: Run | None = None
         """The training run, as the API shows it; None before it began."""
         self._is_begun = False
@@ -55,7 +55,7 @@ class ScriptRun:
         self._services: ScriptServices | None = None
         self._files = Files(lambda: self._connected().inputs())
         self._epochs_per_step = 0.0
-        self._own_code = OwnCode(script, {})
+        self._own_code = OwnCode(script(), {})
 
     @property
     def client(self) -> HeadraceClient:
@@ -113,7 +113,7 @@ class ScriptRun:
 
     def _how_to_go_on(self) -> str:
         where = f"the run is in {self._followed()['run_dir']}"
-        if self._script.args.output_dir is None:  # another process does not find it
+        if self._script().args.output_dir is None:  # another process does not find it
             return f"train() goes on with it; {where}"
         return (
             "train() goes on with it. Once this script has ended, run it again with "
@@ -144,7 +144,7 @@ class ScriptRun:
         client = self.client
         if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
             raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
-        settings, notes = evaluation_settings(self._script, self._files, data=data)
+        settings, notes = evaluation_settings(self._script(), self._files, data=data)
         for note in notes:
             say(f"note: {note}")
         submission = begin_run(client, settings, say=say)
@@ -254,9 +254,10 @@ class ScriptRun:
         if earlier is not None and not resume and earlier["status"] in ENDED:
             earlier = None
         source = resume if isinstance(resume, str) else None if earlier is None else str(earlier["run_id"])
-        settings, notes = self._settings(source)
-        self._own_code = OwnCode(self._script, without_beginning(settings))
-        self._own_code.check_columns(self._script.train_dataset, client)
+        script = self._script()
+        settings, notes = self._settings(script, source)
+        self._own_code = OwnCode(script, without_beginning(settings))
+        self._own_code.check_columns(script.train_dataset, client)
         if earlier is not None:
             if has_made_all_steps(client, earlier, settings):
                 say(f"note: {earlier['run_id']} has made all its steps: nothing is left to train")
@@ -269,7 +270,7 @@ class ScriptRun:
                 return run
             if not old.has_checkpoint:
                 source = None
-                settings, notes = self._settings(source)
+                settings, notes = self._settings(script, source)
         if known is not None:
             self._events.begin_anew(continues=source is not None)
         if "resume_from_checkpoint" in settings:
@@ -290,8 +291,8 @@ class ScriptRun:
         run["progress"]["max_steps"] = submission.derived["steps"]
         return run
 
-    def _settings(self, source: str | None) -> tuple[dict[str, Any], list[str]]:
-        return training_settings(self._script, self._files, callbacks=self._events.callbacks, source=source)
+    def _settings(self, script: Script, source: str | None) -> tuple[dict[str, Any], list[str]]:
+        return training_settings(script, self._files, callbacks=self._events.callbacks, source=source)
 
     def _remember(self, submission: Submission) -> None:
         """Take a new run, and write its id for another process. Without an end of its data, it is one epoch long."""
@@ -300,7 +301,7 @@ class ScriptRun:
         derived = submission.derived
         epoch_prompts = derived.get("epoch_prompts") or derived["prompt_groups"]
         self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * epoch_prompts)
-        output_dir = self._script.args.output_dir
+        output_dir = self._script().args.output_dir
         if output_dir is not None:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
@@ -313,7 +314,7 @@ class ScriptRun:
             (directory / _LINK).write_text(json.dumps(link) + "\n", encoding="utf-8")
 
     def _run_of_another_process(self) -> Run:
-        file = Path(self._script.args.output_dir or ".") / _LINK
+        file = Path(self._script().args.output_dir or ".") / _LINK
         try:
             link = json.loads(file.read_text(encoding="utf-8"))
             self._epochs_per_step = float(link["epochs_per_step"])
@@ -338,5 +339,5 @@ class ScriptRun:
             self._events.control.should_training_stop = False
 
     def _console(self) -> Console:
-        console = Console(emoji=False, quiet=bool(self._script.args.disable_tqdm))
+        console = Console(emoji=False, quiet=bool(self._script().args.disable_tqdm))
         return console if console.is_terminal or console.is_jupyter else Console(emoji=False, width=_PIPE_WIDTH)

@@ -157,6 +157,22 @@ def reward_weights(given: Sequence[float] | None, *, num_functions: int, environ
     return np.array([*functions, *(1.0 for _ in _rewarding(environment_factory))], dtype=np.float32)
 
 
+def reward_tokenizers(given: Sequence[Any], *, num_functions: int) -> list[Any]:
+    """Return a tokenizer for each reward function; None for a model's own, which counts for all if none is given.
+
+    Raises:
+        ArgumentError: Their number is not that of the functions.
+    """
+    if all(tokenizer is None for tokenizer in given):
+        return [None] * num_functions
+    if len(given) != num_functions:
+        raise ArgumentError(
+            f"The number of reward processing classes ({len(given)}) must match the number of reward functions "
+            f"({num_functions}); None stands for a model's own tokenizer"
+        )
+    return [*given]
+
+
 def all_tools(tools: Sequence[Any], environment_factory: Any) -> list[Any]:
     """Return the tools, and the methods of environments that are tools."""
     methods = [

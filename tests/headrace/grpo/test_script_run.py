@@ -92,7 +92,7 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
     with serving(run) as api:
         monkeypatch.setenv("HEADRACE_URL", api.url)
         monkeypatch.setenv("HEADRACE_API_KEY", "k")
-        training = ScriptRun(script, events)
+        training = ScriptRun(lambda: script, events)
         training.begin(True)
         losses = training.follow_to_the_end()
         training.give_weights_to(live)
@@ -125,6 +125,26 @@ class NewRun:
         if asked.path.endswith("/pause"):
             self.record["status"] = "paused"
         return self.record
+
+
+def test_what_a_script_assigns_to_its_trainer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    args = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True, eval_strategy="steps", eval_steps=2)
+    script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[Interrupted()])
+    script.train_dataset, script.eval_dataset = "org/more", "org/held-out"
+    script.reward_funcs = ["accuracy_reward", "length"]
+    with serving(NewRun()) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(KeyboardInterrupt):
+            script.train()
+        script.client.close()
+    config = api.asked[0].body
+    assert (config["dataset_name"], config["eval_dataset_name"]) == ("org/more", "org/held-out")
+    assert config["reward_funcs"] == ["accuracy_reward", "length"]
+    script.reward_processing_classes = [object()]
+    with pytest.raises(ValueError, match=r"number of reward processing classes \(1\) must match .* functions \(2\)"):
+        script.train()
 
 
 class Interrupted:
