@@ -254,8 +254,9 @@ class ScriptRun:
         if earlier is not None and not resume and earlier["status"] in ENDED:
             earlier = None
         source = resume if isinstance(resume, str) else None if earlier is None else str(earlier["run_id"])
+        model = None if earlier is None or self.run is None else str(earlier["config"]["model"])
         script = self._script()
-        settings, notes = self._settings(script, source)
+        settings, notes = self._settings(script, source, model=model)
         self._own_code = OwnCode(script, without_beginning(settings))
         self._own_code.check_columns(script.train_dataset, client)
         if earlier is not None:
@@ -291,8 +292,10 @@ class ScriptRun:
         run["progress"]["max_steps"] = submission.derived["steps"]
         return run
 
-    def _settings(self, script: Script, source: str | None) -> tuple[dict[str, Any], list[str]]:
-        return training_settings(script, self._files, callbacks=self._events.callbacks, source=source)
+    def _settings(
+        self, script: Script, source: str | None, *, model: str | None = None
+    ) -> tuple[dict[str, Any], list[str]]:
+        return training_settings(script, self._files, callbacks=self._events.callbacks, source=source, model=model)
 
     def _remember(self, submission: Submission) -> None:
         """Take a new run, and write its id for another process. Without an end of its data, it is one epoch long."""

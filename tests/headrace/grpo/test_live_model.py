@@ -56,5 +56,5 @@ def test_another_tokenizer_is_written_beside_the_weights_of_the_revision(
 ) -> None:
     live = LiveModel("org/model", Tokenizer(), peft_config=None, init_kwargs={"revision": "v2"})
     inputs = RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions"))
-    assert (Path(live.save_for_run(lambda: inputs)) / "tokenizer.json").exists()
+    assert (Path(live.given_for_run(lambda: inputs)) / "tokenizer.json").exists()
     assert loaded == [("org/model", {"revision": "v2"})] * 2

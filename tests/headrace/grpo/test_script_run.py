@@ -117,6 +117,8 @@ class NewRun:
         self.record |= {"desired": "run", "progress": {"step": 0, "max_steps": 8}}
 
     def __call__(self, asked: Asked) -> Any:
+        if asked.path.startswith("/v1/runs?dry_run"):
+            return {"valid": True, "warnings": [], "derived": {"steps": 16}}
         if asked.path == "/v1/runs":
             self.record["config"] = asked.body
             derived = {"steps": 8, "prompt_groups": 16, "epoch_prompts": None}
@@ -156,6 +158,25 @@ class Interrupted:
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.num_train_epochs = state.num_train_epochs
         raise KeyboardInterrupt
+
+
+def test_a_run_that_continues_one_of_the_process_has_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    args = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True, beta=0.1)
+    script, run = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[Interrupted()]), NewRun()
+    with serving(run) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(KeyboardInterrupt):
+            script.train()
+        run.record["config"]["model"] = "/runs/run-0/model"  # it began with the weights of another training
+        run.record |= {"status": "stopped", "progress": {"step": 4, "max_steps": 8}}
+        args.max_steps = 16
+        with pytest.raises(KeyboardInterrupt):
+            script.train(resume_from_checkpoint=True)
+        script.client.close()
+    submitted = [asked.body for asked in api.asked if asked.path == "/v1/runs"][-1]
+    assert (submitted["resume_from_checkpoint"], submitted["model"]) == ("run-a", "/runs/run-0/model")
 
 
 @pytest.mark.parametrize("said", ["note: it may surprise", "run-a trains with", "nothing"])
