@@ -68,7 +68,7 @@ class GRPOTrainer:
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse a subclass that overrides a method that only TRL's training calls."""
         super().__init_subclass__(**arguments)
-        check_overrides(cls)
+        check_overrides(cls, trainer=GRPOTrainer)
 
     def __init__(
         self,
