@@ -241,12 +241,17 @@ def _local_directory(name: str, *, revision: str | None) -> Path:
 
 
 def _config_of_new_adapter(model: Any) -> Any:
-    """Return the configuration of a PeftModel's adapter, which must not change what the base computes.
+    """Return the configuration of a PeftModel's only adapter, which must not change what the base computes.
 
     Raises:
-        ArgumentError: It does.
+        ArgumentError: It does, or it is not the only one.
     """
-    (name,) = model.peft_config
+    name, *others = model.peft_config
+    if others:
+        raise ArgumentError(
+            f"model has the adapters {', '.join(model.peft_config)}, and a run trains one: delete the others "
+            f"(model.delete_adapter({others[0]!r}))"
+        )
     if any(bool(weights.any()) for key, weights in model.named_parameters() if "lora_B" in key):
         raise ArgumentError(
             "model has an adapter that was trained already, and a run begins with a new one: merge it first "

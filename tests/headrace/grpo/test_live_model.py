@@ -1,6 +1,7 @@
 """A script's model and tokenizer are loaded as its options say."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,13 @@ def test_the_tokenizer_is_of_the_models_revision(loaded: list[tuple[str, dict[st
     script = GRPOTrainer("org/model", len, args, [{"prompt": "a"}])
     assert isinstance(script.processing_class, Tokenizer)
     assert loaded == [("org/model", {"revision": "v2", "trust_remote_code": True})]
+
+
+def test_a_model_with_several_adapters_is_refused() -> None:
+    model: Any = SimpleNamespace(config=SimpleNamespace(_name_or_path="org/model"), save_pretrained=None)
+    model.get_base_model, model.peft_config = None, {"default": object(), "other": object()}
+    with pytest.raises(ValueError, match=r"has the adapters default, other, .*: delete the others \(model\.delete"):
+        LiveModel(model, None, peft_config=None, init_kwargs={})
 
 
 def test_another_tokenizer_is_written_beside_the_weights_of_the_revision(
