@@ -138,12 +138,17 @@ class ScriptRun:
         """Return the metrics of an evaluation on ``data``, in a run of its own.
 
         Raises:
-            ArgumentError: The training is paused, or there is nothing to evaluate on.
+            ArgumentError: The training is paused or still runs, or there is nothing to evaluate on.
             HeadraceError: The evaluation failed.
         """
         client = self.client
-        if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
-            raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
+        training = None if self.run is None else client.get(self.run["run_id"])
+        if training is not None and training["status"] not in ENDED:
+            if training["status"] == "paused" or training["desired"] == "pause":
+                raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
+            raise ArgumentError(
+                "the training still runs, and keeps the generators: set eval_strategy to evaluate while it trains"
+            )
         settings, notes = evaluation_settings(self._script(), self._files, data=data)
         for note in notes:
             say(f"note: {note}")

@@ -1,6 +1,7 @@
 """A script's callbacks see the steps of its run while it trains, whatever events are still to be had."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +178,33 @@ def test_a_run_that_continues_one_of_the_process_has_its_model(tmp_path: Path, m
         script.client.close()
     submitted = [asked.body for asked in api.asked if asked.path == "/v1/runs"][-1]
     assert (submitted["resume_from_checkpoint"], submitted["model"]) == ("run-a", "/runs/run-0/model")
+
+
+class Evaluates:
+    """Evaluates when the training begins."""
+
+    def __init__(self) -> None:
+        self.evaluate: Callable[[], object] = dict
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.evaluate()
+
+
+def test_an_evaluation_while_the_training_runs_or_is_paused_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), Evaluates()
+    script = GRPOTrainer("org/model", "length", args, "org/rows", "org/rows", callbacks=[callback])
+    callback.evaluate = script.evaluate
+    with serving(NewRun()) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(ValueError, match=r"the training still runs, .* eval_strategy to evaluate while it trains"):
+            script.train()
+        with pytest.raises(ValueError, match=r"the training is paused, .*: train\(\) goes on with it"):
+            script.evaluate()
+        script.client.close()
 
 
 @pytest.mark.parametrize("said", ["note: it may surprise", "run-a trains with", "nothing"])
