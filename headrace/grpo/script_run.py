@@ -170,7 +170,8 @@ class ScriptRun:
             live.take(directory)
         elif services.are_elsewhere:
             say(f"{ended}; `model` and save_model() download the model")
-            live.take(lambda: self._download(run, services.own_directory() / str(run["run_id"]), base=live.name))
+            directory = services.own_directory() / str(run["run_id"])
+            live.take(lambda: services.download_model(run, directory, base=live.name))
         else:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
@@ -195,7 +196,7 @@ class ScriptRun:
             if services.see_here(directory):
                 return directory
             if services.are_elsewhere:
-                return self._download(run, services.own_directory() / str(run["run_id"]), base=base)
+                return services.download_model(run, services.own_directory() / str(run["run_id"]), base=base)
         return export_newest(services, run, say=say)
 
     def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
@@ -223,18 +224,7 @@ class ScriptRun:
         elif live.is_fetched or self._trained_run is None:
             shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
         else:
-            self._download(self._trained_run, directory, base=live.name)
-
-    def _download(self, run: Run, directory: Path, *, base: str) -> Path:
-        """Download a run's final model. An adapter gets ``base``, the script's name for it, as its base."""
-        self._connected().download_model(run["run_id"], directory)
-        file = directory / "adapter_config.json"
-        if file.is_file():
-            config = json.loads(file.read_text(encoding="utf-8"))
-            if config.get("base_model_name_or_path") == run["config"]["model"]:
-                config["base_model_name_or_path"] = base
-                file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        return directory
+            self._connected().download_model(self._trained_run, directory, base=live.name)
 
     def _followed(self) -> Run:
         assert self.run is not None
