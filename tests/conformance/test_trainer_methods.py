@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from headrace.grpo.grpo_trainer import GRPOTrainer
-from tests.conformance.oracle import grpo_trainer
+from tests.conformance.oracle import trl
 
-_METHODS = [name for name, value in vars(grpo_trainer.GRPOTrainer).items() if inspect.isroutine(value)]
+_TRLS: type[object] = trl.GRPOTrainer
+_METHODS = [name for name, value in vars(_TRLS).items() if inspect.isroutine(value)]
 
 
 @pytest.mark.parametrize("name", [name for name in _METHODS if name not in vars(GRPOTrainer)])
