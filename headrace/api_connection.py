@@ -37,20 +37,24 @@ class HeadraceApiError(HeadraceError):
 
 
 class ApiConnection:
-    """Connections to one run API.
+    """Connections to one run API, or another of headrace's services.
 
     Args:
-        base_url: The run API's URL, without a slash at the end.
+        base_url: The service's URL, without a slash at the end.
         key: The API key.
         timeout_s: Longest wait for an answer.
         ca_file: PEM file with the CAs to trust.
+        service: The service's name in errors.
 
     Raises:
         UserError: ``ca_file`` holds no certificates.
     """
 
-    def __init__(self, base_url: str, key: str, *, timeout_s: float, ca_file: Path | None) -> None:
+    def __init__(
+        self, base_url: str, key: str, *, timeout_s: float, ca_file: Path | None, service: str = "run API"
+    ) -> None:
         self._base_url = base_url
+        self._service = service
         self._timeout_s = timeout_s
         self._http = httpx.Client(
             base_url=base_url,
@@ -100,33 +104,36 @@ class ApiConnection:
         else:
             raise ValueError(f"num_tries={num_tries}")
         if response.is_error:
-            raise _refusal(response)
+            raise self._refusal(response)
         try:
             body = response.json()
-        except ValueError as error:
-            raise HeadraceApiError(f"{self._base_url} does not answer like a headrace run API") from error
+        except ValueError:
+            body = None
         if not isinstance(body, dict):
-            raise HeadraceApiError(f"{self._base_url} does not answer like a headrace run API")
+            raise self._is_another()
         return cast("dict[str, Any]", body)
 
     def pages(self, path: str, items: str, **params: Any) -> Iterator[dict[str, Any]]:
         """Yield the items of all pages, fetching each page when it is needed."""
         while True:
             page = self.request("GET", path, params=params)
+            if not isinstance(page.get(items), list):
+                raise self._is_another()
             yield from page[items]
             if page.get("next_cursor") is None:
                 return
             params["cursor"] = page["next_cursor"]
 
-    def events(self, path: str, last_event_id: str | None) -> Iterator[Event]:
-        """Yield the events of one stream until it breaks or ends."""
+    def events(self, path: str, last_event_id: str | None, *, on_open: Callable[[], None]) -> Iterator[Event]:
+        """Yield the events of one stream until it breaks or ends. ``on_open`` is called when the API has accepted."""
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         try:
             with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
                 if response.is_error:
                     response.read()
-                    raise _refusal(response)
+                    raise self._refusal(response)
+                on_open()
                 yield from parse_events(response.iter_lines())
         except httpx.HTTPError as error:
             raise self._away(error, _SILENCE_S) from error
@@ -145,7 +152,7 @@ class ApiConnection:
             with self._http.stream("GET", path, params=params, headers=headers, timeout=timeout) as response:
                 if response.is_error:
                     response.read()
-                    raise _refusal(response)
+                    raise self._refusal(response)
                 if first and response.status_code != HTTPStatus.PARTIAL_CONTENT:
                     raise HeadraceApiError(
                         f"{self._base_url} does not answer with the wanted part of a file", status=200
@@ -159,23 +166,28 @@ class ApiConnection:
         if isinstance(error, httpx.TimeoutException):
             waited_s = _CONNECT_S if isinstance(error, httpx.ConnectTimeout) else limit_s
             return HeadraceApiError(
-                f"the trainer at {self._base_url} does not answer within {waited_s:g} s; `headrace doctor` says more"
+                f"the {self._service} at {self._base_url} does not answer within {waited_s:g} s; "
+                "`headrace doctor` says more"
             )
         why = why_away(error, url=self._base_url)
         if why != str(error):
-            return HeadraceApiError(f"the run API at {self._base_url} cannot be used: {why}")
-        return HeadraceApiError(f"the run API at {self._base_url} cannot be reached ({why}); is `headrace up` running?")
-
-
-def _refusal(response: httpx.Response) -> HeadraceApiError:
-    try:
-        problem = response.json()
-    except ValueError:
-        problem = None
-    if not isinstance(problem, dict):
+            return HeadraceApiError(f"the {self._service} at {self._base_url} cannot be used: {why}")
         return HeadraceApiError(
-            f"{response.request.url} answered {response.status_code}, but not like a headrace run API",
-            status=response.status_code,
+            f"the {self._service} at {self._base_url} cannot be reached ({why}); is `headrace up` running?"
         )
-    body = cast("dict[str, Any]", problem)
-    return HeadraceApiError(str(body.get("detail") or body.get("title")), status=response.status_code, problem=body)
+
+    def _is_another(self) -> HeadraceApiError:
+        return HeadraceApiError(f"{self._base_url} does not answer like a headrace {self._service}")
+
+    def _refusal(self, response: httpx.Response) -> HeadraceApiError:
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = None
+        if not isinstance(problem, dict):
+            return HeadraceApiError(
+                f"{response.request.url} answered {response.status_code}, but not like a headrace {self._service}",
+                status=response.status_code,
+            )
+        body = cast("dict[str, Any]", problem)
+        return HeadraceApiError(str(body.get("detail") or body.get("title")), status=response.status_code, problem=body)

@@ -244,29 +244,35 @@ class HeadraceClient:
         Args:
             run_id: The run's id.
             last_event_id: Continue after this event; by default, begin with the oldest event that is kept.
-            patience_s: How long the API may be unreachable before the error is raised.
+            patience_s: How long the API may be unreachable before the error is raised, from the first failure on.
             stop: Another thread sets it to end the stream, which happens at the next event or reconnect.
 
         Raises:
             HeadraceApiError: The API refused the request, or was unreachable for more than ``patience_s``.
         """
         stop = stop or threading.Event()
-        backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()
+        backoff_s, failing_since = _FIRST_BACKOFF_S, None
+
+        def is_heard() -> None:
+            nonlocal failing_since
+            failing_since = None
+
         while not stop.is_set():
             try:
                 run_id = str(self.get(run_id)["run_id"])  # from now on a name means this run
-                for event in self._api.events(f"/v1/runs/{_quoted(run_id)}/events", last_event_id):
+                where = f"/v1/runs/{_quoted(run_id)}/events"
+                for event in self._api.events(where, last_event_id, on_open=is_heard):
                     last_event_id = event.id or last_event_id
-                    backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()
+                    backoff_s = _FIRST_BACKOFF_S
                     yield event
                     if stop.is_set() or (event.kind == "status" and event.data.get("final")):
                         return
                 if self.get(run_id)["status"] in ENDED:
                     return
-                answered_at = time.monotonic()
             except HeadraceApiError as error:
                 is_away = error.status is None or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-                if not is_away or time.monotonic() - answered_at > patience_s:
+                failing_since = time.monotonic() if failing_since is None else failing_since
+                if not is_away or time.monotonic() - failing_since > patience_s:
                     raise
             stop.wait(backoff_s)
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.addresses import refuse_unless_http
 from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.known_keys import key_of_environment, unused_variables
 from headrace.local import process_table
@@ -50,8 +51,7 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     url = _url_elsewhere(arguments)
     if url:
         key = key_elsewhere(url)
-        if not url.startswith(("http://", "https://")):
-            raise UserError(f"{url} is not an http:// or https:// address")
+        refuse_unless_http(url)
         return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere())
     state, endpoint = local_service(arguments)
     if endpoint.num_simulated:
@@ -143,7 +143,7 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
         )
     if error.status == _UNAUTHORIZED:
         return _refused(arguments)
-    if error.status is None and not _url_elsewhere(arguments):
+    if error.status is None and not hasattr(arguments, "rewarder_url") and not _url_elsewhere(arguments):
         return f"{error}{_readable_runs(StateDir(choose_state_dir(arguments.state_dir)))}"
     return str(error)
 

@@ -63,8 +63,7 @@ def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -
         HeadraceApiError: No run exists; or several fit, and the user did not choose one.
     """
     if named is not None:
-        is_name = purpose in _OF_READERS and not named.startswith("run-")
-        return _newest_ended(client, named) if is_name else named
+        return _newest_ended(client, named) if purpose in _OF_READERS else named
     not_ended = client.list(status=NOT_ENDED)
     for what, fits in _CHOICES[purpose]:
         found = [run for run in not_ended if fits(run)]

@@ -5,21 +5,18 @@ GET /v1/rewards/{name}    for a reward endpoint: its URL and the state of its ci
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-import httpx
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from headrace.asking import objects
-from headrace.client import HeadraceApiError
+from headrace.api_connection import ApiConnection, HeadraceApiError
 from headrace.terminal import printable
-from shared.errors import HeadraceError
-from shared.service.tls import trusted, why_away
 
 _TIMEOUT_S = 30.0
 _MAX_ENDPOINTS = 50
@@ -30,16 +27,14 @@ def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[di
     """Return the reward functions that a rewarder knows; for a reward endpoint also its URL and state.
 
     Raises:
-        HeadraceApiError: The rewarder refuses the key.
+        HeadraceApiError: The rewarder refuses the request, or the URL cannot be reached or is not a rewarder.
         UserError: ``ca_file`` holds no certificates.
-        HeadraceError: The URL cannot be reached or is not a rewarder.
     """
-    address = f"{url.rstrip('/')}/v1/rewards"
-    headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(headers=headers, timeout=_TIMEOUT_S, verify=trusted(ca_file), trust_env=False) as client:
-        known = _all_pages(client, address)
+    connection = ApiConnection(url.rstrip("/"), key, timeout_s=_TIMEOUT_S, ca_file=ca_file, service="rewarder")
+    with closing(connection) as rewarder:
+        known = [*rewarder.pages("/v1/rewards", "reward_funcs")]
         endpoints = [str(one.get("name")) for one in known if one.get("kind") == "endpoint"][:_MAX_ENDPOINTS]
-        details = {name: _get(client, f"{address}/{quote(name, safe='')}", may_be_gone=True) for name in endpoints}
+        details = {name: _details(rewarder, name) for name in endpoints}
     return [{**one, **details.get(str(one.get("name")), {})} for one in known]
 
 
@@ -69,29 +64,11 @@ def _says(item: Mapping[str, Any]) -> Text:
     return Text("\n").join(lines)
 
 
-def _all_pages(client: httpx.Client, address: str) -> list[dict[str, Any]]:
-    known, page = list[dict[str, Any]](), _get(client, address)
-    while isinstance(page.get("reward_funcs"), list):
-        known += objects(page["reward_funcs"])
-        if page.get("next_cursor") is None:
-            return known
-        page = _get(client, f"{address}?cursor={quote(str(page['next_cursor']), safe='')}")
-    raise HeadraceError(f"{address} does not answer like a rewarder")
-
-
-def _get(client: httpx.Client, url: str, *, may_be_gone: bool = False) -> dict[str, Any]:
+def _details(rewarder: ApiConnection, name: str) -> dict[str, Any]:
+    """Return the details of a reward endpoint; nothing if it was deleted meanwhile."""
     try:
-        reply = client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise HeadraceError(f"the rewarder at {url} cannot be reached: {why_away(error, url=url)}") from error
-    if reply.status_code == HTTPStatus.UNAUTHORIZED:
-        raise HeadraceApiError(f"{url} does not accept this key", status=reply.status_code)
-    if may_be_gone and reply.status_code == HTTPStatus.NOT_FOUND:
+        return rewarder.request("GET", f"/v1/rewards/{quote(name, safe='')}")
+    except HeadraceApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
         return {}
-    try:
-        found: object = reply.raise_for_status().json()
-    except (httpx.HTTPStatusError, ValueError):
-        found = None
-    if not isinstance(found, dict):
-        raise HeadraceError(f"{url} answered {reply.status_code}, but not like a rewarder")
-    return cast("dict[str, Any]", found)

@@ -90,10 +90,10 @@ def add_runs(add_parser: AddParser) -> None:
             _add_changes(command)
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
-            command.add_argument("--limit", type=positive, help="most rollouts to show (20; all with --json)")
-            ranked = command.add_mutually_exclusive_group()
-            ranked.add_argument("--best", type=positive, metavar="N", help="only the N with the highest rewards")
-            ranked.add_argument("--worst", type=positive, metavar="N", help="only the N with the lowest rewards")
+            shown = command.add_mutually_exclusive_group()
+            shown.add_argument("--limit", type=positive, help="most rollouts to show (20; all with --json)")
+            shown.add_argument("--best", type=positive, metavar="N", help="only the N with the highest rewards")
+            shown.add_argument("--worst", type=positive, metavar="N", help="only the N with the lowest rewards")
             command.add_argument("--full", action="store_true", help="write whole texts, one message below the other")
         _set(command, name)
 

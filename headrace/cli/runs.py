@@ -71,7 +71,8 @@ def submit(arguments: argparse.Namespace) -> int:
 def runs(arguments: argparse.Namespace) -> int:
     """List runs, newest first, or in the order asked for."""
     if arguments.directory is not None:
-        if arguments.json or arguments.status or arguments.tag or arguments.name is not None or arguments.sort:
+        is_ordered = arguments.sort or arguments.reverse
+        if arguments.json or arguments.status or arguments.tag or arguments.name is not None or is_ordered:
             raise UserError("with DIR, runs are only listed: leave out the other options")
         return list_directories(Path(arguments.directory))
     with service_finder.connect(arguments) as client:

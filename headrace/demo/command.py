@@ -13,6 +13,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rich.text import Text
 
 from headrace.client import HeadraceClient
 from headrace.demo import task
+from headrace.demo.curves import draw_curves
 from headrace.demo.demo_task import TASKS, ReverseTask
 from headrace.demo.outcome import Outcome, make_outcome, read_trained
 from headrace.local.detached import start_detached, wait_until_up
@@ -34,9 +36,9 @@ from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import DEFAULT_STATE_DIR, StateDir
 from headrace.run_file import parse_settings
 from headrace.terminal import say
-from headrace.watch import curves
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import follow
+from services.trainer.run_outputs import read_metrics
 from shared.errors import HeadraceError, UserError
 from shared.install_commands import install_extras
 
@@ -247,10 +249,10 @@ def _report(
 ) -> int:
     """Print the results; the last line is JSON. Return the exit status: 0 without problems."""
     run_dir = Path(str(watch.run["run_dir"]))
-    metrics = curves.read_metrics(run_dir / "metrics.jsonl")
+    metrics = read_metrics(run_dir, after_step=-1, limit=sys.maxsize)[0]
     png = run_dir / "curves.png"
     accuracy = (before[0], after[0])
-    curves.draw_curves(metrics, png, title=f"headrace demo, seed {seed}: {prepared.chosen.title}", accuracy=accuracy)
+    draw_curves(metrics, png, title=f"headrace demo, seed {seed}: {prepared.chosen.title}", accuracy=accuracy)
     console.print(_comparison(prepared.splits, before[1], after[1]))
     console.print(
         f"greedy accuracy on {len(prepared.splits.test)} held-out prompts: "

@@ -11,6 +11,7 @@ Variables of enclosing functions become variables of the module. Their values ar
 import ast
 import functools
 import logging
+import math
 import re
 import site
 import sys
@@ -25,6 +26,7 @@ from headrace.grpo.definitions import Scope, definition_of, function_of, names_i
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, dict)
+_BRACKETS: Mapping[type, str] = {list: "[{}]", tuple: "({},)", set: "{{{}}}"}
 _MAX_LITERAL = 1_000_000
 _MADE_BY_A_CALL: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
     (re.Pattern, "re", lambda pattern: f"re.compile({pattern.pattern!r}, {pattern.flags})"),
@@ -90,6 +92,18 @@ class _Module:
                     return
             self.definitions.append(f"{name} = {_literal(value, name=name, used_by=used_by)}")
 
+    def _import_submodules(self, name: str, module: ModuleType, node: ast.AST) -> None:
+        """Import the submodules that code takes as attributes of a module, such as ``xml.etree.ElementTree``.
+
+        These imports are the first, so that no name of theirs hides another one.
+        """
+        for inner in ast.walk(node):  # the longest of nested attributes first
+            path = ast.unparse(inner) if isinstance(inner, ast.Attribute) else ""
+            statement = f"import {module.__name__}{path.removeprefix(name)}"
+            is_submodule = path.startswith(f"{name}.") and statement.removeprefix("import ") in sys.modules
+            if is_submodule and not any(f"{known}.".startswith(f"{statement}.") for known in self.imports):
+                self.imports.insert(0, statement)
+
     def _define_partial(self, name: str, value: "functools.partial[Any]", *, used_by: str) -> None:
         self.define("functools", functools, used_by=name)
         inner = plain_name(value.func, otherwise=f"{name}_function")
@@ -121,6 +135,8 @@ class _Module:
             found, its_value = scope.find(used)
             if found:
                 self.define(used, its_value, used_by=name)
+                if isinstance(its_value, ModuleType):
+                    self._import_submodules(used, its_value, node)
         self.definitions.append(text)
         if name != own_name:
             self.definitions.append(f"{name} = {own_name}")
@@ -221,24 +237,46 @@ def _literal(value: Any, *, name: str, used_by: str) -> str:
     """Return an expression that makes the value.
 
     Raises:
-        ArgumentError: The value has no such expression.
+        ArgumentError: The value has no such expression, or a very long one.
     """
-    text = repr(cast("object", value)) if isinstance(value, (*_SCALARS, *_CONTAINERS)) else ""
     try:
-        is_it = bool(text) and len(text) <= _MAX_LITERAL and _is_same(ast.literal_eval(text), value)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        is_it = False
-    if not is_it:
-        what = f"{used_by} uses {name}, which" if used_by else name
-        raise ArgumentError(
-            f"{what} is {_described(value)} and cannot be sent to the services as text; create it inside the function, "
-            "or give plain values"
-        )
-    return text
+        text = _expression(value)
+        if len(text) <= _MAX_LITERAL:
+            return text
+        found = f"longer than {_MAX_LITERAL:,} characters"
+    except _NotPlainError as error:
+        found = _described(value) + ("" if error.value is value else f" with {_described(error.value)} in it")
+    except RecursionError:
+        found = f"{_described(value)} that is nested too deeply"
+    what = f"{used_by} uses {name}, which" if used_by else name
+    instead = "create it inside the function, or give plain values"
+    if not used_by and callable(value):  # the argument itself
+        instead = "write it as a function, or as a functools.partial of one"
+    raise ArgumentError(f"{what} is {found} and cannot be sent to the services as text; {instead}")
+
+
+class _NotPlainError(Exception):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+def _expression(value: Any) -> str:
+    """Return an expression that makes a value of plain types; of a subclass it would lose the type."""
+    kind = cast("type[object]", type(value))
+    if kind is dict:
+        return f"{{{', '.join(f'{_expression(key)}: {_expression(it)}' for key, it in value.items())}}}"
+    if kind in _BRACKETS and value:
+        return _BRACKETS[kind].format(", ".join(map(_expression, value)))
+    if kind is complex:
+        return f"complex({_expression(value.real)}, {_expression(value.imag)})"
+    if kind is float and not math.isfinite(value):
+        return f"float('{value}')"
+    if kind in _SCALARS or kind in _CONTAINERS:
+        return repr(value)
+    raise _NotPlainError(value)
 
 
 def _described(value: Any) -> str:
     kind = type(value).__name__
-    if isinstance(value, (*_SCALARS, *_CONTAINERS)):
-        return f"a {kind} that has no plain text of at most {_MAX_LITERAL:,} characters"
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"

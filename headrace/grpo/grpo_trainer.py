@@ -34,6 +34,7 @@ from headrace.grpo.trainer_attributes import (
     missing,
     refuse_unsupported,
     reward_func_names,
+    reward_tokenizers,
     reward_weights,
 )
 from headrace.grpo.training_events import TrainingEvents
@@ -67,7 +68,7 @@ class GRPOTrainer:
     def __init_subclass__(cls, **arguments: Any) -> None:
         """Refuse a subclass that overrides a method that only TRL's training calls."""
         super().__init_subclass__(**arguments)
-        check_overrides(cls)
+        check_overrides(cls, trainer=GRPOTrainer)
 
     def __init__(
         self,
@@ -88,15 +89,12 @@ class GRPOTrainer:
     ) -> None:
         from transformers import TrainerControl, TrainerState
 
-        refuse_unsupported(optimizers=optimizers, rollout_func=rollout_func)
+        refuse_unsupported(args=args, optimizers=optimizers, rollout_func=rollout_func)
         self.args = args if args is not None else GRPOConfig()
         self.reward_funcs = as_list(reward_funcs)
-        self.reward_processing_classes = as_list(reward_processing_classes) or [None] * len(self.reward_funcs)
-        if len(self.reward_processing_classes) != len(self.reward_funcs):
-            raise ArgumentError(
-                f"The number of reward processing classes ({len(self.reward_processing_classes)}) must match the "
-                f"number of reward functions ({len(self.reward_funcs)}); None stands for a model's own tokenizer"
-            )
+        self.reward_processing_classes = reward_tokenizers(
+            as_list(reward_processing_classes), num_functions=len(self.reward_funcs)
+        )
         if not self.reward_funcs and environment_factory is None:
             raise ArgumentError("No reward source provided: give reward_funcs, or an environment_factory")
         if train_dataset is None:
@@ -114,17 +112,8 @@ class GRPOTrainer:
         self._live = LiveModel(model, processing_class, peft_config=peft_config, init_kwargs=init_kwargs)
         if args is None:
             self.args.output_dir = f"{self._live.name.rpartition('/')[2]}-GRPO"
-        self._script = Script(
-            model=self._live,
-            reward_funcs=self.reward_funcs,
-            args=self.args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            reward_processing_classes=self.reward_processing_classes,
-            quantization_config=quantization_config,
-            tools=as_list(tools),
-            environment_factory=environment_factory,
-        )
+        self._quantization_config = quantization_config
+        self._tools, self._environment_factory = as_list(tools), environment_factory
         self._events = TrainingEvents(
             self.args, state=TrainerState(), control=TrainerControl(), context=self._live.as_arguments
         )
@@ -132,6 +121,21 @@ class GRPOTrainer:
         for callback in callbacks or ():
             self.add_callback(callback)
         self._events.fire("on_init_end")
+
+    def _script(self) -> Script:
+        """Return the arguments as they are now: a script may assign to data sets and reward functions."""
+        functions = as_list(self.reward_funcs)
+        return Script(
+            model=self._live,
+            reward_funcs=functions,
+            args=self.args,
+            train_dataset=self.train_dataset,
+            eval_dataset=self.eval_dataset,
+            reward_processing_classes=reward_tokenizers(self.reward_processing_classes, num_functions=len(functions)),
+            quantization_config=self._quantization_config,
+            tools=self._tools,
+            environment_factory=self._environment_factory,
+        )
 
     @property
     def state(self) -> Any:
@@ -236,16 +240,16 @@ class GRPOTrainer:
         if trial is not None:
             raise ArgumentError(f"trial is not supported: {ELSEWHERE['hyperparameter_search']}")
         source = resume_from_checkpoint or self._training.run is not None
-        check_script(self._script, callbacks=self._events.callbacks, source=source)
+        check_script(self._script(), callbacks=self._events.callbacks, source=source)
         from transformers.trainer_utils import TrainOutput  # seconds, so not before arguments were checked
 
         began_at = time.monotonic()
-        self._training.begin(resume_from_checkpoint or None)
-        first_step = self.state.global_step
         try:
+            self._training.begin(resume_from_checkpoint or None)
+            first_step = self.state.global_step
             losses = self._training.follow_to_the_end()
-        except BaseException:
-            self._training.give_weights_so_far_to(self._live)
+        except BaseException:  # Ctrl-C, or an error in a callback
+            self._training.leave(self._live)
             raise
         self._training.give_weights_to(self._live)
         steps, seconds = self.state.global_step - first_step, time.monotonic() - began_at

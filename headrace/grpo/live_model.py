@@ -5,12 +5,23 @@ The weights that are trained are the services'. The model object gets them when 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.run_inputs import RunInputs
 
 _ADAPTER = "adapter_config.json"
+
+
+class Weights(NamedTuple):
+    """The weights that a run begins with: a model's, or those of an adapter on it."""
+
+    model: str
+    adapter: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that take an adapter."""
+        return {} if self.adapter is None else {"resume_from_checkpoint": self.adapter, "resume_only_model": True}
 
 
 class LiveModel:
@@ -135,24 +146,24 @@ class LiveModel:
         """
         self._so_far = fetch
 
-    def save_for_run(self, inputs: Callable[[], RunInputs], *, evaluates: bool = False) -> str:
-        """Return the model's name or directory for a run. An object, or a tokenizer of its own, is written first.
+    def weights_for_run(self, inputs: Callable[[], RunInputs], *, evaluates: bool = False) -> Weights:
+        """Return the weights of the last training for a run; without one, the model that the script gave.
 
         Args:
             inputs: Returns the writer of inputs.
             evaluates: Whether the run only evaluates: then the weights of an interrupted training are taken, too.
-
-        Raises:
-            ArgumentError: The last training left an adapter, which a run cannot begin with.
         """
         found = (self.so_far if evaluates else None) or self.trained
-        if found is not None:
-            if (found / _ADAPTER).exists():
-                raise ArgumentError(
-                    "the adapter of the last training cannot be trained further; `headrace export --merge` makes a "
-                    "model of it and its base"
-                )
-            return inputs().path(str(found))
+        if found is None:
+            return Weights(self.given_for_run(inputs))
+        path = inputs().path(str(found))
+        return Weights(self.given_for_run(inputs), path) if (found / _ADAPTER).exists() else Weights(path)
+
+    def given_for_run(self, inputs: Callable[[], RunInputs]) -> str:
+        """Return the name or directory of the model that the script gave, for a run.
+
+        An object, or a tokenizer of its own, is written first. ``inputs`` returns the writer.
+        """
         if self._saved is None:
             if self._is_given:
                 self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
@@ -230,12 +241,17 @@ def _local_directory(name: str, *, revision: str | None) -> Path:
 
 
 def _config_of_new_adapter(model: Any) -> Any:
-    """Return the configuration of a PeftModel's adapter, which must not change what the base computes.
+    """Return the configuration of a PeftModel's only adapter, which must not change what the base computes.
 
     Raises:
-        ArgumentError: It does.
+        ArgumentError: It does, or it is not the only one.
     """
-    (name,) = model.peft_config
+    name, *others = model.peft_config
+    if others:
+        raise ArgumentError(
+            f"model has the adapters {', '.join(model.peft_config)}, and a run trains one: delete the others "
+            f"(model.delete_adapter({others[0]!r}))"
+        )
     if any(bool(weights.any()) for key, weights in model.named_parameters() if "lora_B" in key):
         raise ArgumentError(
             "model has an adapter that was trained already, and a run begins with a new one: merge it first "

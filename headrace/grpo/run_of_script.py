@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError, in_python
-from headrace.grpo.live_model import LiveModel, is_own_tokenizer, own_tokenizer
+from headrace.grpo.live_model import LiveModel, Weights, is_own_tokenizer, own_tokenizer
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.trainer_attributes import reward_func_names
 from headrace.grpo.training_events import is_early_stopping
@@ -21,9 +21,10 @@ from shared.run_options.run_config import RunConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
 _UNUSED_ROWS = [{"prompt": "A run that makes no step needs a data set too."}]
+_BEGINNING = ("resume_", "ignore_data_skip")
 _ABOUT_STEPS = (
     *("eval_", "warmup_", "lr_", "save_", "load_best", "metric_for_best", "greater_is_better", "early_stopping"),
-    *("resume_", "ignore_data_skip"),
+    *_BEGINNING,
 )
 """Beginnings of options that have no meaning without steps."""
 _READ_LOGGING_STEPS = ("report_to", "log_completions")
@@ -82,7 +83,12 @@ class Files:
 
 
 def training_settings(
-    script: Script, files: Files, *, callbacks: Sequence[Any] = (), source: str | None = None
+    script: Script,
+    files: Files,
+    *,
+    callbacks: Sequence[Any] = (),
+    source: str | None = None,
+    model: str | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings of the run that trains, and notes for the user.
 
@@ -91,23 +97,31 @@ def training_settings(
         files: Files of the script's functions and data.
         callbacks: Its callbacks, of which an ``EarlyStoppingCallback`` becomes settings.
         source: The run or directory from whose checkpoint the run begins; None for what the options say.
+        model: The model of the run that is continued; None for the script's. It is the reference of the KL term.
 
     Raises:
         ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
-    return settings_with_model(script, files, script.model.save_for_run, callbacks=callbacks, source=source)
+    begins_from = source or script.args.resume_from_checkpoint or script.args.run_options.get("resume_from_checkpoint")
+
+    def weights(inputs: Callable[[], RunInputs]) -> Weights:
+        if begins_from is None:
+            return script.model.weights_for_run(inputs)
+        return Weights(script.model.given_for_run(inputs) if model is None else model)
+
+    return settings_with_weights(script, files, weights, callbacks=callbacks, source=source)
 
 
-def settings_with_model(
+def settings_with_weights(
     script: Script,
     files: Files,
-    model: Callable[[Callable[[], RunInputs]], str],
+    weights_for: Callable[[Callable[[], RunInputs]], Weights],
     *,
     callbacks: Sequence[Any],
     source: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return ``training_settings`` with the model that a function names."""
-    args = script.args
+    """Return ``training_settings`` with the weights that a function names."""
+    args, weights = script.args, weights_for(files.inputs)
     begins_from = {} if source is None else {"resume_from_checkpoint": source}
     options = _options(args) | _early_stopping(callbacks) | begins_from
     if args.eval_strategy == "no":
@@ -115,7 +129,7 @@ def settings_with_model(
     if args.eval_strategy != "no" or args.eval_on_start:
         options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
     options |= {name: args.run_options[name] for name in _SAVING if name in args.run_options}
-    settings, notes = _translated(options | {"model_name_or_path": model(files.inputs)} | _lora(script))
+    settings, notes = _translated(options | {"model_name_or_path": weights.model} | _lora(script))
     settings |= _rewards(script, files) | _agent(script, files)
     _require_known_environments(script.environment_factory, script.train_dataset)
     groups_per_step = args.run_options.get("groups_per_step", settings["groups_per_step"])
@@ -126,7 +140,7 @@ def settings_with_model(
         notes += _about_rows_left_out(script.eval_dataset, args) if "eval_dataset_name" in settings else []
     if not any((settings | args.run_options).get(name) for name in _READ_LOGGING_STEPS):
         settings.pop("logging_steps", None)  # it is about the script's own log
-    return settings | args.run_options | begins_from, notes
+    return settings | weights.settings() | args.run_options | begins_from, notes
 
 
 def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dict[str, Any], list[str]]:
@@ -138,10 +152,12 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
     args = script.args
     options = {name: value for name, value in _options(args).items() if not name.startswith(_ABOUT_STEPS)}
     options["eval_dataset_name"] = _eval_data(data, args, files)
-    settings, _ = _translated(options | {"model_name_or_path": script.model.save_for_run(files.inputs, evaluates=True)})
+    weights = script.model.weights_for_run(files.inputs, evaluates=True)
+    settings, _ = _translated(options | {"model_name_or_path": weights.model} | _lora(script))
     settings |= _rewards(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
-    settings |= args.run_options | {"max_steps": 0, "eval_on_start": True, "name": None}
+    settings |= {name: it for name, it in args.run_options.items() if not name.startswith(_BEGINNING)}
+    settings |= {"max_steps": 0, "eval_on_start": True, "name": None} | weights.settings()
     return settings, _about_rows_left_out(data, args)
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError, in_python
+from headrace.grpo.live_model import Weights
 from headrace.grpo.run_inputs import UnwrittenInputs
-from headrace.grpo.run_of_script import Files, Script, settings_with_model
+from headrace.grpo.run_of_script import Files, Script, settings_with_weights
 from headrace.grpo.script_services import would_start_services
 from shared.errors import UserError
 from shared.near_name import nearest
@@ -28,10 +29,10 @@ def check_script(script: Script, *, callbacks: Sequence[Any], source: bool | str
     """
     _require_model(script)
     files = Files(UnwrittenInputs)
-    settings, _ = settings_with_model(
+    settings, _ = settings_with_weights(
         script,
         files,
-        lambda _: script.model.name or "model",
+        lambda _: Weights(script.model.name or "model"),
         callbacks=callbacks,
         source=_SOME_RUN if source is True else source or None,
     )

@@ -9,13 +9,13 @@ import contextlib
 import json
 import shutil
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
 from rich.console import Console
 
-from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submission
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.live_model import LiveModel
@@ -39,13 +39,15 @@ class ScriptRun:
     """The runs of one trainer: one training at a time, and evaluations.
 
     Args:
-        script: The trainer's arguments.
+        script: Returns the trainer's arguments, which may change between two trainings.
         events: Receive the training's steps and evaluations.
     """
 
-    def __init__(self, script: Script, events: TrainingEvents) -> None:
+    def __init__(self, script: Callable[[], Script], events: TrainingEvents) -> None:
         self.run: Run | None = None
         """The training run, as the API shows it; None before it began."""
+        self._is_begun = False
+        """Whether the training that is asked for has come to ``run``, so that an error must not leave it alone."""
         self._trained_run: Run | None = None
         """The last run that was followed to its end."""
         self._script = script
@@ -53,7 +55,7 @@ class ScriptRun:
         self._services: ScriptServices | None = None
         self._files = Files(lambda: self._connected().inputs())
         self._epochs_per_step = 0.0
-        self._own_code = OwnCode(script, {})
+        self._own_code = OwnCode(script(), {})
 
     @property
     def client(self) -> HeadraceClient:
@@ -70,44 +72,48 @@ class ScriptRun:
         Raises:
             ArgumentError: An argument or option is refused, or no earlier run was found.
         """
-        is_first, run = self.run is None, self._begun(resume)
-        goes_on = self.run is not None and self.run["run_id"] == run["run_id"]
-        self.run = run
+        self._is_begun, is_first = False, self.run is None
+        earlier = self._run_of_another_process() if is_first and resume is True else self.run
+        run = self._begun(resume, earlier)
+        self._take_run(run)
         if run["status"] not in ENDED:
             say(f"{run['run_id']} trains with {self._connected().in_words}; it is in {run['run_dir']}")
         self._own_code.follow(run)
         self._events.describe(run, epochs_per_step=self._epochs_per_step)
-        if is_first and goes_on:
+        if is_first and earlier is not None and earlier["run_id"] == run["run_id"]:
             with self._events.told_before(epochs_per_step=self._epochs_per_step):
                 self._catch_up(to_step=int(run["progress"]["step"]))
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
-        """Tell the events of all steps, and return their losses. An exception, such as Ctrl-C, pauses the run.
+        """Tell the events of all steps, and return their losses.
 
         Raises:
             HeadraceError: The run failed, or is paused because code of the script fails.
         """
-        assert self.run is not None
-        client, run_id = self.client, self.run["run_id"]
-        try:
-            self._catch_up()
-            console = self._console()
-            self.run = follow(client, run_id, console=console, on_event=self._take, on_run=self._own_code.check).run
-        except BaseException:  # Ctrl-C, or an error in a callback
-            with contextlib.suppress(HeadraceApiError):
-                client.pause(run_id)
-                say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
-            raise
+        run_id = self._followed()["run_id"]
+        self._catch_up()
+        console = self._console()
+        self.run = follow(self.client, run_id, console=console, on_event=self._take, on_run=self._own_code.check).run
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
         steps = self._catch_up()
         self._events.take_best(self.run["progress"].get("best"))
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
 
+    def leave(self, live: LiveModel) -> None:
+        """Pause the run that was begun, after Ctrl-C or an error, and have the model use its weights so far."""
+        if not self._is_begun:
+            return
+        run_id = self._followed()["run_id"]
+        with contextlib.suppress(HeadraceApiError):  # it may have ended
+            self.client.pause(run_id)
+            say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
+        self.give_weights_so_far_to(live)
+
     def _how_to_go_on(self) -> str:
         where = f"the run is in {self._followed()['run_dir']}"
-        if self._script.args.output_dir is None:  # another process does not find it
+        if self._script().args.output_dir is None:  # another process does not find it
             return f"train() goes on with it; {where}"
         return (
             "train() goes on with it. Once this script has ended, run it again with "
@@ -132,13 +138,18 @@ class ScriptRun:
         """Return the metrics of an evaluation on ``data``, in a run of its own.
 
         Raises:
-            ArgumentError: The training is paused, or there is nothing to evaluate on.
+            ArgumentError: The training is paused or still runs, or there is nothing to evaluate on.
             HeadraceError: The evaluation failed.
         """
         client = self.client
-        if self.run is not None and client.get(self.run["run_id"])["status"] not in ENDED:
-            raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
-        settings, notes = evaluation_settings(self._script, self._files, data=data)
+        training = None if self.run is None else client.get(self.run["run_id"])
+        if training is not None and training["status"] not in ENDED:
+            if training["status"] == "paused" or training["desired"] == "pause":
+                raise ArgumentError("the training is paused, and keeps the generators: train() goes on with it")
+            raise ArgumentError(
+                "the training still runs, and keeps the generators: set eval_strategy to evaluate while it trains"
+            )
+        settings, notes = evaluation_settings(self._script(), self._files, data=data)
         for note in notes:
             say(f"note: {note}")
         submission = begin_run(client, settings, say=say)
@@ -159,7 +170,8 @@ class ScriptRun:
             live.take(directory)
         elif services.are_elsewhere:
             say(f"{ended}; `model` and save_model() download the model")
-            live.take(lambda: self._download(run, services.own_directory() / str(run["run_id"]), base=live.name))
+            directory = services.own_directory() / str(run["run_id"])
+            live.take(lambda: services.download_model(run, directory, base=live.name))
         else:
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
@@ -184,7 +196,7 @@ class ScriptRun:
             if services.see_here(directory):
                 return directory
             if services.are_elsewhere:
-                return self._download(run, services.own_directory() / str(run["run_id"]), base=base)
+                return services.download_model(run, services.own_directory() / str(run["run_id"]), base=base)
         return export_newest(services, run, say=say)
 
     def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
@@ -212,18 +224,7 @@ class ScriptRun:
         elif live.is_fetched or self._trained_run is None:
             shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
         else:
-            self._download(self._trained_run, directory, base=live.name)
-
-    def _download(self, run: Run, directory: Path, *, base: str) -> Path:
-        """Download a run's final model. An adapter gets ``base``, the script's name for it, as its base."""
-        self._connected().download_model(run["run_id"], directory)
-        file = directory / "adapter_config.json"
-        if file.is_file():
-            config = json.loads(file.read_text(encoding="utf-8"))
-            if config.get("base_model_name_or_path") == run["config"]["model"]:
-                config["base_model_name_or_path"] = base
-                file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        return directory
+            self._connected().download_model(self._trained_run, directory, base=live.name)
 
     def _followed(self) -> Run:
         assert self.run is not None
@@ -235,71 +236,83 @@ class ScriptRun:
             weakref.finalize(self, self._services.client.close)
         return self._services
 
-    def _begun(self, resume: bool | str | None) -> Run:
-        """Return the run to follow: the earlier run, or a new one, which may begin from a checkpoint."""
-        if resume is True and self.run is None:
-            self.run = self._run_of_another_process()
+    def _take_run(self, run: Run) -> None:
+        self.run, self._is_begun = run, True
+
+    def _begun(self, resume: bool | str | None, known: Run | None) -> Run:
+        """Return the run to follow: the earlier run, if it is known, or a new one, which may begin from a checkpoint.
+
+        A new run is ``run`` as soon as there is one.
+        """
         client, old = self.client, None
-        earlier = None if self.run is None or isinstance(resume, str) else client.get(self.run["run_id"])
+        earlier = None if known is None or isinstance(resume, str) else client.get(known["run_id"])
         if earlier is not None and not resume and earlier["status"] in ENDED:
             earlier = None
         source = resume if isinstance(resume, str) else None if earlier is None else str(earlier["run_id"])
-        settings, notes = self._settings(source)
-        self._own_code = OwnCode(self._script, without_beginning(settings))
-        self._own_code.check_columns(self._script.train_dataset, client)
+        model = None if earlier is None or self.run is None else str(earlier["config"]["model"])
+        script = self._script()
+        settings, notes = self._settings(script, source, model=model)
+        self._own_code = OwnCode(script, without_beginning(settings))
+        self._own_code.check_columns(script.train_dataset, client)
         if earlier is not None:
             if has_made_all_steps(client, earlier, settings):
                 say(f"note: {earlier['run_id']} has made all its steps: nothing is left to train")
                 return earlier
             old = replaced(self._connected(), earlier, settings, say=say)
             if old is None:
+                self._take_run(earlier)
                 run = client.resume(earlier["run_id"])
                 say(f"continuing {run['run_id']} from step {run['progress']['step']}")
                 return run
             if not old.has_checkpoint:
                 source = None
-                settings, notes = self._settings(source)
-        if self.run is not None:
+                settings, notes = self._settings(script, source)
+        if known is not None:
             self._events.begin_anew(continues=source is not None)
         if "resume_from_checkpoint" in settings:
             settings = with_absolute_paths(settings, Path.cwd())
         elif old is not None:
             settings = without_beginning(settings)
-        submission = begin_run(client, settings, say=say)
+        submission = begin_run(client, settings, say=say, on_begun=self._remember)
         if old is not None and old.run["status"] not in ENDED:
             with contextlib.suppress(HeadraceApiError):  # it has ended, or was stopped as this process's earlier run
                 client.stop(old.run["run_id"])
         for note in (*notes, *submission.warnings):
             say(f"note: {note}")
-        derived = submission.derived
-        self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * derived["num_rows"])
-        self._remember(submission.run_id)
         run = client.get(submission.run_id)
         if old is not None:
             old.say_successor(run, say=say)
         if old is None or not old.says_changes:
             say_differences(client, run, say=say)
-        run["progress"]["max_steps"] = derived["steps"]
+        run["progress"]["max_steps"] = submission.derived["steps"]
         return run
 
-    def _settings(self, source: str | None) -> tuple[dict[str, Any], list[str]]:
-        return training_settings(self._script, self._files, callbacks=self._events.callbacks, source=source)
+    def _settings(
+        self, script: Script, source: str | None, *, model: str | None = None
+    ) -> tuple[dict[str, Any], list[str]]:
+        return training_settings(script, self._files, callbacks=self._events.callbacks, source=source, model=model)
 
-    def _remember(self, run_id: str) -> None:
-        output_dir = self._script.args.output_dir
+    def _remember(self, submission: Submission) -> None:
+        """Take a new run, and write its id for another process. Without an end of its data, it is one epoch long."""
+        assert submission.run is not None
+        self._take_run(submission.run)
+        derived = submission.derived
+        epoch_prompts = derived.get("epoch_prompts") or derived["prompt_groups"]
+        self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * epoch_prompts)
+        output_dir = self._script().args.output_dir
         if output_dir is not None:
             directory = Path(output_dir)
             directory.mkdir(parents=True, exist_ok=True)
             state_dir = self._connected().state_dir
             link = {
-                "run_id": run_id,
+                "run_id": submission.run_id,
                 "epochs_per_step": self._epochs_per_step,
                 "state_dir": None if state_dir is None else str(state_dir),
             }
             (directory / _LINK).write_text(json.dumps(link) + "\n", encoding="utf-8")
 
     def _run_of_another_process(self) -> Run:
-        file = Path(self._script.args.output_dir or ".") / _LINK
+        file = Path(self._script().args.output_dir or ".") / _LINK
         try:
             link = json.loads(file.read_text(encoding="utf-8"))
             self._epochs_per_step = float(link["epochs_per_step"])
@@ -324,5 +337,5 @@ class ScriptRun:
             self._events.control.should_training_stop = False
 
     def _console(self) -> Console:
-        console = Console(emoji=False, quiet=bool(self._script.args.disable_tqdm))
+        console = Console(emoji=False, quiet=bool(self._script().args.disable_tqdm))
         return console if console.is_terminal or console.is_jupyter else Console(emoji=False, width=_PIPE_WIDTH)

@@ -11,6 +11,7 @@ a paused run would keep the generators.
 
 import atexit
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Submission
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submission
 from headrace.grpo.argument_error import ArgumentError, in_python
 from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.run_inputs import RunInputs
@@ -108,10 +109,17 @@ class ScriptServices:
         """Send a Python module to services elsewhere, and return its name there."""
         return self.client.upload_module(name, source)
 
-    def download_model(self, run_id: str, directory: Path) -> Path:
-        """Download the final model of a run."""
+    def download_model(self, run: Run, directory: Path, *, base: str) -> Path:
+        """Download a run's final model. An adapter gets ``base``, the script's name for it, as its base."""
         with progress("downloading the model") as tell:
-            return self.client.download_model(run_id, directory, on_progress=tell)
+            self.client.download_model(run["run_id"], directory, on_progress=tell)
+        file = directory / "adapter_config.json"
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            if config.get("base_model_name_or_path") == run["config"]["model"]:
+                config["base_model_name_or_path"] = base
+                file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        return directory
 
 
 def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) -> ScriptServices:
@@ -156,8 +164,20 @@ def would_start_services() -> bool:
     return "HEADRACE_URL" not in os.environ and _running(StateDir(choose_state_dir(None))) is None
 
 
-def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Callable[[str], None]) -> Submission:
+def begin_run(
+    client: HeadraceClient,
+    settings: Mapping[str, Any],
+    *,
+    say: Callable[[str], None],
+    on_begun: Callable[[Submission], None] | None = None,
+) -> Submission:
     """Submit a run of this process, and stop its earlier run if that has not ended.
+
+    Args:
+        client: A client of the run API.
+        settings: The run's settings.
+        say: Prints a line for the user.
+        on_begun: Called as soon as the run is submitted.
 
     Raises:
         ArgumentError: The settings are invalid.
@@ -171,6 +191,8 @@ def begin_run(client: HeadraceClient, settings: Mapping[str, Any], *, say: Calla
             raise
         raise ArgumentError(in_python(str(error))) from None
     _latest_run[client.base_url] = submission.run_id
+    if on_begun is not None:
+        on_begun(submission)
     if earlier is not None:
         with contextlib.suppress(HeadraceApiError):  # it may have been deleted
             if client.get(earlier)["status"] not in ENDED:

@@ -26,8 +26,9 @@ _SAMPLING: Final = "completions are sampled by the generators; trainer.client.ro
 ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader", "data_collator"), _BATCHES),
     **dict.fromkeys(("training_step", "compute_loss", "prediction_step", "evaluation_loop"), _STEPS),
+    **dict.fromkeys(("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"), _STEPS),
     **dict.fromkeys(("optimizer", "lr_scheduler", "create_optimizer", "create_scheduler"), _OPTIMIZER),
-    "create_optimizer_and_scheduler": _OPTIMIZER,
+    **dict.fromkeys(("create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs"), _OPTIMIZER),
     **dict.fromkeys(("vllm_generation", "llm", "generation_config"), _SAMPLING),
     "environments": "environments are processes of the sessions service; reward functions get their attributes",
     "ref_model": "the training ranks have the reference model, if beta is not 0; it is the model before the training",
@@ -46,7 +47,9 @@ _HOOKS: Final = frozenset(
     {
         *("_compute_loss", "_calculate_rewards", "_generate", "_generate_and_score_completions", "_prepare_inputs"),
         *("_generate_single_turn", "_tokenize_prompts", "_get_per_token_logps_and_entropies", "_inner_training_loop"),
-        *("_get_train_sampler", "_get_eval_sampler", "_save_checkpoint", "_maybe_log_save_evaluate"),
+        *("_get_train_sampler", "_get_eval_sampler", "_save_checkpoint", "_maybe_log_save_evaluate", "_save"),
+        *("_tool_call_loop", "_get_tool_suffix_ids", "_log_metric", "_log_completion_extra"),
+        *("_set_signature_columns_if_needed", "_load_optimizer_and_scheduler"),
     }
 )
 """Private methods of TRL's training that subclasses override."""
@@ -56,7 +59,7 @@ _CALLBACKS: Final = {"log": "on_log", "evaluate": "on_evaluate", "save_model": "
 """Methods that TRL's training calls and a script may call too, to the events of callbacks at the same moments."""
 
 
-def refuse_unsupported(*, optimizers: Sequence[Any], rollout_func: Any) -> None:
+def refuse_unsupported(*, args: Any, optimizers: Sequence[Any], rollout_func: Any) -> None:
     """Refuse arguments of the constructor that have no meaning here, and a script in several processes.
 
     Raises:
@@ -67,19 +70,30 @@ def refuse_unsupported(*, optimizers: Sequence[Any], rollout_func: Any) -> None:
             "this script runs in several processes, and each would begin a run: start it with python, and set the "
             "number of training processes with run_options={'nproc_per_node': N}"
         )
+    if args is not None and not isinstance(args, GRPOConfig):
+        kind = cast("type[object]", type(args))
+        raise ArgumentError(
+            f"args is a {kind.__name__} of {kind.__module__}; give headrace's GRPOConfig, which has the options of "
+            "TRL's: from headrace import GRPOConfig"
+        )
     if tuple(optimizers) != (None, None):
         raise ArgumentError(f"optimizers is not supported: {INSTEAD['optimizers']}")
     if rollout_func is not None:
         raise ArgumentError(f"rollout_func is not supported: {INSTEAD['rollout_func']}")
 
 
-def check_overrides(kind: type) -> None:
+def check_overrides(kind: type, *, trainer: type) -> None:
     """Refuse a subclass with a method that nothing would call; note methods that only the script can call.
+
+    Args:
+        kind: The new subclass. Its mixins count, but not subclasses between it and the trainer, which were checked.
+        trainer: The class of the trainer itself.
 
     Raises:
         ArgumentError: It has a method that nothing would call.
     """
-    for name in vars(kind):
+    over = kind.__mro__[: kind.__mro__.index(trainer)]
+    for name in [name for it in over if it is kind or not issubclass(it, trainer) for name in vars(it)]:
         if name in ELSEWHERE or name in _HOOKS:
             raise ArgumentError(f"{kind.__name__}.{name} would never be called: {ELSEWHERE.get(name, _STEPS)}")
         if name in _CALLBACKS:
@@ -149,6 +163,22 @@ def reward_weights(given: Sequence[float] | None, *, num_functions: int, environ
             f"Number of reward weights ({len(functions)}) must match number of reward functions ({num_functions})"
         )
     return np.array([*functions, *(1.0 for _ in _rewarding(environment_factory))], dtype=np.float32)
+
+
+def reward_tokenizers(given: Sequence[Any], *, num_functions: int) -> list[Any]:
+    """Return a tokenizer for each reward function; None for a model's own, which counts for all if none is given.
+
+    Raises:
+        ArgumentError: Their number is not that of the functions.
+    """
+    if all(tokenizer is None for tokenizer in given):
+        return [None] * num_functions
+    if len(given) != num_functions:
+        raise ArgumentError(
+            f"The number of reward processing classes ({len(given)}) must match the number of reward functions "
+            f"({num_functions}); None stands for a model's own tokenizer"
+        )
+    return [*given]
 
 
 def all_tools(tools: Sequence[Any], environment_factory: Any) -> list[Any]:

@@ -93,8 +93,9 @@ class _Follower:
         self._on_run = on_run
         self._has_all_events = False
         self._new_messages: deque[tuple[float | None, str]] = deque(maxlen=_MAX_NEW_MESSAGES)
-        self._poll_at = 0.0
-        self._answered_at = self._moved_at = time.monotonic()
+        self._poll_at = self._take_all_at = 0.0
+        self._moved_at = time.monotonic()
+        self._failing_since: float | None = None
         self._seen_step = -1
 
     def update(self, *, wait_s: float) -> None:
@@ -137,15 +138,17 @@ class _Follower:
         try:
             run = self._client.get(self.watch.run_id)
             self.watch.take_run(run)
-            self._answered_at = time.monotonic()
+            self._failing_since = None
             if self._on_run is not None:
                 self._on_run(run)
-            if self.watch.has_ended:
+            if self.watch.has_ended or (self._has_all_events and time.monotonic() >= self._take_all_at):
                 # Events may have been lost; the files have all metrics and evaluations.
                 take_all(self.watch, self._client)
+                self._take_all_at = time.monotonic() + _LINE_EVERY_S
         except HeadraceApiError as error:
             is_refusal = error.status is not None and error.status < 500
-            if is_refusal or time.monotonic() - self._answered_at > _PATIENCE_S:
+            self._failing_since = time.monotonic() if self._failing_since is None else self._failing_since
+            if is_refusal or time.monotonic() - self._failing_since > _PATIENCE_S:
                 raise
 
     def _notice_stall(self) -> None:
@@ -218,7 +221,7 @@ def _print_lines(follower: _Follower, console: Console) -> None:
 def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event | None]", stop: threading.Event) -> None:
     """Put the run's events into the queue, and None at their end.
 
-    If the stream fails for good, polling still shows the run.
+    If the stream fails for good, polling still shows the run and its metrics.
     """
     with client:
         try:

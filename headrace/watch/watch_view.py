@@ -145,7 +145,7 @@ def _reward_plot(watch: RunWatch, width: int, height: int) -> RenderableType:
     rewards = watch.series("reward")
     low, high = nice_bounds(rewards)
     last = watch.max_steps or watch.step
-    columns = width - _AXIS_WIDTH - 1
+    columns = max(1, width - _AXIS_WIDTH - 1)
     curve = braille_curve(watch.points("reward"), width=columns, height=height, low=low, high=high, first=1, last=last)
     value = f"{rewards[-1]:.3f}" if rewards else "no step yet"
     text = Text.assemble(("reward", "bold"), "  ", (value, "bold cyan"), "\n")

@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,6 +229,43 @@ def test_events_survive_an_api_that_is_started_again() -> None:
     )
     with serving(lambda _: next(answers)) as api, HeadraceClient(api.url, "k") as client:
         assert [event.kind for event in client.events("run-a")] == ["metrics", "status"]
+
+
+def test_patience_with_an_api_that_is_away_begins_when_it_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream was silent for 100 s, and the consumer then took 100 s for an event."""
+    now_s = [0.0]
+    monkeypatch.setattr("headrace.client.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    answers = iter(
+        [
+            *(RUN, event_stream(), HANG_UP, HANG_UP),
+            *(RUN, event_stream(("5-0", "metrics", {"step": 1})), HANG_UP),
+            *(RUN, event_stream(("", "status", {"status": "finished", "final": True}))),
+        ]
+    )
+
+    def script(_: Asked) -> Any:
+        answer = next(answers)
+        now_s[0] += 0.0 if answer is HANG_UP else 100.0
+        return answer
+
+    with serving(script) as api, HeadraceClient(api.url, "k") as client:
+        seen = [event.kind for event in client.events("run-a")]
+    assert seen == ["metrics", "status"]
+
+
+def test_a_stream_that_is_never_opened_is_given_up_although_the_run_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("headrace.client.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    def script(asked: Asked) -> Any:
+        now_s[0] += 20.0
+        return problem(503, "no streams here") if asked.path.endswith("/events") else RUN
+
+    with serving(script) as api, HeadraceClient(api.url, "k") as client:
+        assert str(refusal_of(lambda: next(client.events("run-a")))) == "no streams here"
+    assert len(api.asked) == 6, "at 40, 80 and 120 s"
 
 
 def test_events_of_a_run_that_is_named_are_those_of_one_run_after_a_reconnect_too() -> None:

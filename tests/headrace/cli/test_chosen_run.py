@@ -193,22 +193,23 @@ def test_a_run_that_is_named_is_taken_without_a_word(
     assert [asked.path for asked in api.asked] == ["/v1/runs/queued-2/pause"]
 
 
+@pytest.mark.parametrize("name", ["gsm", "run-3"])
 def test_of_ended_runs_of_one_name_the_newest_is_read_and_none_is_changed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same = [a_run("run-new", "stopped") | {"name": "gsm"}, a_run("run-old", "finished") | {"name": "gsm"}]
+    same = [a_run("run-new", "stopped") | {"name": name}, a_run("run-old", "finished") | {"name": name}]
 
     def script(asked: Asked) -> Any:
         if asked.path in ("/v1/runs/run-new", "/v1/runs/run-old"):
             return next(run for run in same if asked.path.endswith(run["run_id"]))
-        about = {"type": "/problems/ambiguous-run", "run_id": "gsm", "candidates": same}
+        about = {"type": "/problems/ambiguous-run", "run_id": name, "candidates": same}
         return Answer(status=409, body=json.dumps(about).encode(), content_type="application/problem+json")
 
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     with serving(script) as api:
-        assert cli.main(["show", "gsm", "--json", "--url", api.url]) == 0
+        assert cli.main(["show", name, "--json", "--url", api.url]) == 0
         shown = capsys.readouterr()
-        assert "run-new (gsm): the newest run of this name" in shown.err
+        assert f"run-new ({name}): the newest run of this name" in shown.err
         assert "run-new" in shown.out
-        assert cli.main(["stop", "gsm", "--url", api.url]) == 1
-    assert "several runs fit gsm" in capsys.readouterr().err
+        assert cli.main(["stop", name, "--url", api.url]) == 1
+    assert f"several runs fit {name}" in capsys.readouterr().err

@@ -105,6 +105,12 @@ def test_the_best_and_the_worst_are_ranked_by_reward_without_those_that_have_non
     assert chosen(rows, limit=4, best=None, worst=None) == (rows, "")
 
 
+def test_the_best_are_not_limited_a_second_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["rollouts", str(run_dir), "--best", "5", "--limit", "2"])
+    assert "argument --limit: not allowed with argument --best" in capsys.readouterr().err
+
+
 def test_a_function_that_does_not_apply_differs_from_one_that_failed_and_from_zero() -> None:
     assert value_in_words({"outcome": "scored", "value": 0.0}) == "0.000"
     assert value_in_words({"outcome": "not_applicable", "value": None}) == "-"

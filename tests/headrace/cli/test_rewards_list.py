@@ -1,5 +1,6 @@
 """`headrace rewards list`: versions, edits that are not in use, and the state of endpoints."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,30 @@ def test_an_endpoint_that_was_deleted_meanwhile_stops_nothing(listed: Callable[.
     shown = listed(info("judge", "endpoint", version="v7"), info("accuracy_reward", "built-in"))
     assert "v7" in line_of(shown, "judge")
     assert line_of(shown, "accuracy_reward")
+
+
+def test_a_refusal_of_the_rewarder_is_its_own_sentence_and_other_servers_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "key")
+    answers: list[Any] = [problem(403, "This needs the scope read, which your key lacks."), {"runs": []}]
+    with serving(lambda _: answers.pop(0)) as api:
+        assert main(["rewards", "list", "--rewarder-url", api.url]) == 1
+        assert capsys.readouterr().err == "headrace: This needs the scope read, which your key lacks.\n"
+        assert main(["rewards", "list", "--rewarder-url", api.url]) == 1
+        assert f"{api.url} does not answer like a headrace rewarder" in capsys.readouterr().err
+    assert main(["rewards", "list", "--rewarder-url", api.url]) == 1
+    assert f"the rewarder at {api.url} cannot be reached" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://a:b:c", "http://[x", "nonsense"])
+@pytest.mark.parametrize("command", [["rewards", "list", "--rewarder-url"], ["runs", "--url"]])
+def test_what_is_not_an_address_is_refused_with_a_sentence(
+    url: str, command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "key")
+    assert main([*command, url]) == 1
+    assert re.search(r"is not an http:// or https:// address|an address cannot be read", capsys.readouterr().err)
 
 
 def test_a_key_that_is_refused_is_named_by_where_it_came_from(

@@ -1,6 +1,7 @@
 """What `runs`, `show`, `rollouts` and `edit` print and send: whole ids, JSON, orders, one run under any name."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,14 @@ def test_runs_are_sorted_by_the_api(
         assert cli.main(["runs", "--json", *options, "--url", api.url]) == 0
     assert [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]] == order
     assert api.asked[0].path == asked
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--sort", "name"], ["--reverse"]])
+def test_runs_in_a_directory_take_no_options(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["runs", str(tmp_path), *options]) == 1
+    assert "with DIR, runs are only listed: leave out the other options" in capsys.readouterr().err
 
 
 def test_a_run_is_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,17 @@ import functools
 import logging
 import math
 import re
+import subprocess
+import sys
+import xml as markup
+import xml.etree.ElementTree
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from headrace.grpo.function_source import module_text, plain_name
@@ -95,6 +101,18 @@ def test_a_function_does_in_its_own_module_what_it_does_here(function: Callable[
     assert module_of(it=function).it(completions) == function(completions)
 
 
+LIMITS = {"low": (-math.inf,), "high": [math.inf, 1j], "none": set[int](), "few": ()}
+NOT_A_NUMBER = math.nan
+
+
+def limits(completions: list[str], high: float = math.inf, **_: Any) -> list[Any]:
+    return [LIMITS, high, math.isnan(NOT_A_NUMBER)]
+
+
+def test_numbers_that_are_not_finite_are_sent() -> None:
+    assert module_of(limits=limits).limits(["a"]) == [LIMITS, math.inf, True]
+
+
 def test_a_module_has_only_what_the_function_uses() -> None:
     names = {name for name in vars(module_of(length=length)) if not name.startswith("__")}
     assert names == {"length", "SCALE", "Any"}
@@ -143,6 +161,24 @@ def test_a_partial_keeps_its_arguments() -> None:
 
 def test_a_function_of_an_installed_package_is_imported() -> None:
     assert module_text({"fsum": math.fsum}) == "from math import fsum\n\n\n__all__ = ['fsum']\n"
+
+
+def numbers(completions: list[str], **_: Any) -> list[float]:
+    return [float(xml.etree.ElementTree.fromstring(completion).text or 0) for completion in completions]
+
+
+def numbers_too(completions: list[str], **_: Any) -> list[float]:
+    return [float(markup.etree.ElementTree.fromstring(it).text or 0) for it in completions]  # pyright: ignore
+
+
+@pytest.mark.parametrize("function", [numbers, numbers_too])
+def test_the_submodules_that_a_function_uses_are_imported(function: Callable[..., Any]) -> None:
+    text = module_text({"it": function})
+    assert text.count("import xml.etree") == 1
+    # In a process of its own, because this one has imported them.
+    program = [sys.executable, "-I", "-c", f"{text}\nprint(it(['<a>4</a>']))"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.stdout == "[4.0]\n", done.stderr
 
 
 def test_functions_that_call_each_other_are_both_written() -> None:
@@ -242,6 +278,28 @@ def uses_own_module(completions: list[str], **_: Any) -> list[Any]:
     return [own_code.is_even(len(completion)) for completion in completions]
 
 
+COUNTS = {"words": defaultdict[str, int](int)}
+WEIGHT = np.float64(0.5)
+WORDS = ["word"] * 200_000
+
+
+def uses_counts(completions: list[str], **_: Any) -> list[float]:
+    return [float(COUNTS["words"][completion]) for completion in completions]
+
+
+def uses_weight(completions: list[str], **_: Any) -> list[float]:
+    return [float(WEIGHT) for _ in completions]
+
+
+def uses_words(completions: list[str], **_: Any) -> list[float]:
+    return [float(completion in WORDS) for completion in completions]
+
+
+class Judge:
+    def __call__(self, completions: list[str], **_: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+
 def counting() -> Callable[..., Any]:
     count = 0
 
@@ -277,6 +335,14 @@ def two_of_a_name() -> Callable[..., Any]:
     ("function", "says"),
     [
         (uses_not_text, "it uses not_text, which is an object and cannot be sent to the services as text"),
+        (uses_counts, "it uses COUNTS, which is a dict with a defaultdict in it and cannot be sent to the services"),
+        (uses_weight, "it uses WEIGHT, which is a float64 and cannot be sent to the services as text; create it"),
+        (uses_words, "it uses WORDS, which is longer than 1,000,000 characters and cannot be sent"),
+        (
+            Judge(),
+            "it is a Judge and cannot be sent to the services as text; write it as a function, or as a functools",
+        ),
+        (Judge().__call__, "it is a method and cannot be sent to the services as text; write it as a function, or as"),
         (uses_own_module, "tests.headrace.grpo.own_code is a module of your own, and only its functions can be sent"),
         (counting(), "it cannot be a function of a module: no binding for nonlocal 'count' found"),
         (dispatched, "it is a functools.singledispatch function"),

@@ -1,6 +1,7 @@
 """A script's model and tokenizer are loaded as its options say."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,10 +52,17 @@ def test_the_tokenizer_is_of_the_models_revision(loaded: list[tuple[str, dict[st
     assert loaded == [("org/model", {"revision": "v2", "trust_remote_code": True})]
 
 
+def test_a_model_with_several_adapters_is_refused() -> None:
+    model: Any = SimpleNamespace(config=SimpleNamespace(_name_or_path="org/model"), save_pretrained=None)
+    model.get_base_model, model.peft_config = None, {"default": object(), "other": object()}
+    with pytest.raises(ValueError, match=r"has the adapters default, other, .*: delete the others \(model\.delete"):
+        LiveModel(model, None, peft_config=None, init_kwargs={})
+
+
 def test_another_tokenizer_is_written_beside_the_weights_of_the_revision(
     loaded: list[tuple[str, dict[str, Any]]], tmp_path: Path
 ) -> None:
     live = LiveModel("org/model", Tokenizer(), peft_config=None, init_kwargs={"revision": "v2"})
     inputs = RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions"))
-    assert (Path(live.save_for_run(lambda: inputs)) / "tokenizer.json").exists()
+    assert (Path(live.given_for_run(lambda: inputs)) / "tokenizer.json").exists()
     assert loaded == [("org/model", {"revision": "v2"})] * 2

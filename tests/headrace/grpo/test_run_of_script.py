@@ -13,8 +13,13 @@ from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
+from services.trainer.beginning.fit import beginning_of
+from services.trainer.beginning.source import find_source
 from services.trainer.telemetry.step_metrics import metric_names
+from shared.files.file_roots import FileRoots
 from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.run_config import parse_run_config
+from tests.trainer.beginning.made_checkpoints import make_adapter, make_model
 
 pytestmark = pytest.mark.unit
 
@@ -59,6 +64,45 @@ def test_an_adapter_has_the_options_of_its_config_and_pefts_defaults(files: File
         "lora_dropout": 0.0,
         "lora_target_modules": ["q_proj", "v_proj"],
     }
+
+
+def after_training(script: Script, directory: Path) -> Script:
+    script.model.take(directory)
+    return script
+
+
+def test_the_trained_adapter_is_evaluated_and_trained_further_on_its_base(files: Files, tmp_path: Path) -> None:
+    config = LoraConfig(r=4, target_modules=["q_proj"])
+    adapter = make_adapter(tmp_path / "adapter", r=4, lora_alpha=8, target_modules=["q_proj"])
+    script = after_training(make_script(peft_config=config, max_steps=4), adapter)
+    for settings, _ in (evaluation_settings(script, files, data=ROWS), training_settings(script, files)):
+        run = parse_run_config(settings)
+        assert (run.model, run.use_peft, run.lora_r) == ("org/model", True, 4)
+        found = find_source(str(run.resume_from_checkpoint), runs=[], roots=FileRoots((str(tmp_path),), "ROOTS"))
+        beginning, notes = beginning_of(run, found)
+        assert (beginning.source, beginning.directory, beginning.weights_only) == ("adapter", str(adapter), True)
+        assert notes == []
+
+
+def test_an_adapter_that_is_not_trained_yet_is_evaluated_with_its_base(files: Files) -> None:
+    settings, _ = evaluation_settings(make_script(peft_config=LoraConfig(r=4)), files, data=ROWS)
+    assert (settings["model"], settings["use_peft"]) == ("org/model", True)
+    assert "resume_from_checkpoint" not in settings
+
+
+def test_a_run_that_is_continued_has_its_model_and_not_the_trained_one(files: Files, tmp_path: Path) -> None:
+    trained = make_model(tmp_path / "trained")
+    script = after_training(make_script(beta=0.1), trained)
+    assert training_settings(script, files)[0]["model"] == str(trained)
+    assert training_settings(script, files, source="run-a:4")[0]["model"] == "org/model"
+    continued, _ = training_settings(script, files, source="run-a", model="/runs/run-0/model")
+    assert (continued["model"], continued["resume_from_checkpoint"]) == ("/runs/run-0/model", "run-a")
+    beginning = {"resume_from_checkpoint": "run-a", "resume_only_model": True}
+    fork = after_training(make_script(run_options=beginning), trained)
+    assert training_settings(fork, files)[0]["model"] == "org/model"
+    evaluated, _ = evaluation_settings(fork, files, data=ROWS)
+    assert evaluated["model"] == str(trained)
+    assert not evaluated.keys() & beginning.keys()
 
 
 @pytest.mark.parametrize("options", [{"bias": "all"}, {"rank_pattern": {"q_proj": 4}}, {"exclude_modules": ["k_proj"]}])

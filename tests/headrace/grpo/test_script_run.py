@@ -1,12 +1,15 @@
 """A script's callbacks see the steps of its run while it trains, whatever events are still to be had."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.grpo import script_run
+from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
@@ -90,7 +93,7 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
     with serving(run) as api:
         monkeypatch.setenv("HEADRACE_URL", api.url)
         monkeypatch.setenv("HEADRACE_API_KEY", "k")
-        training = ScriptRun(script, events)
+        training = ScriptRun(lambda: script, events)
         training.begin(True)
         losses = training.follow_to_the_end()
         training.give_weights_to(live)
@@ -105,3 +108,129 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
     logged = [(entry["step"], "eval_reward" in entry) for entry in state.log_history]
     assert logged == [(1, False), (2, False), (2, True), (3, False), (4, False), (5, False), (6, False)]
     assert losses == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+
+
+class NewRun:
+    """A run that is submitted, and pauses when it is asked to. Its data have no end."""
+
+    def __init__(self) -> None:
+        self.record: dict[str, Any] = {"run_id": "run-a", "name": None, "run_dir": "/r", "status": "running"}
+        self.record |= {"desired": "run", "progress": {"step": 0, "max_steps": 8}}
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.path.startswith("/v1/runs?dry_run"):
+            return {"valid": True, "warnings": [], "derived": {"steps": 16}}
+        if asked.path == "/v1/runs":
+            self.record["config"] = asked.body
+            derived = {"steps": 8, "prompt_groups": 16, "epoch_prompts": None}
+            summary = {name: value for name, value in self.record.items() if name != "config"}
+            return {"valid": True, "warnings": ["it may surprise"], "derived": derived, "run": summary}
+        if asked.path.endswith("/pause"):
+            self.record["status"] = "paused"
+        return self.record
+
+
+def test_what_a_script_assigns_to_its_trainer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    args = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True, eval_strategy="steps", eval_steps=2)
+    script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[Interrupted()])
+    script.train_dataset, script.eval_dataset = "org/more", "org/held-out"
+    script.reward_funcs = ["accuracy_reward", "length"]
+    with serving(NewRun()) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(KeyboardInterrupt):
+            script.train()
+        script.client.close()
+    config = api.asked[0].body
+    assert (config["dataset_name"], config["eval_dataset_name"]) == ("org/more", "org/held-out")
+    assert config["reward_funcs"] == ["accuracy_reward", "length"]
+    script.reward_processing_classes = [object()]
+    with pytest.raises(ValueError, match=r"number of reward processing classes \(1\) must match .* functions \(2\)"):
+        script.train()
+
+
+class Interrupted:
+    """Ctrl-C is pressed when the training begins."""
+
+    def __init__(self) -> None:
+        self.num_train_epochs = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.num_train_epochs = state.num_train_epochs
+        raise KeyboardInterrupt
+
+
+def test_a_run_that_continues_one_of_the_process_has_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    args = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True, beta=0.1)
+    script, run = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[Interrupted()]), NewRun()
+    with serving(run) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(KeyboardInterrupt):
+            script.train()
+        run.record["config"]["model"] = "/runs/run-0/model"  # it began with the weights of another training
+        run.record |= {"status": "stopped", "progress": {"step": 4, "max_steps": 8}}
+        args.max_steps = 16
+        with pytest.raises(KeyboardInterrupt):
+            script.train(resume_from_checkpoint=True)
+        script.client.close()
+    submitted = [asked.body for asked in api.asked if asked.path == "/v1/runs"][-1]
+    assert (submitted["resume_from_checkpoint"], submitted["model"]) == ("run-a", "/runs/run-0/model")
+
+
+class Evaluates:
+    """Evaluates when the training begins."""
+
+    def __init__(self) -> None:
+        self.evaluate: Callable[[], object] = dict
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.evaluate()
+
+
+def test_an_evaluation_while_the_training_runs_or_is_paused_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), Evaluates()
+    script = GRPOTrainer("org/model", "length", args, "org/rows", "org/rows", callbacks=[callback])
+    callback.evaluate = script.evaluate
+    with serving(NewRun()) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(ValueError, match=r"the training still runs, .* eval_strategy to evaluate while it trains"):
+            script.train()
+        with pytest.raises(ValueError, match=r"the training is paused, .*: train\(\) goes on with it"):
+            script.evaluate()
+        script.client.close()
+
+
+@pytest.mark.parametrize("said", ["note: it may surprise", "run-a trains with", "nothing"])
+def test_ctrl_c_while_a_run_begins_pauses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: str
+) -> None:
+    pytest.importorskip("transformers")
+
+    def say(text: str) -> None:
+        print(text)  # noqa: T201
+        if text.startswith(said):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(script_run, "say", say)
+    args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), Interrupted()
+    script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[callback])
+    with serving(NewRun()) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        with pytest.raises(KeyboardInterrupt):
+            script.train()
+        script.client.close()
+    assert script.run is not None
+    assert script.run["run_id"] == "run-a"
+    assert [asked.path for asked in api.asked if asked.method == "POST"] == ["/v1/runs", "/v1/runs/run-a/pause"]
+    assert json.loads((tmp_path / "headrace-run.json").read_text())["run_id"] == "run-a"
+    assert "run-a pauses after its batch; train() goes on with it." in capsys.readouterr().out
+    if said == "nothing":
+        assert callback.num_train_epochs == 1, "a stream without an end is one epoch, as in transformers"

@@ -95,16 +95,19 @@ def test_an_option_that_is_no_attribute_is_among_the_options() -> None:
     assert str(missing("temperature")) == says
 
 
-@pytest.mark.parametrize("name", ["compute_loss", "_generate_and_score_completions", "get_train_dataloader"])
+@pytest.mark.parametrize("name", ["compute_loss", "_save", "get_optimizer_cls_and_kwargs", "get_train_dataloader"])
 def test_a_subclass_with_a_method_that_nothing_would_call_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"Mine.{name} would never be called: (the training ranks|prompts are read)"):
-        type("Mine", (GRPOTrainer,), {name: brevity})
+    mixin: Any = type("Mixin", (), {name: brevity})
+    for bases, methods in (((GRPOTrainer,), {name: brevity}), ((mixin, GRPOTrainer), {})):
+        with pytest.raises(ValueError, match=f"Mine.{name} would never be called: (the training ranks|prompts are)"):
+            type("Mine", bases, methods)
 
 
 def test_a_subclass_may_have_other_methods_and_hears_which_the_training_does_not_call(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    type("Mine", (GRPOTrainer,), {"report": brevity, "log": brevity})
+    mine = type("Mine", (GRPOTrainer,), {"report": brevity, "log": brevity})
+    type("Another", (mine,), {"report": brevity})
     note = "note: train() does not call Mine.log; it calls on_log of callbacks\n"
     assert capsys.readouterr().out == note
 
@@ -198,6 +201,15 @@ class Linear:
 def test_the_weights_that_are_trained_are_counted() -> None:
     pytest.importorskip("transformers")
     assert GRPOTrainer(Linear(), brevity, GRPOConfig(), [{"prompt": "a"}]).get_num_trainable_parameters() == 2
+
+
+@pytest.mark.parametrize("args", [{"max_steps": 1}, SimpleNamespace(max_steps=1)])
+def test_options_that_are_not_headraces_are_refused_at_once(args: Any) -> None:
+    pytest.importorskip("transformers")
+    kind: type[object] = args.__class__
+    says = f"args is a {kind.__name__} of {kind.__module__}; give headrace's GRPOConfig, .*: from headrace import"
+    with pytest.raises(ValueError, match=says):
+        GRPOTrainer("org/model", brevity, args, [{"prompt": "a"}])
 
 
 def test_a_file_needs_a_directory() -> None:

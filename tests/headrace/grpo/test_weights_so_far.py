@@ -38,7 +38,8 @@ def test_without_a_checkpoint_there_is_no_model_to_save(
     with serving(answer) as api:
         monkeypatch.setenv("HEADRACE_URL", api.url)
         monkeypatch.setenv("HEADRACE_API_KEY", "k")
-        training = ScriptRun(Script(live, ["length"], args), TrainingEvents(args, state=None, control=None))
+        script = Script(live, ["length"], args)
+        training = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
         training.run = run
         training.give_weights_so_far_to(live)
         with pytest.raises(HeadraceError, match=says):

@@ -57,6 +57,15 @@ def test_groups_in_flight_are_what_is_left_of_the_admitted() -> None:
     assert "30 admitted = 16 trained + 4 dropped (zero_std 3, dead_letter 1) + 10 in flight" in drawn(watch, width=100)
 
 
+def test_a_panel_can_be_drawn_in_any_width() -> None:
+    watch = RunWatch(make_run())
+    for step in (1, 2):
+        watch.take_event(metrics(step, reward=0.1, **{"rewards/length/mean": 0.1, "rewards/length/failed_ratio": 0.0}))
+    for width in range(1, 40):
+        console = Console(width=width, file=io.StringIO())
+        console.print(watch_view.panel(watch, now_s=1065.0, width=width, height=20))
+
+
 def test_time_left_is_the_pace_of_the_steps_so_far_times_the_remaining_steps() -> None:
     watch = RunWatch(make_run())
     assert watch.seconds_left() is None

@@ -66,6 +66,28 @@ def test_a_run_is_followed_to_its_end_and_all_its_metrics_are_known() -> None:
     )
 
 
+def test_a_run_whose_events_cannot_be_read_is_followed_by_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.watch.watch._LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("headrace.watch.watch._POLL_EVERY_S", 0.05)
+    rows, is_refused, is_followed, screen = ROWS[:1], threading.Event(), threading.Event(), console()
+
+    def script(asked: Asked) -> Any:
+        if asked.path.endswith("/events"):
+            is_refused.set()
+            return problem(403, "no events for this key")
+        if asked.path.endswith("/metrics"):
+            return {"metrics": ROWS if is_refused.is_set() else rows, "next_cursor": None}
+        if asked.path.endswith("/evaluations"):
+            return {"evaluations": [], "next_cursor": None}
+        if "reward 0.750" in printed(screen):
+            is_followed.set()
+        return RUN | {"status": "finished"} if is_followed.is_set() or len(api.asked) > 100 else RUN
+
+    with serving(script) as api, HeadraceClient(api.url, "k") as client:
+        follow(client, "run-a", console=screen)
+    assert is_followed.is_set()
+
+
 def test_a_model_on_this_machine_is_named_by_its_path(tmp_path: Path) -> None:
     run = RUN | {"status": "finished", "run_dir": str(tmp_path)}
     assert final_sentence(run) == f"run-a finished after 2 steps; the model is in {tmp_path}/model"

@@ -17,7 +17,7 @@ from tests.headrace.grpo.trl_suite.agent_scripts import ACCEPTED
 def _check(trainer: GRPOTrainer, resume_from_checkpoint: bool | str | None = None) -> NoReturn:
     del resume_from_checkpoint
     training: Any = vars(trainer)["_training"]
-    settings, notes = training_settings(training._script, training._files)
+    settings, notes = training_settings(training._script(), training._files)
     submission = trainer.client.check(settings)
     for note in (*notes, *submission.warnings):
         sys.stdout.write(f"note: {note}\n")

@@ -1,35 +1,13 @@
-"""Draws a run's metrics.jsonl as a PNG with four plots: reward, staleness, throughput and weight push times."""
+"""Draws the metrics of the demo's run as a PNG with four plots: reward, staleness, throughput and weight push times."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from shared.errors import UserError
 from shared.install_commands import install_extras
 
 _BLUE, _ORANGE, _GREY = "#2a6f97", "#e07a2f", "#8a8a8a"
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics log. A line that a crash cut off is skipped.
-
-    Raises:
-        UserError: The file cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    rows: list[dict[str, Any]] = []
-    for line in lines:
-        try:
-            row: Any = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "step" in row:
-            rows.append(cast("dict[str, Any]", row))
-    return rows
 
 
 def draw_curves(
@@ -42,7 +20,7 @@ def draw_curves(
     """Write the plots to a PNG file.
 
     Args:
-        rows: Rows from read_metrics.
+        rows: The metrics of the run's steps.
         png: Path of the file.
         title: Title above all plots.
         accuracy: Held-out accuracy before and after the run, drawn at the first and the last step.
