@@ -237,7 +237,7 @@ class UploadStore:
     def _use(self, upload_id: str) -> bool:
         """Note a use of a complete set; return False if it is not here."""
         path = self.directory / upload_id
-        with contextlib.suppress(PermissionError):  # it belongs to somebody else
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # it is not here, or belongs to somebody else
             os.utime(path)
         return path.is_dir()
 

@@ -289,6 +289,21 @@ def test_a_set_that_a_run_names_does_not_expire(store: UploadStore, spelling: st
     assert store.expire([], after_s=3600) == 0
 
 
+def test_a_set_that_a_run_names_does_not_expire_although_it_cannot_be_touched(
+    store: UploadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = store.begin([described("a.jsonl", ROWS)])
+    send(store, done.upload_id, ROWS)
+    make_old(store)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert store.expire([done.path], after_s=3600) == 0
+    assert store.begin([described("a.jsonl", ROWS)]).is_complete
+
+
 def test_a_set_that_expired_only_in_part_does_not_count_as_complete(
     store: UploadStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
