@@ -101,7 +101,7 @@ def test_the_commands_send_a_data_set_and_fetch_a_model(
     code.write_text("def brevity(completions, **kwargs):\n    return [-float(len(text)) for text in completions]\n")
     assert main(["upload", "--code", str(code)]) == 0
     module = capsys.readouterr().out.removesuffix("\n")
-    assert re.fullmatch("my_rewards_[0-9a-f]{12}", module)
+    assert re.fullmatch("my_rewards_[0-9a-f]{24}", module)
     assert (tmp_path / "code" / f"{module}.py").read_text() == code.read_text()
     code.write_text("def brevity(:\n")
     assert main(["upload", "--code", str(code)]) == 1
