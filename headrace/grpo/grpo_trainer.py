@@ -12,6 +12,7 @@
 The run belongs to the services and not to the script: Ctrl-C pauses it, and ``train()`` goes on with it.
 """
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,9 @@ from headrace.grpo.trainer_attributes import (
 )
 from headrace.grpo.training_events import TrainingEvents
 from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.loss import what_departs_from_gspo
+
+log = logging.getLogger(__name__)
 
 
 class GRPOTrainer:
@@ -112,6 +116,8 @@ class GRPOTrainer:
         self._live = LiveModel(model, processing_class, peft_config=peft_config, init_kwargs=init_kwargs)
         if args is None:
             self.args.output_dir = f"{self._live.name.rpartition('/')[2]}-GRPO"
+        for warning in what_departs_from_gspo(self.args.loss_type, self.args.importance_sampling_level):
+            log.warning(warning)
         self._quantization_config = quantization_config
         self._tools, self._environment_factory = as_list(tools), environment_factory
         self._events = TrainingEvents(
@@ -136,6 +142,11 @@ class GRPOTrainer:
             tools=self._tools,
             environment_factory=self._environment_factory,
         )
+
+    @property
+    def entropy_coef(self) -> float:
+        """Weight of the entropy bonus after the newest step. With ``use_adaptive_entropy`` it changes."""
+        return self._events.newest.get("entropy_coef", self.args.entropy_coef)
 
     @property
     def state(self) -> Any:

@@ -48,6 +48,8 @@ class TrainingEvents:
         self._checkpoints = ""
         self.callbacks: list[Any] = []
         """Objects with methods such as ``on_step_end(args, state, control, **kwargs)``."""
+        self.newest: dict[str, float] = {}
+        """The metrics of the newest step."""
         self.state = state
         self.control = control
 
@@ -138,7 +140,8 @@ class TrainingEvents:
         epochs_before, self.state.epoch = self._epochs(self.state.global_step), self._epochs(step)
         self.state.global_step = step
         self.state.num_input_tokens_seen = int(metrics.get("num_tokens") or 0)
-        self._window.append(_numbers(metrics))
+        self.newest = _numbers(metrics)
+        self._window.append(self.newest)
         self.fire("on_step_end")
         if step % self.state.logging_steps == 0:
             self.log(_means(self._window))

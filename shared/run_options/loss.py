@@ -15,6 +15,17 @@ LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", 
 CorrectionMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
 _CLIPPED: tuple[LossType, ...] = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
+_SUMS_TOKENS: tuple[LossType, ...] = ("dr_grpo", "dapo", "bnpo", "cispo")
+
+
+def what_departs_from_gspo(loss_type: str, importance_sampling_level: str) -> list[str]:
+    """Return a warning if ratios are of whole completions in a loss that sums tokens, as TRL 1.16 warns."""
+    if importance_sampling_level != "sequence" or loss_type not in _SUMS_TOKENS:
+        return []
+    return [
+        f"importance_sampling_level sequence with loss_type {loss_type} weights each sequence by its completion "
+        "length, which GSPO does not; loss_type grpo is GSPO's"
+    ]
 
 
 class LossOptions(Section):

@@ -28,6 +28,7 @@ from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.messages import MAX_MESSAGE_BYTES
 from shared.run_options.data import DatasetSource
+from shared.run_options.loss import what_departs_from_gspo
 from shared.run_options.reward_kwargs import also_columns
 from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.run_options.run_places import misplaced
@@ -118,6 +119,7 @@ class RunValidator:
             engine.result(),
             weight_dir.result(),
             Checked(warnings=[*what_weakens_learning(config), *unknown_metric(config)]),
+            Checked(warnings=what_departs_from_gspo(config.loss_type, config.importance_sampling_level)),
             Checked(errors=check_group_size(config)),
             Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
         ]

@@ -133,6 +133,9 @@ def test_a_trainer_has_them(tmp_path: Path) -> None:
     script.log({"mine": 2.0}, None)  # as a subclass calls super().log(logs, start_time)
     assert script.state.log_history == [{"mine": 2.0, "epoch": 0.0, "step": 0}]
     assert script.control.should_training_stop is False
+    assert script.entropy_coef == args.entropy_coef
+    script._events.newest = {"entropy_coef": 0.3}
+    assert script.entropy_coef == 0.3
     with pytest.raises(ValueError, match="trial is not supported: make a trainer for each set of options"):
         script.train(trial=object())
     assert not hasattr(script, "optimizer")
@@ -142,6 +145,16 @@ def test_a_trainer_has_them(tmp_path: Path) -> None:
         script.get_train_dataloader()
     with pytest.raises(ValueError, match=r"requires a `train_dataset` with a column environment.*: a, b"):
         GRPOTrainer(model="org/model", reward_funcs=brevity, args=args, environment_factory={"a": Scored, "b": Plain})
+
+
+@pytest.mark.parametrize(("loss_type", "num_warnings"), [("grpo", 0), ("dapo", 1)])
+def test_a_sequence_level_ratio_in_a_loss_of_tokens_is_warned_of_at_once(
+    loss_type: str, num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("transformers")
+    args = GRPOConfig(output_dir=str(tmp_path), loss_type=loss_type, importance_sampling_level="sequence")
+    GRPOTrainer(model="org/model", reward_funcs=brevity, args=args, train_dataset=[{"prompt": "x"}])
+    assert caplog.text.count("weights each sequence by its completion length") == num_warnings
 
 
 def test_a_trainer_writes_the_files_that_scripts_ask_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

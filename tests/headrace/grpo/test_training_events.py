@@ -70,6 +70,13 @@ def test_steps_come_once_and_in_order() -> None:
     assert events.control.should_training_stop
 
 
+def test_the_metrics_of_the_newest_step_are_not_means() -> None:
+    events, _ = training(logging_steps=2)
+    for step in (1, 2, 3):
+        events.take({"step": step, "entropy_coef": 0.1 * step})
+    assert events.newest["entropy_coef"] == pytest.approx(0.3)
+
+
 def test_a_step_is_logged_then_evaluated_then_saved_as_in_transformers() -> None:
     events, recorder = training(logging_steps=2)
     events.describe(described(eval_steps=2, save_steps=2), epochs_per_step=0.5)

@@ -172,6 +172,13 @@ async def test_a_name_that_renames_nothing_is_a_warning(client: httpx.AsyncClien
     assert warnings == ["rename_columns: there is no column answer; there are prompt, solution"]
 
 
+async def test_sequence_level_ratios_in_a_loss_of_tokens_are_a_warning(client: httpx.AsyncClient, run: Run) -> None:
+    run |= {"importance_sampling_level": "sequence"}
+    (warning,) = await accepted(client, run | {"loss_type": "dapo"})
+    assert warning.startswith("importance_sampling_level sequence with loss_type dapo weights each sequence by its ")
+    assert await accepted(client, run | {"loss_type": "grpo"}) == []
+
+
 async def test_in_a_mixture_a_column_is_looked_for_where_the_option_applies(
     client: httpx.AsyncClient, run: Run, dataset: DatasetFile
 ) -> None:
