@@ -34,9 +34,9 @@ import msgspec
 from shared.errors import UserError
 
 _OURS = frozenset({"services", "shared", "headrace", "__main__", "__mp_main__"})
-_DIGITS = 24
+HASH_DIGITS = 24
 """Enough that nobody finds another source with the same digits."""
-_UPLOADED = re.compile(rf"[A-Za-z_]\w{{0,63}}_[0-9a-f]{{{_DIGITS}}}", re.ASCII)
+_UPLOADED = re.compile(rf"[A-Za-z_]\w{{0,63}}_[0-9a-f]{{{HASH_DIGITS}}}", re.ASCII)
 _LOADERS = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
     (SourceFileLoader, SOURCE_SUFFIXES),
@@ -169,7 +169,7 @@ def parse_modules(text: str) -> tuple[str, ...]:
 
 def named_by_content(name: str, source: bytes) -> str:
     """Return the name of the module that a client's functions are in: with the first digits of the source's SHA-256."""
-    return f"{name}_{hashlib.sha256(source).hexdigest()[:_DIGITS]}"
+    return f"{name}_{hashlib.sha256(source).hexdigest()[:HASH_DIGITS]}"
 
 
 def is_uploaded(module: str) -> bool:

@@ -15,11 +15,12 @@ from typing import Any
 from shared.run_options.data import LOCAL_SUFFIXES
 from shared.run_options.lora import served_rank
 from shared.run_options.run_config import RunConfig
+from shared.user_code.places import HASH_DIGITS
 
 FILE_NAME = "README.md"
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
-_OF_SCRIPT = re.compile(r"^(?P<name>\w+)_[0-9a-f]{12}:(?P=name)$")
+_OF_SCRIPT = re.compile(rf"^(?P<name>\w+)_[0-9a-f]{{{HASH_DIGITS}}}:(?P=name)$")
 """Name of a function that a script wrote, under a module named after its text."""
 _ROWS_OF_SCRIPT = re.compile(r"^data-[0-9a-f]{12}\.(parquet|jsonl)$")
 """Name of a file with the rows that a script had in memory."""

@@ -121,7 +121,7 @@ def test_functions_of_the_script_are_sent_and_score_its_completions(model: Path,
     script.train()
     assert script.run is not None
     (name,) = script.run["config"]["reward_funcs"]
-    assert re.fullmatch(r"length_[0-9a-f]{12}:length", name)
+    assert re.fullmatch(r"length_[0-9a-f]{24}:length", name)
     rollouts = script.client.rollouts(script.run["run_id"])
     assert rollouts
     assert all(row["reward"] == bonus + len(row["completion"]) for row in rollouts)
