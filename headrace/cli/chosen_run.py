@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Literal
 
-from headrace.client import NOT_ENDED, HeadraceApiError, HeadraceClient, Run
+from headrace.client import ENDED, NOT_ENDED, HeadraceApiError, HeadraceClient, Run
 from headrace.run_lines import run_lines
 
 Purpose = Literal["look", "rollouts", "pause", "resume", "stop", "edit"]
@@ -52,7 +52,6 @@ _OTHERWISE: dict[Purpose, tuple[_Choice, ...]] = {"rollouts": (_HAS_BEGUN, _NEWE
 _BY_NAME: frozenset[Purpose] = frozenset({"pause", "stop", "edit"})
 """Commands that change a queued run only if the user names or chooses it."""
 _OF_READERS: frozenset[Purpose] = frozenset({"look", "rollouts"})
-_ENDED = ("finished", "stopped", "failed")
 _MAX_LISTED = 20
 
 
@@ -65,12 +64,13 @@ def choose_run(client: HeadraceClient, named: str | None, *, purpose: Purpose) -
     if named is not None:
         return _newest_ended(client, named) if purpose in _OF_READERS else named
     not_ended = client.list(status=NOT_ENDED)
-    for what, fits in _CHOICES[purpose]:
+    for choice in _CHOICES[purpose]:
+        what, fits = choice
         found = [run for run in not_ended if fits(run)]
         if len(found) == 1 and not (purpose in _BY_NAME and found[0]["status"] == "queued"):
             return _taken(found[0], what)
         if found:
-            return _taken(_asked_for(found, purpose, what), "chosen")
+            return _taken(_asked_for(found, purpose, choice), "chosen")
     for what, fits in _OTHERWISE.get(purpose, (_NEWEST,)):
         for run in islice(filter(fits, client.each_run()), 1):
             return _taken(run, what)
@@ -83,7 +83,7 @@ def _newest_ended(client: HeadraceClient, named: str) -> str:
         client.get(named)
     except HeadraceApiError as error:
         fitting = list[Run](error.problem.get("candidates", ()))  # newest first
-        if not fitting or any(run["status"] not in _ENDED or run["name"] != named for run in fitting):
+        if not fitting or any(run["status"] not in ENDED or run["name"] != named for run in fitting):
             raise
         return _taken(fitting[0], "the newest run of this name; `headrace runs` lists the others")
     return named
@@ -95,13 +95,13 @@ def _taken(run: Run, what: str) -> str:
     return str(run["run_id"])
 
 
-def _asked_for(found: list[Run], purpose: Purpose, what: str) -> Run:
+def _asked_for(found: list[Run], purpose: Purpose, choice: _Choice) -> Run:
     """Ask the user for one of several runs. Without a terminal, refuse with the list."""
     shown = found[:_MAX_LISTED]
     is_queue = found[0]["status"] == "queued"
     how_many = f"{len(found)} {'are' if len(found) > 1 else 'is'}"
     says = f"no run is training, and {how_many} queued" if is_queue else f"{how_many} {found[0]['status']}"
-    if what == _HELD_BACK[0]:  # another run may train
+    if choice is _HELD_BACK:  # another run may train
         says = f"{how_many} paused in the queue"
     more = f"\n  and {len(found) - len(shown)} more; `headrace runs` lists all" if len(found) > len(shown) else ""
     if not sys.stdin.isatty():

@@ -9,11 +9,9 @@ import asyncio
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 from pydantic import ValidationError
 
 from services.trainer.settings import TrainerSettings
@@ -66,11 +64,8 @@ class GeneratorAsker:
         entries: Mapping[bytes, bytes] = await patiently(
             lambda: self._redis.hgetall(FLEET), what="reading the generators", timeout_s=_PATIENCE_S
         )
-        return {
-            name.decode(): url
-            for name, entry in entries.items()
-            if name.decode() in names and not decode_registration(entry).doing and (url := _url(entry))
-        }
+        found = {name.decode(): decode_registration(entry) for name, entry in entries.items()}
+        return {name: it.url for name, it in found.items() if name in names and it.url and not it.doing}
 
 
 async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s: float) -> EngineVerdict | str:
@@ -102,11 +97,3 @@ def what_weakens_learning(config: RunConfig) -> list[str]:
         "so the importance weight of a whole completion may be close to 0. "
         "vllm_importance_sampling_mode: token_truncate weights each token separately"
     ]
-
-
-def _url(entry: bytes) -> str:
-    try:
-        found: Any = msgspec.json.decode(entry)
-        return str(found["url"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return ""
