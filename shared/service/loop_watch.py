@@ -40,7 +40,7 @@ def ended_if_hung(name: str, *, after_s: int = HUNG_AFTER_S) -> Generator[None]:
     def beat() -> None:
         nonlocal num_beats
         num_beats += 1
-        faulthandler.dump_traceback_later(_LOCKED * after_s, exit=True)
+        faulthandler.dump_traceback_later(_LOCKED * after_s, exit=True, file=_STDERR)
 
     async def keep_beating() -> None:
         while True:
