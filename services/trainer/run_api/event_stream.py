@@ -1,7 +1,7 @@
 """The events of a run as server-sent events.
 
     id: 1763635200123-0        the Redis stream id; send it back as Last-Event-ID to continue after it
-    event: metrics             metrics, push, progress, status, log: the kind that the training rank set
+    event: metrics             metrics, evaluation, push, progress, status, log: the kind that the training rank set
     data: {"step": 12, ...}
 
 Ends with a ``status`` event with ``"final": true`` when the run has ended and all its events were sent, or when the run

@@ -95,9 +95,10 @@ class RunValidator:
             UnavailableError: Redis is away.
         """
         config = _parse(raw)
-        data, weights = self._settings.places_of_data(), self._settings.places_of_weights()
-        outside = await asyncio.to_thread(misplaced, config, data=data, weights=weights)
-        if outside:  # places outside the allowed ones are not read, so the other checks are left out
+        places = await self._check_places(config)
+        if places.problem is not None:
+            raise places.problem
+        if outside := places.errors:  # places outside the allowed ones are not read, so the other checks are left out
             named = await asyncio.gather(_answered(self._check_rewards(config)), _answered(self._check_tools(config)))
             raise invalid_run([*outside, *(error for result in named for error in result.errors)])
         began = await check_beginning(config, find_runs=self._find_runs, settings=self._settings)
@@ -137,6 +138,17 @@ class RunValidator:
         if beginning is not None:
             derived["begins_from"] = beginning.in_words()
         return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)
+
+    async def _check_places(self, config: RunConfig) -> Checked:
+        data, weights = self._settings.places_of_data(), self._settings.places_of_weights()
+        timeout_s = self._settings.hub_timeout_s
+        detail = f"The files that the run names did not answer within {timeout_s:g} s: is a disk of the trainer away?"
+        return await checked_in_thread(
+            "places",
+            lambda: Checked(errors=misplaced(config, data=data, weights=weights)),
+            timeout_s=timeout_s,
+            too_slow=Checked(problem=Problem(503, "Files not checked", detail, headers={"Retry-After": "30"})),
+        )
 
     async def _check_model(self, config: RunConfig) -> Checked:
         # The hub's client may make two requests, each with the timeout.

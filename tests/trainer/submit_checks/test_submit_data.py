@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,20 @@ async def test_a_missing_column_is_refused_with_the_existing_columns(client: htt
 async def test_a_name_that_renames_nothing_is_a_warning(client: httpx.AsyncClient, run: Run) -> None:
     warnings = await accepted(client, run | {"rename_columns": {"answer": "target"}})
     assert warnings == ["rename_columns: there is no column answer; there are prompt, solution"]
+
+
+async def test_a_disk_that_does_not_answer_ends_the_checks_of_a_submit(
+    settings: TrainerSettings, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_back = threading.Event()
+    monkeypatch.setattr(
+        "services.trainer.submit_checks.run_validation.misplaced", lambda *_, **__: is_back.wait(60) and []
+    )
+    quick = settings.model_copy(update={"hub_timeout_s": 0.2})
+    async with serving(make_api(quick, redis, stopping=asyncio.Event())) as client:
+        refused = await client.post("/v1/runs", json=run)
+    is_back.set()
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/files-not-checked")
 
 
 async def test_sequence_level_ratios_in_a_loss_of_tokens_are_a_warning(client: httpx.AsyncClient, run: Run) -> None:
