@@ -177,9 +177,12 @@ async def test_a_disk_that_does_not_answer_ends_the_checks_of_a_submit(
     settings: TrainerSettings, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_back = threading.Event()
-    monkeypatch.setattr(
-        "services.trainer.submit_checks.run_validation.misplaced", lambda *_, **__: is_back.wait(60) and []
-    )
+
+    def wait(*_: object, **__: object) -> list[tuple[str, str]]:
+        is_back.wait(60)
+        return []
+
+    monkeypatch.setattr("services.trainer.submit_checks.run_validation.misplaced", wait)
     quick = settings.model_copy(update={"hub_timeout_s": 0.2})
     async with serving(make_api(quick, redis, stopping=asyncio.Event())) as client:
         refused = await client.post("/v1/runs", json=run)
