@@ -168,7 +168,8 @@ def _run(
     """Run a script, and return its result and the reason, or the last line that it printed."""
     if isinstance(script, AgentScript) and script.excluded:
         return "not started", script.excluded
-    file, trl, hub = work / f"{name.replace(' ', '_').replace('/', '_')}.py", arguments.trl, work / "hub"
+    # With a prefix: a script called logging.py would hide Python's module from all others.
+    file, trl, hub = work / f"script_{name.replace(' ', '_').replace('/', '_')}.py", arguments.trl, work / "hub"
     text = _agent_text(script, trl) if isinstance(script, AgentScript) else _text(script, _snippets(trl, _PAGE))
     file.write_text(_checks_only(text) if arguments.dry_run else text, encoding="utf-8")
     given = script.arguments if isinstance(script, AgentScript) else ()
