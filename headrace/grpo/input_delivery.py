@@ -1,7 +1,7 @@
 """How the inputs of a script reach the services.
 
-services that see this machine's files    a file's path; a function's source in a directory where they look
-services elsewhere                        HTTP --> the path or the module's name there (file_transfer.py)
+file, module --SharedFiles--> its path; a module is written to a directory where the services look
+             --Uploads------> HTTP --> its path or name there (file_transfer.py)
 """
 
 import os

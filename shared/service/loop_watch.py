@@ -3,9 +3,9 @@
     event loop --beats once a second--> count <--looks once a second-- thread
                                           the same at 45 looks: the stacks of all threads to stderr, exit status 1
 
-The thread counts its looks and not the time: a process that was suspended has not looked either. It cannot look while
-C code holds the interpreter's lock. For this case, each beat also sets a timer that needs no lock, ten times as long
-because it runs on while a process is suspended.
+The thread counts its looks and not the time, so a suspended process is not taken for a hung one. The thread cannot look
+while C code holds the interpreter's lock. For this case, each beat also sets a timer that does not need the lock. It is
+ten times as long, because it also runs while the process is suspended.
 """
 
 import asyncio
@@ -67,9 +67,9 @@ def ended_if_hung(name: str, *, after_s: int = HUNG_AFTER_S) -> Generator[None]:
 
 
 def _end(name: str, after_s: int) -> None:
-    """Exit without the logging module: another thread may hold its lock. Nobody may read stderr any more."""
+    """Exit without the logging module, whose lock another thread may hold. Writing to stderr may fail or block."""
     signal.alarm(_SAYING_S)  # ends the process even in a write that never returns
-    says = f"{name} ends, restart it: its event loop has not run for {after_s} s. The stacks of all threads:\n"
+    says = f"{name} ends, restart it: its event loop stood still for {after_s} s. The stacks of all threads:\n"
     with contextlib.suppress(OSError):
         os.write(_STDERR, says.encode())
     faulthandler.dump_traceback(_STDERR, all_threads=True)

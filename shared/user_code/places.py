@@ -35,7 +35,7 @@ from shared.errors import UserError
 
 _OURS = frozenset({"services", "shared", "headrace", "__main__", "__mp_main__"})
 HASH_DIGITS = 24
-"""Enough that nobody finds another source with the same digits."""
+"""Enough that another source with the same digits cannot be found."""
 _UPLOADED = re.compile(rf"[A-Za-z_]\w{{0,63}}_[0-9a-f]{{{HASH_DIGITS}}}", re.ASCII)
 _LOADERS = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),

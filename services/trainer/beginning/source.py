@@ -76,7 +76,7 @@ def find_source(said: str, *, runs: list[RunRecord], roots: FileRoots) -> FoundS
         roots: The places that runs may name.
 
     Raises:
-        UserError: There is no such checkpoint, or it is damaged; the message says what to do.
+        UserError: The checkpoint does not exist, or is damaged; the message says what to do.
     """
     reference = CheckpointReference.parse(said)
     if reference is None:
@@ -172,7 +172,7 @@ def named_checkpoint(run_dir: Path, which: str, *, name: str) -> Path:
         name: The run's name in messages.
 
     Raises:
-        UserError: There is no such checkpoint; the message has the steps that there are.
+        UserError: The checkpoint does not exist; the message lists the steps that do.
     """
     root = RunFiles(run_dir).checkpoints
     steps = sorted(map(step_of, _all_of_run(root, name=name)))

@@ -1,4 +1,4 @@
-"""Checks at submit that the trainer has what a run needs. Otherwise its training rank would refuse the run later.
+"""Checks at submit that the trainer can make the run. Otherwise its training rank would refuse the run later.
 
     nnodes              several machines need an address at which their ranks meet
     nproc_per_node      each rank needs its own GPU, if there are any

@@ -1,7 +1,8 @@
 """A script's callbacks see the steps of its run while it trains, whatever events are still to be had."""
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from headrace.grpo.run_of_script import Files, Script, training_settings
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.training_events import TrainingEvents
 from shared.run_options.grpo_config import GRPOConfig
-from tests.headrace.scripted_api import Asked, event_stream, serving
+from tests.headrace.scripted_api import Asked, ScriptedApi, event_stream, serving
 
 pytestmark = pytest.mark.unit
 
@@ -26,6 +27,15 @@ _PATIENCE_POLLS = 8
 
 def metrics(step: int) -> dict[str, Any]:
     return {"step": step, "at_s": 1e9 + step, "loss": step / 10}
+
+
+@contextlib.contextmanager
+def elsewhere(run: Callable[[Asked], Any], monkeypatch: pytest.MonkeyPatch) -> Generator[ScriptedApi]:
+    """Serve a run as a deployment that the environment of a script names."""
+    with serving(run) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        yield api
 
 
 class Callback:
@@ -90,9 +100,7 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
         script, Files(lambda: RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions")))
     )
     run = LongRun(callback, settings)
-    with serving(run) as api:
-        monkeypatch.setenv("HEADRACE_URL", api.url)
-        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with elsewhere(run, monkeypatch) as api:
         training = ScriptRun(lambda: script, events)
         training.begin(True)
         losses = training.follow_to_the_end()
@@ -136,9 +144,7 @@ def test_what_a_script_assigns_to_its_trainer_counts(tmp_path: Path, monkeypatch
     script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[Interrupted()])
     script.train_dataset, script.eval_dataset = "org/more", "org/held-out"
     script.reward_funcs = ["accuracy_reward", "length"]
-    with serving(NewRun()) as api:
-        monkeypatch.setenv("HEADRACE_URL", api.url)
-        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with elsewhere(NewRun(), monkeypatch) as api:
         with pytest.raises(KeyboardInterrupt):
             script.train()
         script.client.close()
@@ -165,9 +171,7 @@ def test_a_run_that_continues_one_of_the_process_has_its_model(tmp_path: Path, m
     pytest.importorskip("transformers")
     args = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True, beta=0.1)
     script, run = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[Interrupted()]), NewRun()
-    with serving(run) as api:
-        monkeypatch.setenv("HEADRACE_URL", api.url)
-        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with elsewhere(run, monkeypatch) as api:
         with pytest.raises(KeyboardInterrupt):
             script.train()
         run.record["config"]["model"] = "/runs/run-0/model"  # it began with the weights of another training
@@ -197,9 +201,7 @@ def test_an_evaluation_while_the_training_runs_or_is_paused_says_which(
     args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), Evaluates()
     script = GRPOTrainer("org/model", "length", args, "org/rows", "org/rows", callbacks=[callback])
     callback.evaluate = script.evaluate
-    with serving(NewRun()) as api:
-        monkeypatch.setenv("HEADRACE_URL", api.url)
-        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with elsewhere(NewRun(), monkeypatch):
         with pytest.raises(ValueError, match=r"the training still runs, .* eval_strategy to evaluate while it trains"):
             script.train()
         with pytest.raises(ValueError, match=r"the training is paused, .*: train\(\) goes on with it"):
@@ -221,9 +223,7 @@ def test_ctrl_c_while_a_run_begins_pauses_it(
     monkeypatch.setattr(script_run, "say", say)
     args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), Interrupted()
     script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[callback])
-    with serving(NewRun()) as api:
-        monkeypatch.setenv("HEADRACE_URL", api.url)
-        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with elsewhere(NewRun(), monkeypatch) as api:
         with pytest.raises(KeyboardInterrupt):
             script.train()
         script.client.close()

@@ -43,7 +43,7 @@ def start(inside: str, after: str = "pass", *, after_s: int = AFTER_S) -> subpro
 def test_a_process_whose_loop_stands_still_ends_and_shows_where() -> None:
     said, why = (hung := start("hang()")).communicate(timeout=100)
     assert (said, hung.returncode) == ("ready\n", 1)
-    assert f"the service ends, restart it: its event loop has not run for {AFTER_S} s" in why
+    assert f"the service ends, restart it: its event loop stood still for {AFTER_S} s" in why
     assert "in hang" in why
 
 
