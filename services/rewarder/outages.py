@@ -3,7 +3,7 @@
     works --_CALLS failed in a row--> out of order --_CALLS worked in a row--> works
 
 Both directions need the same number of calls, so a function that fails or works only sometimes is logged once and not
-at every change. Endpoints have a breaker instead (endpoints/breaker.py), which also stops the calls to them.
+at every change. Endpoints have a breaker instead (endpoints/transport/breaker.py), which also stops the calls to them.
 """
 
 import logging

@@ -40,7 +40,7 @@ State = Callable[[], dict[str, Any]]
 
 
 class Outflow:
-    """The weights of one run on their way out.
+    """The weights of one run on their way out. Before anything is pushed or saved, the loop connects itself.
 
     Args:
         core: Has the weights.
@@ -72,6 +72,16 @@ class Outflow:
         self._began_at = 0.0
         self._is_awaited = False
 
+    def connect(self, tasks: asyncio.TaskGroup, *, state: State, then: Callable[[], Awaitable[None]]) -> None:
+        """Set what the loop gives.
+
+        Args:
+            tasks: Run the pushes, and write the checkpoints. An exception in one cancels the group.
+            state: Returns the loop's state for a checkpoint.
+            then: Called after each push, and where no generator needed one.
+        """
+        self._tasks, self._state, self._then = tasks, state, then
+
     @property
     def is_pushing(self) -> bool:
         """Whether a push is under way, or the admission after it."""
@@ -90,22 +100,17 @@ class Outflow:
             return Waiting("work", f"the push of version {self._core.policy_version}")
         return None
 
-    async def begin_push_if_needed(self, tasks: asyncio.TaskGroup, *, then: Callable[[], Awaitable[None]]) -> None:
-        """Begin to push the newest weights if a generator does not have them, unless a push is under way.
-
-        Args:
-            tasks: Run the push. An exception in it cancels the group.
-            then: Called after the push, and if no generator needed one.
-        """
+    async def begin_push_if_needed(self) -> None:
+        """Begin to push the newest weights if a generator does not have them, unless a push is under way."""
         if not self.is_pushing:
             self._began_at = time.monotonic()
-            self._pushing = tasks.create_task(self._push(then), name=f"push of version {self._core.policy_version}")
+            self._pushing = self._tasks.create_task(self._push(), name=f"push of version {self._core.policy_version}")
         if self._must_wait:
             await self.wait_for_push()
 
-    async def _push(self, then: Callable[[], Awaitable[None]]) -> None:
+    async def _push(self) -> None:
         await self.pushes.push_if_needed(self._core.named_weights, policy_version=self._core.policy_version)
-        await then()
+        await self._then()
 
     async def finish_push(self) -> None:
         """Wait for the push under way, if there is one."""
@@ -132,11 +137,11 @@ class Outflow:
         if self._config.vllm_enable_sleep_mode:
             await self.pushes.let_sleep()
 
-    async def save(self, tasks: asyncio.TaskGroup, state: State) -> None:
-        """Copy the weights and the loop's state for a checkpoint, which ``tasks`` write while training goes on."""
-        await self.saver.begin(tasks, self._torch, state)
+    async def save(self) -> None:
+        """Copy the weights and the loop's state for a checkpoint, which is written while training goes on."""
+        await self.saver.begin(self._tasks, self._torch, self._state)
 
-    async def save_if_due(self, tasks: asyncio.TaskGroup, state: State) -> None:
+    async def save_if_due(self) -> None:
         """Save if a multiple of ``save_steps`` has passed since the last checkpoint.
 
         After the push, which fails if the weights have diverged.
@@ -144,20 +149,20 @@ class Outflow:
         every = int(self._config.save_steps)
         is_due = self._core.policy_version // every != self.saver.saved_step // every
         if is_due and await self.wait_for_push():
-            await self.save(tasks, state)
+            await self.save()
 
-    async def save_in_pause(self, tasks: asyncio.TaskGroup, state: State) -> None:
+    async def save_in_pause(self) -> None:
         """Save the weights that a pause may keep for days, unless the newest checkpoint has them. After the push."""
         is_saved = self.saver.is_writing or self._core.policy_version == self.saver.saved_step
         if not is_saved and await self.wait_for_push():
-            await self.save(tasks, state)
+            await self.save()
 
-    async def save_for_evaluation(self, tasks: asyncio.TaskGroup, state: State) -> None:
+    async def save_for_evaluation(self) -> None:
         """Save the weights that are being evaluated, unless the newest checkpoint has them."""
         if not self.saver.has_checkpoint_of(self._core.policy_version):
-            await self.save(tasks, state)
+            await self.save()
 
-    async def save_before_end(self, tasks: asyncio.TaskGroup, state: State) -> None:
+    async def save_before_end(self) -> None:
         """Save for the next process, unless the newest checkpoint has these weights, without waiting for the push.
 
         Raises:
@@ -165,7 +170,7 @@ class Outflow:
         """
         if self._core.policy_version != self.saver.saved_step:
             await self.pushes.check_weights(policy_version=self._core.policy_version)
-            await self.save(tasks, state)
+            await self.save()
 
     async def finish(self) -> None:
         """Wait until the checkpoint that was begun last is on disk, and the push under way has ended.

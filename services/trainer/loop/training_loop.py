@@ -8,12 +8,12 @@
     outflow    weights: pushes and checkpoints                                (outflow.py)
     reporting  progress, steps and evaluations, for users                     (reporting.py)
 
-Blocking: a batch waits for its groups and for stragglers (staleness.py). Its gradients are computed while the weights
-of the last batch are pushed, and its optimizer step waits for that push, which has at most two attempts of
-push_timeout_s each. Groups are admitted, and evaluations begun, after the push, so that no older weights sample them.
-If evaluations decide which checkpoint is the best, a batch also waits for the evaluation and for the checkpoint of the
-weights that it measures. Nothing waits for watchers. While the loop waits, admitted groups go on being sampled; in a
-pause none is admitted.
+Blocking: a batch waits for its groups and for stragglers (staleness.py). With one rank on a CPU, its gradients
+are computed while the weights of the last batch are pushed, and its optimizer step waits for that push; otherwise the
+gradients wait, too. A push has at most two attempts of push_timeout_s each. Groups are admitted, and evaluations begun,
+after the push, so that no older weights sample them. If evaluations decide which checkpoint is the best, a batch also
+waits for the evaluation and for the checkpoint of the weights that it measures. Nothing waits for watchers. While the
+loop waits, admitted groups go on being sampled; in a pause none is admitted.
 
 Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning, and a request
 to end or pause the run waits for the end of the batch. Only SIGTERM does not wait for a push: a batch whose first step
@@ -71,7 +71,7 @@ class TrainingLoop:
         reporting: Reporting,
         terminate: asyncio.Event,
         length: RunLength,
-        rows: RowCursor | None = None,
+        rows: RowCursor,
         best: BestCheckpoint | None = None,
     ) -> None:
         self.best = best
@@ -83,7 +83,7 @@ class TrainingLoop:
         self._trainer = trainer
         self._terminate = terminate
         self._length = length
-        self._rows = rows or RowCursor()
+        self._rows = rows
         self._new_max_steps: int | None = None
 
     @property
@@ -99,9 +99,10 @@ class TrainingLoop:
     async def run(self) -> Ending:
         """Train until the last step, or until the run or this process is asked to end."""
         async with asyncio.TaskGroup() as tasks:
+            self.outflow.connect(tasks, state=self._state, then=self._admit)
             reporter = tasks.create_task(self.reporting.write_progress_for_ever(), name="progress reporter")
             try:
-                ending = await self._train(tasks)
+                ending = await self._train()
                 await self.outflow.finish()
             except NonFiniteError:
                 # This run will not be started again, so finish the checkpoint that is being written now.
@@ -114,29 +115,29 @@ class TrainingLoop:
         self._trainer.close()
         return ending
 
-    async def _train(self, tasks: asyncio.TaskGroup) -> Ending:
+    async def _train(self) -> Ending:
         await self.intake.recover()
         while self._num_steps_left() > 0:
-            batch = await self._wait_for_batch(tasks)
+            batch = await self._wait_for_batch()
             if batch is None:
-                return await self._end_early(tasks)
-            await self._train_on(batch, tasks)
+                return await self._end_early()
+            await self._train_on(batch)
             if self._num_steps_left() > 0:  # the last checkpoint is written when the ledger is finished
-                await self.outflow.save_if_due(tasks, self._state)
+                await self.outflow.save_if_due()
         self.reporting.waits_for("the last push and checkpoint")
         await self.outflow.wait_for_push()
-        await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # again, if a generator failed
+        await self.outflow.begin_push_if_needed()  # again, if a generator failed
         if not await self.outflow.wait_for_push():
-            return await self._end_early(tasks)
+            return await self._end_early()
         self.intake.drop_the_rest(RUN_ENDED)
-        await self.outflow.save(tasks, self._state)
-        return await self._finish_evaluation(tasks)
+        await self.outflow.save()
+        return await self._finish_evaluation()
 
-    async def _wait_for_batch(self, tasks: asyncio.TaskGroup) -> Batch | None:
+    async def _wait_for_batch(self) -> Batch | None:
         """Return the next batch, or None if the run or this process is to end."""
         while True:
             began_at = time.monotonic()
-            await self._read_changes(tasks)
+            await self._read_changes()
             num_steps_left = self._num_steps_left()
             if self._terminate.is_set() or self.intake.should_stop or self.stops_early:
                 return None
@@ -146,7 +147,7 @@ class TrainingLoop:
             if not self.outflow.is_pushing:
                 await self.intake.make_up_losses()
                 await self._admit()
-            await self._evaluate(tasks)
+            await self._evaluate()
             if self.stops_early:
                 continue
             batch = await self._next_batch(num_steps_left)
@@ -155,9 +156,9 @@ class TrainingLoop:
             self.reporting.waits_for(self.outflow.waiting() or self.intake.waiting_for(batch))
             await self.intake.judge_arrivals(num_steps_left=num_steps_left)
             if not self.outflow.saver.is_writing and self.intake.needs_checkpoint():
-                await self.outflow.save(tasks, self._state)
+                await self.outflow.save()
             if self.intake.pause.by == "user":
-                await self.outflow.save_in_pause(tasks, self._state)
+                await self.outflow.save_in_pause()
             self.reporting.waited(time.monotonic() - began_at)
 
     async def _next_batch(self, num_steps_left: int) -> Batch:
@@ -166,7 +167,7 @@ class TrainingLoop:
             return Batch((), waiting_for=self.intake.evaluations.waiting_for())
         return await self.intake.next_batch(policy_version=self.core.policy_version, num_steps_left=num_steps_left)
 
-    async def _train_on(self, batch: Batch, tasks: asyncio.TaskGroup) -> None:
+    async def _train_on(self, batch: Batch) -> None:
         """Make the steps of one batch. After the last step, settle its groups and begin the push of the weights.
 
         No step is made if this process is to end before the last push.
@@ -180,30 +181,30 @@ class TrainingLoop:
                 return
             if planned.is_last:
                 self.intake.settle(batch, step=self.core.policy_version)
-                await self._read_changes(tasks, may_go_on=True)
-                await self.outflow.begin_push_if_needed(tasks, then=self._admit)
+                await self._read_changes(may_go_on=True)
+                await self.outflow.begin_push_if_needed()
             await self.reporting.step(groups, trained)
 
-    async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
+    async def _end_early(self) -> Ending:
         # Asked to stop, or stopping early, the run waits for the push, unless this process is asked to end meanwhile.
         if self._terminate.is_set() or not await self.outflow.wait_for_push():
-            await self.outflow.save_before_end(tasks, self._state)
+            await self.outflow.save_before_end()
             return "terminated"
         is_stopped = self.intake.should_stop
         if self.best is not None and not is_stopped:
             await self.reporting.note(self.best.why_it_stops())
         self.intake.drop_the_rest(RUN_STOPPED if is_stopped else RUN_ENDED)
-        await self.outflow.save(tasks, self._state)
+        await self.outflow.save()
         return "stopped" if is_stopped else "finished"
 
-    async def _finish_evaluation(self, tasks: asyncio.TaskGroup) -> Ending:
+    async def _finish_evaluation(self) -> Ending:
         """Wait for the evaluation under way, and for the last step's evaluation if it is due."""
         while True:
-            await self._read_changes(tasks)
+            await self._read_changes()
             if self._terminate.is_set():
                 return "terminated"
             await self.intake.make_up_losses()
-            await self._evaluate(tasks)
+            await self._evaluate()
             has_left = self.intake.has_evaluations_left(self.core.policy_version)
             if self.intake.should_stop and has_left and not self._length.total_steps:
                 return "stopped"  # the run had nothing else to do
@@ -212,7 +213,7 @@ class TrainingLoop:
             self.reporting.waits_for(self.intake.evaluations.waiting_for())
             await self.intake.receive()
 
-    async def _evaluate(self, tasks: asyncio.TaskGroup) -> None:
+    async def _evaluate(self) -> None:
         """Begin an evaluation that is due, and advance the one under way.
 
         Raises:
@@ -221,7 +222,7 @@ class TrainingLoop:
         if note := self.intake.begin_evaluation(self.core.policy_version):
             await self.reporting.note(note)
         if self.best is not None and self.intake.evaluations.is_running:
-            await self.outflow.save_for_evaluation(tasks, self._state)
+            await self.outflow.save_for_evaluation()
         result = await self.intake.advance_evaluation()
         if result is None:
             return
@@ -238,7 +239,7 @@ class TrainingLoop:
         self.best.judge(result.metrics, step=result.step)
         self.outflow.saver.keep_best(self.best.step)
 
-    async def _read_changes(self, tasks: asyncio.TaskGroup, *, may_go_on: bool = False) -> None:
+    async def _read_changes(self, *, may_go_on: bool = False) -> None:
         """Read what has changed outside: requests to stop, pause or train longer, new generators, buried groups.
 
         With ``may_go_on``, a run without steps left may get more, because nothing of its end has begun.
@@ -249,7 +250,7 @@ class TrainingLoop:
         if self._num_steps_left():
             await self.intake.pause_or_resume()
         if is_time_to_look and not self._terminate.is_set():
-            await self.outflow.begin_push_if_needed(tasks, then=self._admit)  # a generator may have joined
+            await self.outflow.begin_push_if_needed()  # a generator may have joined
 
     async def _admit(self) -> None:
         """Send the prompts that there is room for, after a push: before it, older weights would sample them."""

@@ -64,7 +64,8 @@ async def test_a_push_of_more_than_two_seconds_is_what_the_run_waits_for(
         terminate=asyncio.Event(),
     )
     async with asyncio.TaskGroup() as tasks:
-        await made.begin_push_if_needed(tasks, then=nothing)
+        made.connect(tasks, state=dict, then=nothing)
+        await made.begin_push_if_needed()
         clock.now_s += 2.0
         assert made.waiting() is None
         clock.now_s += 0.1
