@@ -4,6 +4,7 @@ Each function takes its options out of the translation, and adds the run's setti
 """
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -17,6 +18,14 @@ _GENERIC_FORMATS: Final = ("json", "csv", "parquet")
 _IMPORTABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _EVALUATION: Final = ("eval_steps", "eval_on_start", "num_generations_eval", "dataset_test_split", "eval_delay")
+
+_PROJECT_VARIABLES: Final = {
+    "wandb": "WANDB_PROJECT",
+    "comet_ml": "COMET_PROJECT_NAME",
+    "mlflow": "MLFLOW_EXPERIMENT_NAME",
+    "swanlab": "SWANLAB_PROJECT",
+}
+"""Environment variables from which transformers takes the project of a tracker."""
 
 
 def rewards(translation: Translation) -> None:
@@ -73,7 +82,12 @@ def evaluation(translation: Translation) -> None:
         return
     if strategy == "epoch":
         translation.drop("eval_steps", why="eval_strategy is epoch")
-        translation.run |= _every_epoch(translation, "eval_strategy", "eval_steps")
+        translation.run["eval_steps"] = _epoch(translation) or math.nextafter(1, 0)
+        if _epoch(translation) is None:
+            translation.notes.append(
+                "eval_strategy: one evaluation, at the end of the run; with max_steps its epochs are not counted, and "
+                "eval_strategy: steps evaluates more often"
+            )
     elif "eval_steps" not in translation.left:
         translation.run["eval_steps"] = translation.value("logging_steps")
     if "eval_dataset_name" not in translation.left:
@@ -90,7 +104,8 @@ def saving(translation: Translation) -> None:
         translation.drop("save_steps", why="save_strategy is best, and a checkpoint is written at every evaluation")
     elif strategy == "epoch":
         translation.drop("save_steps", why="save_strategy is epoch")
-        translation.run |= _every_epoch(translation, "save_strategy", "save_steps")
+        if (epoch := _epoch(translation)) is not None:
+            translation.run["save_steps"] = epoch
     elif strategy in ("no", False):
         translation.drop("save_steps", why="checkpoints are written even without save_strategy, to survive a crash")
     every, kept = (
@@ -132,13 +147,12 @@ def best_checkpoint(translation: Translation) -> None:
         )
 
 
-def _every_epoch(translation: Translation, option: str, setting: str) -> dict[str, Any]:
-    """Return the share of the run that is one pass over the data."""
-    epochs = translation.value("num_train_epochs")
+def _epoch(translation: Translation) -> float | None:
+    """Return the share of the run that is one pass over the data; None if max_steps is the run's length."""
     if translation.value("max_steps") > 0:
-        translation.problems.append((option, f"is epoch, and the length of the run is max_steps; set {setting}"))
-        return {}
-    return {setting: 1 / epochs if epochs > 1 else math.nextafter(1, 0)}
+        return None
+    epochs = translation.value("num_train_epochs")
+    return 1 / epochs if epochs > 1 else math.nextafter(1, 0)
 
 
 def names(translation: Translation) -> None:
@@ -166,7 +180,10 @@ def reports(translation: Translation) -> None:
         translation.notes.append(f"report_to: {', '.join(others)} left out; a run reports to {offered}")
     translation.run["report_to"] = known
     if known:
-        translation.run["project"] = translation.take("project")
+        named = [os.environ[it] for name in known if (it := _PROJECT_VARIABLES.get(name, "")) in os.environ]
+        is_chosen = "project" in translation.left
+        project = translation.take("project")
+        translation.run["project"] = project if is_chosen or not named else named[0]
     else:
         translation.drop("project", why="the run has no tracker")
     if known or translation.value("log_completions"):

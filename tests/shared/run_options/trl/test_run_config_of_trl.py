@@ -103,7 +103,7 @@ def test_an_evaluation_needs_a_strategy_as_in_trl() -> None:
     assert config.dataset_test_split == "test"
     assert translated(eval_strategy="steps", eval_steps=5, dataset_test_split="val").dataset_test_split == "val"
     assert translated(eval_strategy="epoch", num_train_epochs=4).eval_steps == 0.25
-    assert "eval_strategy" in refused(eval_strategy="epoch", max_steps=10)
+    assert 0.99 < float(translated(eval_strategy="epoch", max_steps=10).eval_steps or 0) < 1, "at the end"
 
 
 def test_checkpoints_are_written_when_trl_writes_them() -> None:
