@@ -166,7 +166,7 @@ def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
 def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
     """Return assignments of plain attributes that the class was given after its definition."""
     written = {
-        target.id: ast.unparse(statement.value)
+        target.id: statement.value
         for statement in node.body
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None
         for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
@@ -175,8 +175,22 @@ def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
     return [
         f"{name}.{key} = {_literal(value, name=key, used_by=name)}"
         for key, value in vars(kind).items()
-        if type(value) in _SCALARS and not key.startswith("__") and written.get(key) != repr(value)
+        if not key.startswith("__") and _is_changed(value, written.get(key))
     ]
+
+
+def _is_changed(value: Any, written: ast.expr | None) -> bool:
+    """Whether an attribute is plain, and not what its class's text makes it. A container may be any expression's."""
+    if type(value) in _SCALARS:
+        return written is None or ast.unparse(written) != repr(value)
+    if type(value) not in _CONTAINERS:
+        return False
+    if written is None:
+        return True
+    try:
+        return not _is_same(ast.literal_eval(written), value)
+    except ValueError:  # it is computed
+        return False
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -267,7 +281,8 @@ def _expression(value: Any) -> str:
     if kind is dict:
         return f"{{{', '.join(f'{_expression(key)}: {_expression(it)}' for key, it in value.items())}}}"
     if kind in _BRACKETS and value:
-        return _BRACKETS[kind].format(", ".join(map(_expression, value)))
+        entries = [_expression(it) for it in value]
+        return _BRACKETS[kind].format(", ".join(sorted(entries) if kind is set else entries))
     if kind is complex:
         return f"complex({_expression(value.real)}, {_expression(value.imag)})"
     if kind is float and not math.isfinite(value):

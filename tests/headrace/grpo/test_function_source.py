@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -239,6 +239,30 @@ def test_a_function_under_another_name_keeps_its_own_too() -> None:
     renamed.__name__ = "reward_4"
     assert plain_name(renamed, otherwise="reward_0") == "reward_4"
     assert module_of(reward_4=renamed).reward_4(["a"]) == [0.25]
+
+
+class Words:
+    known: ClassVar[list[str]] = []
+
+
+def of_lists(completions: list[str], **_: Any) -> list[bool]:
+    return [text in Words.known for text in completions]
+
+
+def test_a_list_that_a_class_was_given_after_its_definition_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Words, "known", ["a"])
+    assert module_of(of_lists=of_lists).of_lists(["a", "b"]) == [True, False]
+
+
+STOP_WORDS = {"the", "a", "of", "and", "to"}
+
+
+def of_sets(completions: list[str], **_: Any) -> list[bool]:
+    return [text in STOP_WORDS for text in completions]
+
+
+def test_a_set_has_the_same_text_in_every_process() -> None:
+    assert "{'a', 'and', 'of', 'the', 'to'}" in module_text({"of_sets": of_sets})
 
 
 class Settings:
