@@ -43,6 +43,8 @@ from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.loss import what_departs_from_gspo
 
 log = logging.getLogger(__name__)
+_OUTPUT_DIR = "trainer_output"
+"""Where a trainer saves without ``output_dir``, as in transformers."""
 
 
 class GRPOTrainer:
@@ -170,10 +172,10 @@ class GRPOTrainer:
 
     @property
     def model(self) -> Any:
-        """The model as an object, with the weights of the last training; after Ctrl-C, with its checkpoint's.
+        """The model as an object, with the weights of the last training; until its end, of its newest checkpoint.
 
         Raises:
-            HeadraceError: The training was interrupted before there was a checkpoint.
+            HeadraceError: The training has not reached a checkpoint.
         """
         return self._live.model
 
@@ -260,9 +262,9 @@ class GRPOTrainer:
             first_step = self.state.global_step
             losses = self._training.follow_to_the_end()
         except BaseException:  # Ctrl-C, or an error in a callback
-            self._training.leave(self._live)
+            self._training.leave()
             raise
-        self._training.give_weights_to(self._live)
+        self._training.give_weights()
         steps, seconds = self.state.global_step - first_step, time.monotonic() - began_at
         summary = self._training.summary(losses, steps=steps, seconds=seconds)
         self._events.end(summary)
@@ -304,14 +306,14 @@ class GRPOTrainer:
     def save_model(self, output_dir: str | None = None) -> None:
         """Write the model and its tokenizer to ``output_dir``, by default that of the options.
 
-        From services elsewhere, the trained model is downloaded into it. After Ctrl-C, the weights are those of the
-        run's newest checkpoint, and a line of output names its step.
+        From services elsewhere, the trained model is downloaded into it. In a callback and after Ctrl-C, the weights
+        are those of the run's newest checkpoint, and a line of output names its step.
 
         Raises:
-            HeadraceError: The training was interrupted before there was a checkpoint.
+            HeadraceError: The training has not reached a checkpoint.
         """
-        directory = Path(output_dir) if output_dir else self._output_dir("save_model")
-        self._training.save_model(self._live, directory)
+        directory = Path(output_dir) if output_dir else self._output_dir()
+        self._training.save_model(directory)
 
     def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
         """Print metrics of ``train()`` or ``evaluate()`` as a table."""
@@ -323,14 +325,12 @@ class GRPOTrainer:
         """Write metrics to ``{split}_results.json`` in ``output_dir``, and add them to ``all_results.json``."""
         from transformers import trainer_pt_utils
 
-        self._output_dir("save_metrics").mkdir(parents=True, exist_ok=True)
+        self._output_dir()
         cast("Any", trainer_pt_utils).save_metrics(self, split, metrics, combined)
 
     def save_state(self) -> None:
         """Write ``state`` to ``trainer_state.json`` in ``output_dir``."""
-        directory = self._output_dir("save_state")
-        directory.mkdir(parents=True, exist_ok=True)
-        self.state.save_to_json(str(directory / "trainer_state.json"))
+        self.state.save_to_json(str(self._output_dir() / "trainer_state.json"))
 
     def create_model_card(
         self,
@@ -339,10 +339,9 @@ class GRPOTrainer:
         tags: str | Sequence[str] | None = None,
     ) -> None:
         """Complete the model card in ``output_dir``, or write one."""
-        directory = self._output_dir("create_model_card")
-        directory.mkdir(parents=True, exist_ok=True)
+        file = self._output_dir() / "README.md"
         repository = repository_name(self.args)
-        complete_card(directory / "README.md", Card(model_name, dataset_name, tags), repository=repository)
+        complete_card(file, Card(model_name, dataset_name, tags), repository=repository)
 
     def push_to_hub(
         self,
@@ -375,10 +374,11 @@ class GRPOTrainer:
         )
         return done
 
-    def _output_dir(self, method: str) -> Path:
-        if self.args.output_dir is None:
-            raise ArgumentError(f"{method} needs a directory: set output_dir in GRPOConfig")
-        return Path(self.args.output_dir)
+    def _output_dir(self) -> Path:
+        self.args.output_dir = self.args.output_dir or _OUTPUT_DIR
+        directory = Path(self.args.output_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
 
     if not TYPE_CHECKING:  # for a type checker, an attribute that is missing is missing
 

@@ -3,25 +3,27 @@
 The weights that are trained are the services'. The model object gets them when a training has ended.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.run_inputs import RunInputs
+from shared.errors import HeadraceError
 
 _ADAPTER = "adapter_config.json"
 
 
 class Weights(NamedTuple):
-    """The weights that a run begins with: a model's, or those of an adapter on it."""
+    """The weights that a run begins with: a model's, or an adapter's or an earlier run's, made from that model."""
 
     model: str
-    adapter: str | None = None
+    source: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that take an adapter."""
-        return {} if self.adapter is None else {"resume_from_checkpoint": self.adapter, "resume_only_model": True}
+        """Return the settings that take an adapter, or the weights of an earlier run."""
+        return {} if self.source is None else {"resume_from_checkpoint": self.source, "resume_only_model": True}
 
 
 class LiveModel:
@@ -40,6 +42,7 @@ class LiveModel:
     def __init__(self, model: Any, tokenizer: Any, *, peft_config: Any, init_kwargs: Mapping[str, Any]) -> None:
         self.peft_config = peft_config
         self._trained: Path | Callable[[], Path] | None = None
+        self._checkpoint = ""
         self._so_far: Callable[[], Path] | None = None
         self._has: Path | None = None
         self._init_kwargs = init_kwargs
@@ -78,13 +81,8 @@ class LiveModel:
         return self._is_given
 
     @property
-    def is_trained(self) -> bool:
-        """Whether there was a training."""
-        return self._trained is not None
-
-    @property
     def so_far(self) -> Path | None:
-        """Directory of the weights of a training that was interrupted; None if it was not.
+        """Directory of the weights so far of a training that runs or was interrupted; None without one.
 
         Raises:
             HeadraceError: They cannot be had.
@@ -93,10 +91,10 @@ class LiveModel:
 
     @property
     def model(self) -> Any:
-        """The model, with the weights of the last training, or those so far if it was interrupted.
+        """The model, with the weights of the last training, or those so far if it runs or was interrupted.
 
         Raises:
-            HeadraceError: It was interrupted, and its weights cannot be had.
+            HeadraceError: It runs or was interrupted, and its weights cannot be had.
         """
         so_far = self.so_far
         if self._model is None:
@@ -117,7 +115,9 @@ class LiveModel:
             import peft
 
             adapting: Any = peft.get_peft_model
-            self._model = adapting(self._model, self.peft_config)
+            config = copy.deepcopy(self.peft_config)  # PEFT writes into it
+            config.target_modules = config.target_modules or "all-linear"  # as a run does
+            self._model = adapting(self._model, config)
 
     @property
     def tokenizer(self) -> Any:
@@ -133,16 +133,21 @@ class LiveModel:
         """Return the arguments ``model`` and ``processing_class`` of callbacks; None for what is not loaded."""
         return {"model": self._model, "processing_class": self._tokenizer}
 
-    def take(self, directory: Path | Callable[[], Path]) -> None:
-        """Use the weights in a run's model directory from now on, or weights that a function fetches when needed."""
-        self._trained, self._so_far = directory, None
+    def take(self, directory: Path | Callable[[], Path], *, checkpoint: str) -> None:
+        """Use the weights in a run's model directory from now on, or weights that a function fetches when needed.
+
+        Args:
+            directory: The directory, or a function that returns it.
+            checkpoint: The checkpoint with these weights, as ``RUN`` or ``RUN:STEP``.
+        """
+        self._trained, self._so_far, self._checkpoint = directory, None, checkpoint
         if self._model is not None and self.trained is not None:
             self._use(self.trained)
 
-    def take_so_far(self, fetch: Callable[[], Path]) -> None:
-        """Use the weights of an interrupted training, which a function returns when they are needed.
+    def take_so_far(self, fetch: Callable[[], Path] | None) -> None:
+        """Use the weights of a training that has not ended, which a function returns when they are needed.
 
-        A training never begins with them.
+        A training never begins with them. None if they cannot be had.
         """
         self._so_far = fetch
 
@@ -151,9 +156,12 @@ class LiveModel:
 
         Args:
             inputs: Returns the writer of inputs.
-            evaluates: Whether the run only evaluates: then the weights of an interrupted training are taken, too.
+            evaluates: Whether the run only evaluates: then the weights of an interrupted training are taken, too. A
+                training begins with the checkpoint, which has them in float32.
         """
-        found = (self.so_far if evaluates else None) or self.trained
+        if not evaluates and self._trained is not None:
+            return Weights(self.given_for_run(inputs), self._checkpoint)
+        found = (self.so_far or self.trained) if evaluates else None
         if found is None:
             return Weights(self.given_for_run(inputs))
         path = inputs().path(str(found))
@@ -189,17 +197,22 @@ class LiveModel:
 
     def _use(self, directory: Path) -> None:
         """Copy the weights of a directory into the model."""
-        self._has = directory
         if (directory / _ADAPTER).exists():
             import peft
 
             self._adapt()
             adapters: Any = peft
             weights = adapters.load_peft_weights(str(directory), device="cpu")
-            adapters.set_peft_model_state_dict(self._model, weights)
-            return
-        trained = cast("Any", type(self._model)).from_pretrained(directory)
-        self._model.load_state_dict(trained.state_dict())
+            missing = adapters.set_peft_model_state_dict(self._model, weights).unexpected_keys
+            if missing:
+                raise HeadraceError(
+                    f"the adapter in {directory} has weights that the model has no place for, such as {missing[0]}: "
+                    "load it with PeftModel.from_pretrained"
+                )
+        else:
+            trained = cast("Any", type(self._model)).from_pretrained(directory)
+            self._model.load_state_dict(trained.state_dict())
+        self._has = directory
 
 
 def _absolute(name: str) -> str:

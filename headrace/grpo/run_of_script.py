@@ -1,12 +1,14 @@
 """Turns the arguments of a script's trainer into the settings of a run.
 
-options ------------------------> trl_config.py --> settings
+options ------------------------> run_config_of_trl.py --> settings
 live objects --> run_inputs.py --> paths, names --^
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import FunctionType
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError, in_python
@@ -27,6 +29,8 @@ _ABOUT_STEPS = (
     *_BEGINNING,
 )
 """Beginnings of options that have no meaning without steps."""
+_OF_A_TRAINING = ("push_to_hub", "hub_", "report_to", "project", "log_completions")
+"""Beginnings of options about what a training shows and publishes."""
 _READ_LOGGING_STEPS = ("report_to", "log_completions")
 _SAVING = ("save_steps", "save_total_limit")
 _LORA = {
@@ -130,6 +134,7 @@ def settings_with_weights(
         options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
     options |= {name: args.run_options[name] for name in _SAVING if name in args.run_options}
     settings, notes = _translated(options | {"model_name_or_path": weights.model} | _lora(script))
+    notes += _about_quantization(script.quantization_config)
     settings |= _rewards(script, files) | _agent(script, files)
     _require_known_environments(script.environment_factory, script.train_dataset)
     groups_per_step = args.run_options.get("groups_per_step", settings["groups_per_step"])
@@ -150,13 +155,16 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
         ArgumentError: An argument has no meaning here. The message says what to do instead.
     """
     args = script.args
-    options = {name: value for name, value in _options(args).items() if not name.startswith(_ABOUT_STEPS)}
+    left_out = (*_ABOUT_STEPS, *_OF_A_TRAINING)
+    options = {name: value for name, value in _options(args).items() if not name.startswith(left_out)}
     options["eval_dataset_name"] = _eval_data(data, args, files)
     weights = script.model.weights_for_run(files.inputs, evaluates=True)
     settings, _ = _translated(options | {"model_name_or_path": weights.model} | _lora(script))
     settings |= _rewards(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
-    settings |= {name: it for name, it in args.run_options.items() if not name.startswith(_BEGINNING)}
+    settings |= {
+        name: it for name, it in args.run_options.items() if not name.startswith((*_BEGINNING, *_OF_A_TRAINING))
+    }
     settings |= {"max_steps": 0, "eval_on_start": True, "name": None} | weights.settings()
     return settings, _about_rows_left_out(data, args)
 
@@ -201,10 +209,10 @@ def _require_known_environments(environment_factory: Any, data: Any) -> None:
 
 
 def _options(args: GRPOConfig) -> dict[str, Any]:
-    """Return the options that were chosen: those without their default."""
+    """Return the options that were chosen: those without their default, and those that the script gave."""
     default = GRPOConfig()
-    chosen = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
-    return {name: value for name, value in chosen.items() if value != getattr(default, name)}
+    values = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
+    return {name: it for name, it in values.items() if it != getattr(default, name) or name in args.given}
 
 
 def _translated(options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -249,9 +257,25 @@ def _lora(script: Script) -> dict[str, Any]:
     return {"use_peft": True, **found}
 
 
+def _about_quantization(bits: Any) -> list[str]:
+    """Return a note if the options of 4 bits are not a run's own."""
+    kind = getattr(bits, "bnb_4bit_quant_type", "nf4")
+    is_double = getattr(bits, "bnb_4bit_use_double_quant", True)
+    if kind == "nf4" and is_double:
+        return []
+    given = f"{kind} {'with' if is_double else 'without'}"
+    return [f"quantization_config: 4 bits are nf4 with double quantization (given: {given})"]
+
+
 def _rewards(script: Script, files: Files) -> dict[str, Any]:
     pairs = zip(script.reward_funcs, script.reward_processing_classes, strict=True)
-    return {"reward_funcs": [_reward(function, it, files, number) for number, (function, it) in enumerate(pairs)]}
+    found: dict[str, Any] = {
+        "reward_funcs": [_reward(function, it, files, number) for number, (function, it) in enumerate(pairs)]
+    }
+    kwargs = {name: _arguments_of_built_in(it, script.args) for it in script.reward_funcs if (name := _built_in(it))}
+    if kwargs := {name: given for name, given in kwargs.items() if given}:
+        found["reward_kwargs"] = kwargs
+    return found
 
 
 def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
@@ -280,6 +304,23 @@ def _built_in(function: Any) -> str | None:
     name = str(getattr(function, "__name__", ""))
     is_trls = str(getattr(function, "__module__", "")).startswith("trl.rewards")
     return name if is_trls and name in BUILT_INS else None
+
+
+def _arguments_of_built_in(function: Any, args: GRPOConfig) -> dict[str, Any]:
+    """Return what a factory of ``trl.rewards`` was called with: attributes of its function, or variables of a closure.
+
+    Raises:
+        ArgumentError: It counts from another length than the run's.
+    """
+    is_plain = isinstance(function, FunctionType)
+    given = dict(inspect.getclosurevars(function).nonlocals if is_plain else vars(function))
+    most = args.run_options.get("max_completion_length", args.max_completion_length)
+    if (counts_from := given.pop("max_completion_len", most)) != most:
+        raise ArgumentError(
+            f"{function.__name__} counts from {counts_from} tokens, but is scored here with max_completion_length, "
+            f"which is {most}: give it the same number"
+        )
+    return given
 
 
 def _agent(script: Script, files: Files) -> dict[str, Any]:

@@ -6,6 +6,7 @@ begin --> run --events--> training_events.py
 """
 
 import contextlib
+import functools
 import json
 import shutil
 import weakref
@@ -18,11 +19,10 @@ from rich.console import Console
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submission
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.live_model import LiveModel
 from headrace.grpo.own_code import OwnCode
 from headrace.grpo.resumption import has_made_all_steps, replaced, say_differences, without_beginning
 from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
-from headrace.grpo.script_services import ScriptServices, begin_run, find_services
+from headrace.grpo.script_services import ScriptServices, begin_run, find_services, name_base
 from headrace.grpo.training_events import TrainingEvents
 from headrace.grpo.weights_so_far import export_newest, once_paused
 from headrace.run_file import with_absolute_paths
@@ -49,13 +49,14 @@ class ScriptRun:
         self._is_begun = False
         """Whether the training that is asked for has come to ``run``, so that an error must not leave it alone."""
         self._trained_run: Run | None = None
-        """The last run that was followed to its end."""
+        """The run that has left the model's weights."""
         self._script = script
         self._events = events
         self._services: ScriptServices | None = None
         self._files = Files(lambda: self._connected().inputs())
         self._epochs_per_step = 0.0
         self._own_code = OwnCode(script(), {})
+        self._live = script().model
 
     @property
     def client(self) -> HeadraceClient:
@@ -83,6 +84,7 @@ class ScriptRun:
         if is_first and earlier is not None and earlier["run_id"] == run["run_id"]:
             with self._events.told_before(epochs_per_step=self._epochs_per_step):
                 self._catch_up(to_step=int(run["progress"]["step"]))
+        self._give_weights_so_far()
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
@@ -101,7 +103,7 @@ class ScriptRun:
         self._events.take_best(self.run["progress"].get("best"))
         return [metrics["loss"] for metrics in steps if metrics.get("loss") is not None]
 
-    def leave(self, live: LiveModel) -> None:
+    def leave(self) -> None:
         """Pause the run that was begun, after Ctrl-C or an error, and have the model use its weights so far."""
         if not self._is_begun:
             return
@@ -109,7 +111,7 @@ class ScriptRun:
         with contextlib.suppress(HeadraceApiError):  # it may have ended
             self.client.pause(run_id)
             say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
-        self.give_weights_so_far_to(live)
+        self._give_weights_so_far()
 
     def _how_to_go_on(self) -> str:
         where = f"the run is in {self._followed()['run_dir']}"
@@ -159,36 +161,32 @@ class ScriptRun:
             raise HeadraceError(final_sentence(run))
         return evaluations[-1]
 
-    def give_weights_to(self, live: LiveModel) -> None:
+    def give_weights(self) -> None:
         """Have the model use the run's weights. If the services are elsewhere, they are downloaded when needed."""
         run, services = self._followed(), self._connected()
-        self._trained_run = run
         directory = Path(run["run_dir"]) / "model"
         ended = f"{run['run_id']} {run['status']} after {run['progress']['step']} steps"
         if services.see_here(directory):
             say(final_sentence(run) if run["status"] == "finished" else f"{ended}; the model is in {directory}")
-            live.take(directory)
+            self._take_weights(run, directory)
         elif services.are_elsewhere:
             say(f"{ended}; `model` and save_model() download the model")
             directory = services.own_directory() / str(run["run_id"])
-            live.take(lambda: services.download_model(run, directory, base=live.name))
+            self._take_weights(run, lambda: services.download_model(run, directory, base=self._live.name))
         else:
+            self._live.take_so_far(None)
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
-    def give_weights_so_far_to(self, live: LiveModel) -> None:
-        """Have the model use the weights of the run, which was interrupted or failed, once they are needed."""
-        run, fetched = self.run, list[Path]()
-        if run is None:
-            return
+    def _take_weights(self, run: Run, directory: Path | Callable[[], Path]) -> None:
+        self._trained_run = run
+        step = ":best" if run["config"].get("load_best_model_at_end") else ""
+        self._live.take(directory, checkpoint=f"{run['run_id']}{step}")
 
-        def fetch() -> Path:
-            if not fetched:
-                fetched.append(self._weights_so_far(run, base=live.name))
-            return fetched[0]
+    def _give_weights_so_far(self) -> None:
+        """Have the model use the weights of the run, which trains, was interrupted or failed, once they are needed."""
+        self._live.take_so_far(functools.partial(self._weights_so_far, self._followed()))
 
-        live.take_so_far(fetch)
-
-    def _weights_so_far(self, run: Run, *, base: str) -> Path:
+    def _weights_so_far(self, run: Run) -> Path:
         services = self._connected()
         run = once_paused(services.client, run, sees=services.see_here(Path(run["run_dir"])), say=say)
         if run["status"] in ("finished", "stopped"):
@@ -196,7 +194,8 @@ class ScriptRun:
             if services.see_here(directory):
                 return directory
             if services.are_elsewhere:
-                return services.download_model(run, services.own_directory() / str(run["run_id"]), base=base)
+                directory = services.own_directory() / str(run["run_id"])
+                return services.download_model(run, directory, base=self._live.name)
         return export_newest(services, run, say=say)
 
     def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
@@ -211,18 +210,23 @@ class ScriptRun:
             "train_loss": sum(losses) / len(losses) if losses else 0.0,
         }
 
-    def save_model(self, live: LiveModel, directory: Path) -> None:
+    def save_model(self, directory: Path) -> None:
         """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded into it.
 
+        An adapter gets the script's name for the model as its base.
+
         Raises:
-            HeadraceError: The training was interrupted, and its weights cannot be had.
+            HeadraceError: The training runs or was interrupted, and its weights cannot be had.
         """
+        live = self._live
         if (so_far := live.so_far) is not None:
             shutil.copytree(so_far, directory, dirs_exist_ok=True)
-        elif not live.is_trained:
+            name_base(directory, self._followed(), base=live.name)
+        elif self._trained_run is None:
             live.save(directory)
-        elif live.is_fetched or self._trained_run is None:
+        elif live.is_fetched:
             shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
+            name_base(directory, self._trained_run, base=live.name)
         else:
             self._connected().download_model(self._trained_run, directory, base=live.name)
 
@@ -231,8 +235,9 @@ class ScriptRun:
         return self.run
 
     def _connected(self, *, resumed: Path | None = None) -> ScriptServices:
-        if self._services is None:
+        if self._services is None or resumed not in (None, self._services.state_dir):
             self._services = find_services(resumed=resumed, say=say)
+            self._files = Files(lambda: self._connected().inputs())
             weakref.finalize(self, self._services.client.close)
         return self._services
 

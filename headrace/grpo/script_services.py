@@ -113,13 +113,18 @@ class ScriptServices:
         """Download a run's final model. An adapter gets ``base``, the script's name for it, as its base."""
         with progress("downloading the model") as tell:
             self.client.download_model(run["run_id"], directory, on_progress=tell)
-        file = directory / "adapter_config.json"
-        if file.is_file():
-            config = json.loads(file.read_text(encoding="utf-8"))
-            if config.get("base_model_name_or_path") == run["config"]["model"]:
-                config["base_model_name_or_path"] = base
-                file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        name_base(directory, run, base=base)
         return directory
+
+
+def name_base(directory: Path, run: Run, *, base: str) -> None:
+    """Write ``base``, the script's name for the model, into an adapter that names the run's copy of it as its base."""
+    file = directory / "adapter_config.json"
+    if base and file.is_file():
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if config.get("base_model_name_or_path") == run["config"]["model"]:
+            config["base_model_name_or_path"] = base
+            file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def find_services(*, resumed: Path | None = None, say: Callable[[str], None]) -> ScriptServices:
@@ -226,10 +231,12 @@ def _running(state: StateDir) -> Endpoint | None:
 
 
 def _start(state: StateDir, *, say: Callable[[str], None]) -> Endpoint:
+    for directory in _started:  # they may have died
+        say(f"ending this process's services in {directory}, because a process has one set of services")
+    end_started()
     say(f"starting headrace's services for this process; `headrace watch --state-dir {state.path}` shows its run")
     settings = UpSettings(state_dir=state.path)
-    if not _started:
-        atexit.register(end_started)
+    atexit.register(end_started)
     process = _started[state.path] = _launched(settings)
     try:
         return wait_until_up(settings, process)

@@ -1,4 +1,4 @@
-"""The weights of a training that was interrupted or failed: its run's newest checkpoint, as a model to load.
+"""The weights of a training that goes on, was interrupted or failed: its run's newest checkpoint, as a model to load.
 
 Ctrl-C --> the run ends its batch, pauses, writes a checkpoint --export--> a directory of this process
 
@@ -61,10 +61,11 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
         HeadraceError: The run has not made a checkpoint, or this machine does not see it.
     """
     run_id, root = str(run["run_id"]), Path(run["run_dir"]) / "checkpoints"
+    is_running = run["status"] == "running"
     if not services.see_here(Path(run["run_dir"])):
         raise HeadraceError(
-            f"the weights of {run_id} are on the services' machine, and a model is only there once the run has ended: "
-            f"train() goes on with it, and trainer.client.stop('{run_id}') ends it"
+            f"the weights of {run_id} are on the services' machine, and a model is only there once the run has ended"
+            + ("" if is_running else f": train() goes on with it, and trainer.client.stop('{run_id}') ends it")
         )
     from services.trainer.checkpoints.checkpoint import newest_valid
     from services.trainer.export.export import export_checkpoint
@@ -72,10 +73,11 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
     checkpoint: Any = newest_valid(root)
     if checkpoint is None:
         raise HeadraceError(
-            f"{run_id} has not reached a checkpoint, so trained weights do not exist yet: train() goes on with it"
+            f"{run_id} has not reached a checkpoint, so trained weights do not exist yet"
+            + ("" if is_running else ": train() goes on with it")
         )
     directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
     if not directory.exists():
         export_checkpoint(checkpoint.path, directory, title=run.get("name") or run_id)
-    say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
+        say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
     return directory

@@ -6,6 +6,7 @@ docs/coming-from-trl.md has every option. A test in tests/conformance compares t
 
 import functools
 import json
+import os
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Literal, TypeVar, get_args
 
@@ -29,6 +30,9 @@ def _explaining_unknown_options(kind: type[_Options]) -> type[_Options]:
         if unknown := [name for name in options if name not in known and type(self) is kind]:
             raise TypeError("; ".join(_unknown(name, known) for name in unknown))
         construct(self, *values, **options)
+        named = dict(zip(known, values, strict=False)) | options
+        if len(named) < len(known):  # a parser of a command line gives every option
+            self.__dict__["_given"] = frozenset(name for name, value in named.items() if value is not None)
 
     kind.__init__ = explaining  # type: ignore[method-assign, assignment]
     return kind
@@ -292,6 +296,8 @@ class GRPOConfig:
     run_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        if self.output_dir is not None:
+            self.output_dir = os.path.expanduser(self.output_dir)
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, str) and value.startswith("{") and option.name in _TABLES:
@@ -302,6 +308,11 @@ class GRPOConfig:
             elif value is None and option.name not in NULL_MEANS:
                 made = None if option.default_factory is MISSING else option.default_factory()
                 setattr(self, option.name, made if option.default is MISSING else option.default)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the options that the constructor was called with. A parser, which gives all, counts as none."""
+        return self.__dict__.get("_given", frozenset())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options. Tokens are replaced by their names, as in transformers."""

@@ -87,6 +87,11 @@ def test_data_and_model_are_uploaded_and_the_trained_model_is_downloaded(
     script.save_model(str(tmp_path / "saved"))
     saved = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
     assert saved == {path.name: path.read_bytes() for path in there.iterdir()}
+    first = script.run["run_id"]
+    script.train()
+    beginning = script.run["beginning"]
+    assert (beginning["run_id"], beginning["step"], beginning["weights_only"]) == (first, 1, True)
+    assert script.run["progress"]["step"] == 1
 
 
 def test_paths_are_uploaded_and_a_saved_adapter_names_the_scripts_own_base(

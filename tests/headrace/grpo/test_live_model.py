@@ -10,6 +10,7 @@ from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
+from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
 
 transformers: Any = pytest.importorskip("transformers")
@@ -50,6 +51,21 @@ def test_the_tokenizer_is_of_the_models_revision(loaded: list[tuple[str, dict[st
     script = GRPOTrainer("org/model", len, args, [{"prompt": "a"}])
     assert isinstance(script.processing_class, Tokenizer)
     assert loaded == [("org/model", {"revision": "v2", "trust_remote_code": True})]
+
+
+def test_an_adapter_without_targets_is_on_the_layers_that_a_run_trains(tmp_path: Path, model: Path) -> None:
+    peft: Any = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2)
+    live = LiveModel(str(model), None, peft_config=config, init_kwargs={})
+    adapted = [name for name, _ in live.model.named_parameters() if "lora_A" in name]
+    assert {name.split(".lora_A")[0].rpartition(".")[2] for name in adapted} >= {"q_proj", "up_proj", "down_proj"}
+    assert config.target_modules is None, "the script's own object is left as it is"
+    live.peft_config.target_modules = ["q_proj"]
+    other = LiveModel(live.name, None, peft_config=live.peft_config, init_kwargs={})
+    live.save(tmp_path / "adapter")
+    other.take(tmp_path / "adapter", checkpoint="run-0")
+    with pytest.raises(HeadraceError, match="has weights that the model has no place for, such as"):
+        _ = other.model
 
 
 def test_a_model_with_several_adapters_is_refused() -> None:

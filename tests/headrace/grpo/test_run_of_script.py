@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,7 +67,7 @@ def test_an_adapter_has_the_options_of_its_config_and_pefts_defaults(files: File
 
 
 def after_training(script: Script, directory: Path) -> Script:
-    script.model.take(directory)
+    script.model.take(directory, checkpoint="run-0")
     return script
 
 
@@ -75,13 +75,22 @@ def test_the_trained_adapter_is_evaluated_and_trained_further_on_its_base(files:
     config = LoraConfig(r=4, target_modules=["q_proj"])
     adapter = make_adapter(tmp_path / "adapter", r=4, lora_alpha=8, target_modules=["q_proj"])
     script = after_training(make_script(peft_config=config, max_steps=4), adapter)
-    for settings, _ in (evaluation_settings(script, files, data=ROWS), training_settings(script, files)):
-        run = parse_run_config(settings)
-        assert (run.model, run.use_peft, run.lora_r) == ("org/model", True, 4)
-        found = find_source(str(run.resume_from_checkpoint), runs=[], roots=FileRoots((str(tmp_path),), "ROOTS"))
-        beginning, notes = beginning_of(run, found)
-        assert (beginning.source, beginning.directory, beginning.weights_only) == ("adapter", str(adapter), True)
-        assert notes == []
+    run = parse_run_config(evaluation_settings(script, files, data=ROWS)[0])
+    assert (run.model, run.use_peft, run.lora_r) == ("org/model", True, 4)
+    found = find_source(str(run.resume_from_checkpoint), runs=[], roots=FileRoots((str(tmp_path),), "ROOTS"))
+    beginning, notes = beginning_of(run, found)
+    assert (beginning.source, beginning.directory, beginning.weights_only) == ("adapter", str(adapter), True)
+    assert notes == []
+    run = parse_run_config(training_settings(script, files)[0])
+    assert (run.model, run.resume_from_checkpoint, run.resume_only_model) == ("org/model", "run-0", True)
+
+
+def test_a_second_training_begins_with_the_checkpoint_of_the_first(files: Files, tmp_path: Path) -> None:
+    """The model of a run is in the run's dtype, and a checkpoint in float32."""
+    script = after_training(make_script(beta=0.1), make_model(tmp_path / "trained"))
+    settings, _ = training_settings(script, files)
+    assert settings["model"] == "org/model", "it is the reference of the KL term, as in TRL"
+    assert (settings["resume_from_checkpoint"], settings["resume_only_model"]) == ("run-0", True)
 
 
 def test_an_adapter_that_is_not_trained_yet_is_evaluated_with_its_base(files: Files) -> None:
@@ -93,7 +102,6 @@ def test_an_adapter_that_is_not_trained_yet_is_evaluated_with_its_base(files: Fi
 def test_a_run_that_is_continued_has_its_model_and_not_the_trained_one(files: Files, tmp_path: Path) -> None:
     trained = make_model(tmp_path / "trained")
     script = after_training(make_script(beta=0.1), trained)
-    assert training_settings(script, files)[0]["model"] == str(trained)
     assert training_settings(script, files, source="run-a:4")[0]["model"] == "org/model"
     continued, _ = training_settings(script, files, source="run-a", model="/runs/run-0/model")
     assert (continued["model"], continued["resume_from_checkpoint"]) == ("/runs/run-0/model", "run-a")
@@ -116,6 +124,77 @@ def test_an_option_that_a_run_cannot_have_is_a_value_error_as_in_trl(files: File
     for settings_of in (training_settings, functools.partial(evaluation_settings, data=ROWS)):
         with pytest.raises(ValueError, match=r"fp16: a run has bfloat16"):
             settings_of(script, files)
+
+
+def test_an_evaluation_pushes_nothing_and_has_no_tracker(files: Files) -> None:
+    script = make_script(push_to_hub=True, output_dir="out", report_to="wandb", run_options={"hub_model_id": "org/out"})
+    settings, _ = evaluation_settings(script, files, data=ROWS)
+    assert not any(settings.get(name) for name in ("push_to_hub", "hub_model_id", "report_to", "project"))
+
+
+class Penalty:
+    """Stands for what ``trl.rewards.get_repetition_penalty_reward`` returns."""
+
+    __name__ = "repetition_penalty_reward"
+    __module__ = "trl.rewards.other_rewards"
+
+    def __init__(self) -> None:
+        self.ngram_size, self.max_penalty = 5, -0.2
+
+
+class Punishment:
+    """Stands for what ``trl.rewards.get_soft_overlong_punishment`` returns."""
+
+    __name__ = "soft_overlong_punishment_reward"
+    __module__ = "trl.rewards.other_rewards"
+
+    def __init__(self, most: int) -> None:
+        self.max_completion_len, self.soft_punish_cache = most, 256
+
+
+def test_rewards_that_trls_factories_make_keep_their_arguments(files: Files) -> None:
+    script = replace(
+        make_script(max_completion_length=1280),
+        reward_funcs=[Penalty(), Punishment(1280)],
+        reward_processing_classes=[None, None],
+    )
+    for settings, _ in (training_settings(script, files), evaluation_settings(script, files, data=ROWS)):
+        assert settings["reward_kwargs"] == {
+            "repetition_penalty_reward": {"ngram_size": 5, "max_penalty": -0.2},
+            "soft_overlong_punishment_reward": {"soft_punish_cache": 256},
+        }
+    script = replace(script, reward_funcs=[Punishment(1000)], reward_processing_classes=[None])
+    with pytest.raises(ValueError, match=r"counts from 1000 tokens, .* max_completion_length, which is 1280"):
+        training_settings(script, files)
+
+
+def test_a_default_of_trl_that_the_script_gives_counts(files: Files) -> None:
+    chosen = {"save_steps": 500, "gradient_checkpointing": True, "max_staleness": 2}
+    settings, _ = training_settings(make_script(**chosen, num_iterations=2), files)
+    assert {name: settings[name] for name in chosen} == chosen
+    every = {option.name: getattr(GRPOConfig(), option.name) for option in fields(GRPOConfig)}
+    settings, _ = training_settings(make_script(**every), files)
+    assert "save_steps" not in settings, "a parser of a command line gives every option"
+
+
+def test_the_project_is_the_trackers_variable(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "math")
+    assert training_settings(make_script(report_to="wandb"), files)[0]["project"] == "math"
+    assert training_settings(make_script(report_to="wandb", project="mine"), files)[0]["project"] == "mine"
+    assert training_settings(make_script(report_to="mlflow"), files)[0]["project"] == "huggingface"
+
+
+def test_epochs_of_a_run_whose_length_is_max_steps(files: Files) -> None:
+    settings, notes = training_settings(make_script(max_steps=5, save_strategy="epoch", eval_strategy="epoch"), files)
+    assert "save_steps" not in settings
+    assert 0.99 < settings["eval_steps"] < 1
+    assert any(note.startswith("eval_strategy: one evaluation, at the end of the run") for note in notes)
+
+
+def test_another_quantization_than_the_runs_is_named(files: Files) -> None:
+    bits = SimpleNamespace(load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=False)
+    _, notes = training_settings(replace(make_script(peft_config=LoraConfig()), quantization_config=bits), files)
+    assert "quantization_config: 4 bits are nf4 with double quantization (given: fp4 without)" in notes
 
 
 def test_an_evaluation_at_the_start_needs_no_strategy(files: Files) -> None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,8 +17,10 @@ from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import Files, Script, training_settings
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.training_events import TrainingEvents
+from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
 from tests.headrace.scripted_api import Asked, ScriptedApi, event_stream, serving
+from tests.trainer.beginning.made_checkpoints import make_adapter
 
 pytestmark = pytest.mark.unit
 
@@ -104,7 +106,7 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
         training = ScriptRun(lambda: script, events)
         training.begin(True)
         losses = training.follow_to_the_end()
-        training.give_weights_to(live)
+        training.give_weights()
         training.client.close()
     said = capsys.readouterr().out.splitlines()
     assert f"run-a trains with the services at {api.url}; it is in /r" in said
@@ -184,29 +186,57 @@ def test_a_run_that_continues_one_of_the_process_has_its_model(tmp_path: Path, m
     assert (submitted["resume_from_checkpoint"], submitted["model"]) == ("run-a", "/runs/run-0/model")
 
 
-class Evaluates:
-    """Evaluates when the training begins."""
+def test_a_saved_adapter_names_the_scripts_model_as_its_base(tmp_path: Path) -> None:
+    copy_of_model = "/state/inputs/model-5b"
+    make_adapter(tmp_path / "run-a" / "model", base_model_name_or_path=copy_of_model)
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    script = Script(live, ["length"], GRPOConfig())
+    training = ScriptRun(lambda: script, TrainingEvents(script.args, state=None, control=None))
+    config = {"model": copy_of_model, "load_best_model_at_end": True}
+    training._take_weights({"run_id": "run-a", "config": config}, tmp_path / "run-a" / "model")
+    assert live.weights_for_run(cast(Any, None)).source == "run-a:best"
+    training.save_model(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == "org/model"
+
+
+class AtTheBeginning:
+    """Calls something when the training begins."""
 
     def __init__(self) -> None:
-        self.evaluate: Callable[[], object] = dict
+        self.call: Callable[[], object] = dict
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.evaluate()
+        self.call()
 
 
 def test_an_evaluation_while_the_training_runs_or_is_paused_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
-    args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), Evaluates()
+    args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), AtTheBeginning()
     script = GRPOTrainer("org/model", "length", args, "org/rows", "org/rows", callbacks=[callback])
-    callback.evaluate = script.evaluate
+    callback.call = script.evaluate
     with elsewhere(NewRun(), monkeypatch):
         with pytest.raises(ValueError, match=r"the training still runs, .* eval_strategy to evaluate while it trains"):
             script.train()
         with pytest.raises(ValueError, match=r"the training is paused, .*: train\(\) goes on with it"):
             script.evaluate()
         script.client.close()
+
+
+def test_a_model_that_is_saved_while_the_training_runs_is_not_the_one_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), AtTheBeginning()
+    script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[callback])
+    callback.call = script.save_model
+    with elsewhere(NewRun(), monkeypatch):
+        with pytest.raises(HeadraceError, match=r"the weights of run-a are on the services' machine, .* has ended$"):
+            script.train()
+        script.client.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["headrace-run.json"]
 
 
 @pytest.mark.parametrize("said", ["note: it may surprise", "run-a trains with", "nothing"])

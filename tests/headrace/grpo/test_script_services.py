@@ -18,13 +18,18 @@ from tests.headrace.scripted_api import problem, serving
 pytestmark = pytest.mark.unit
 
 
-def test_services_outlive_the_thread_that_asked_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processes: list[subprocess.Popen[bytes]] = []
+Processes = list["subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
+    """Have processes that only sleep started as services, and return them."""
+    started: Processes = []
 
     def start(*_: Any, **__: Any) -> "subprocess.Popen[bytes]":
         command = [*guarded_exec.guard(), "sh", "-c", "echo up; exec sleep 100"]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-        return processes[-1]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        return started[-1]
 
     def wait_until_up(_: Any, process: "subprocess.Popen[bytes]") -> Any:
         assert process.stdout is not None
@@ -37,6 +42,10 @@ def test_services_outlive_the_thread_that_asked_for_them(tmp_path: Path, monkeyp
     monkeypatch.delenv("HEADRACE_URL", raising=False)
     monkeypatch.setattr(script_services, "start_detached", start)
     monkeypatch.setattr(script_services, "wait_until_up", wait_until_up)
+    return started
+
+
+def test_services_outlive_the_thread_that_asked_for_them(processes: Processes) -> None:
     found: list[script_services.ScriptServices] = []
     thread = threading.Thread(target=lambda: found.append(script_services.find_services(say=lambda _: None)))
     thread.start()
@@ -49,6 +58,22 @@ def test_services_outlive_the_thread_that_asked_for_them(tmp_path: Path, monkeyp
         process.wait(timeout=0.5)
     script_services.end_started()
     assert process.returncode is not None
+
+
+def test_a_process_has_one_set_of_services(tmp_path: Path, processes: Processes) -> None:
+    """A run of another process is gone on with after an evaluation, whose services are not the run's."""
+    earlier = tmp_path / "earlier"
+    StateDir(earlier).make()
+    said: list[str] = []
+    try:
+        for resumed in (None, earlier):
+            script_services.find_services(resumed=resumed, say=said.append).client.close()
+        evaluated, resumed_there = processes
+        assert evaluated.returncode is not None
+        assert resumed_there.poll() is None
+        assert [line for line in said if line.startswith(f"ending this process's services in {tmp_path}")]
+    finally:
+        script_services.end_started()
 
 
 def test_settings_that_the_run_api_refuses_are_a_value_error_as_in_trl() -> None:

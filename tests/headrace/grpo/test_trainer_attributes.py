@@ -225,9 +225,12 @@ def test_options_that_are_not_headraces_are_refused_at_once(args: Any) -> None:
         GRPOTrainer("org/model", brevity, args, [{"prompt": "a"}])
 
 
-def test_a_file_needs_a_directory() -> None:
+def test_files_go_where_those_of_transformers_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    script = GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}])
-    for write in (script.save_model, script.save_state, script.create_model_card):
-        with pytest.raises(ValueError, match=f"{write.__name__} needs a directory: set output_dir in GRPOConfig"):
-            write()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for options, directory in (({}, "trainer_output"), ({"output_dir": "~/mine"}, "mine")):
+        script = GRPOTrainer("org/model", brevity, GRPOConfig(**options), [{"prompt": "a"}])
+        script.save_state()
+        script.create_model_card()
+        assert sorted(it.name for it in (tmp_path / directory).iterdir()) == ["README.md", "trainer_state.json"]

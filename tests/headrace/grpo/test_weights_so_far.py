@@ -40,10 +40,10 @@ def test_without_a_checkpoint_there_is_no_model_to_save(
         monkeypatch.setenv("HEADRACE_API_KEY", "k")
         script = Script(live, ["length"], args)
         training = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
-        training.run = run
-        training.give_weights_so_far_to(live)
+        training._take_run(run)
+        training.leave()
         with pytest.raises(HeadraceError, match=says):
-            training.save_model(live, tmp_path / "saved")
+            training.save_model(tmp_path / "saved")
         with pytest.raises(HeadraceError, match=says):
             _ = live.model
         training.client.close()
