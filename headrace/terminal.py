@@ -16,7 +16,7 @@ _OBEYED = {"Cc", "Cs"}
 """Unicode categories that are escaped: control characters, and surrogates, which UTF-8 cannot encode."""
 
 
-def console(*, pipe_width: int) -> Console:
+def console(*, pipe_width: int = 120) -> Console:
     """Return a console. Without a terminal, its lines are ``pipe_width`` characters long."""
     found = Console(emoji=False)
     return found if found.is_terminal else Console(emoji=False, width=pipe_width)
@@ -42,5 +42,11 @@ def say_json(found: Mapping[str, Any]) -> int:
 
 def say(line: str) -> None:
     """Print a line and flush, so that it also passes through a pipe at once."""
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """Print a line about the work on standard error, which leaves standard output to the result."""
+    sys.stderr.write(f"headrace: {printable(line)}\n")
+    sys.stderr.flush()

@@ -57,7 +57,7 @@ def _check(arguments: argparse.Namespace) -> int:
                 places=named.places,
                 timeout_s=arguments.timeout_s,
                 kwargs=kwargs,
-                say=_say,
+                say=terminal.note,
             )
         )
     except Exception:
@@ -67,13 +67,13 @@ def _check(arguments: argparse.Namespace) -> int:
         runner.close()  # waits without a limit for tasks still on the event loop
     _console().print(report.table(read.groups, trial))
     for line in report.summary(named.name, read, trial):
-        _out(line)
+        terminal.say(line)
     for said in trial.said:
-        _out(f"\n{said}")
+        terminal.say(f"\n{said}")
     sys.stdout.flush()
     status = FAILED if report.has_failed(trial) else SCORED
     if not trial.is_ended:
-        _out(
+        terminal.say(
             "\nthe function still runs although it was cancelled: "
             "an async function must neither block nor swallow CancelledError"
         )
@@ -132,12 +132,3 @@ def _rewarder(arguments: argparse.Namespace) -> tuple[str, str, Path | None]:
 
 def _console() -> Console:
     return terminal.console(pipe_width=_PIPE_WIDTH)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"headrace: {terminal.printable(text)}\n")
-    sys.stderr.flush()
-
-
-def _out(text: str) -> None:
-    _console().print(terminal.printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -24,7 +24,6 @@ from services.trainer.telemetry.step_metrics import metric_names
 from shared.chat_text import chat_text
 from shared.lineage import LineageVersion
 
-_PIPE_WIDTH = 120
 _MAX_SHOWN = 60
 _MAX_ROLLOUTS = 20
 _ROLE_WIDTH = 11
@@ -40,7 +39,7 @@ def rollouts(arguments: argparse.Namespace) -> int:
         step = rows[0].get("step") if rows else None
         shown, _ = chosen(rows, limit=arguments.limit or len(rows), best=arguments.best, worst=arguments.worst)
         return terminal.say_json({"run_id": run_id, "step": step, "rollouts": shown})
-    console = terminal.console(pipe_width=_PIPE_WIDTH)
+    console = terminal.console()
     if not rows:
         console.print(
             f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts"

@@ -11,13 +11,12 @@ from headrace.watch.run_directory import directories_in
 from headrace.watch.run_watch import RunWatch
 from headrace.watch.watch import take_all
 
-_PIPE_WIDTH = 120
 _REWARDS = ("reward", "eval_reward")
 
 
 def list_directories(path: Path) -> int:
     """List the runs, in the order of their last step, newest first."""
-    console = terminal.console(pipe_width=_PIPE_WIDTH)
+    console = terminal.console()
     watches: list[RunWatch] = []
     for directory in directories_in(path):
         watches.append(RunWatch(directory.get(directory.run_id)))

@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
 from headrace.cli.given_settings import settings_given, settings_of_source
@@ -26,8 +24,6 @@ from headrace.watch.watch import final_sentence, follow, take_all
 from shared.errors import UserError
 from shared.run_options.lr_schedule import LrSchedule
 from shared.run_options.section import LARGEST
-
-_PIPE_WIDTH = 120
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -49,22 +45,22 @@ def submit(arguments: argparse.Namespace) -> int:
             return 0
         submission = client.check(config) if arguments.dry_run else client.submit(config)
         for note in (*notes, *submission.warnings):
-            _out(f"note: {note}")
+            terminal.say(f"note: {note}")
         if arguments.dry_run:
-            _out(f"{file or 'the run'} is valid: it would be accepted")
+            terminal.say(f"{file or 'the run'} is valid: it would be accepted")
             for name, value in submission.derived.items():
                 for line in value if name == "datasets" else [value] if value is not None else []:
-                    _out(f"  {name}: {line}")
+                    terminal.say(f"  {name}: {line}")
             return 0
-        _out(f"submitted {submission.run_id}")
+        terminal.say(f"submitted {submission.run_id}")
         if begins_from := submission.derived.get("begins_from"):
-            _out(f"it begins from {begins_from}, and makes {submission.derived['steps']} steps")
+            terminal.say(f"it begins from {begins_from}, and makes {submission.derived['steps']} steps")
         if arguments.watch:
             try:
                 return _watch(client, submission.run_id)
             except HeadraceApiError as error:
                 raise HeadraceApiError(f"{submission.run_id} was submitted, but cannot be watched: {error}") from error
-        _out(f"follow it with `headrace watch {submission.run_id}`")
+        terminal.say(f"follow it with `headrace watch {submission.run_id}`")
     return 0
 
 
@@ -82,21 +78,21 @@ def runs(arguments: argparse.Namespace) -> int:
     if arguments.json:
         return terminal.say_json({"runs": found})
     if not found and (arguments.status or arguments.tag or arguments.name is not None):
-        _out("no run matches; `headrace runs` lists all runs")
+        terminal.say("no run matches; `headrace runs` lists all runs")
         return 0
     if not found:
-        _out("no runs yet: submit one with `headrace submit FILE`")
+        terminal.say("no runs yet: submit one with `headrace submit FILE`")
         return 0
-    console = _console()
+    console = terminal.console()
     console.print(table_of(found, width=console.width))
     waiting: dict[str, list[str]] = {}
     for watch in map(RunWatch, found):
         if watch.is_paused:
-            _out(f"{watch.run_id} is paused: {watch.reason}")
+            terminal.say(f"{watch.run_id} is paused: {watch.reason}")
         if watch.waiting_for:
             waiting.setdefault(watch.waiting_for, []).append(watch.run_id)
     for what, run_ids in waiting.items():  # one line for a sweep of hundreds of runs that wait for the same
-        _out(f"{run_ids[0]} waits for {what}" if len(run_ids) == 1 else f"{len(run_ids)} runs wait for {what}")
+        terminal.say(f"{run_ids[0]} waits for {what}" if len(run_ids) == 1 else f"{len(run_ids)} runs wait for {what}")
     return 0
 
 
@@ -108,15 +104,15 @@ def show(arguments: argparse.Namespace) -> int:
             return terminal.say_json(run)
         watch = RunWatch(run)
         take_all(watch, runs_here)
-    console = _console()
+    console = terminal.console()
     console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
     for name, value in run.get("metadata", {}).items():
-        _out(f"{name}: {value}")
+        terminal.say(f"{name}: {value}")
     if run.get("tags"):
-        _out(f"tags: {' '.join(run['tags'])}")
+        terminal.say(f"tags: {' '.join(run['tags'])}")
     if steps := checkpoint_steps(Path(run["run_dir"])):
-        _out(f"checkpoints: {', '.join(map(str, steps))}")
-    _out(f"directory: {run['run_dir']}")
+        terminal.say(f"checkpoints: {', '.join(map(str, steps))}")
+    terminal.say(f"directory: {run['run_dir']}")
     return 0
 
 
@@ -144,9 +140,9 @@ def edit(arguments: argparse.Namespace) -> int:
             changes["tags"] = [tag for tag in tags if tag not in arguments.remove_tag]
         run = client.edit(run_id, changes)
     for name in changes:
-        _out(f"{run['run_id']} has {name}: {_in_words(run['config'][name])}")
+        terminal.say(f"{run['run_id']} has {name}: {_in_words(run['config'][name])}")
     if "max_steps" in changes and run["progress"]["step"] and (schedule := _schedule(run)).depends_on_length:
-        _out(
+        terminal.say(
             f"the learning rate jumps with its next batch: lr_scheduler_type {schedule.type} then goes on as in a run "
             f"of {changes['max_steps']} steps"
         )
@@ -158,9 +154,9 @@ def pause(arguments: argparse.Namespace) -> int:
     with service_finder.connect(arguments) as client:
         run = client.pause(choose_run(client, arguments.run, purpose="pause"))
     if run["status"] == "queued":
-        _out(f"{run['run_id']} has not started, and will not start until `headrace resume {run['run_id']}`")
+        terminal.say(f"{run['run_id']} has not started, and will not start until `headrace resume {run['run_id']}`")
     else:
-        _out(
+        terminal.say(
             f"{run['run_id']} pauses after its current batch, until `headrace resume {run['run_id']}`; it keeps the "
             "generators"
         )
@@ -175,12 +171,12 @@ def resume(arguments: argparse.Namespace) -> int:
         run = client.resume(chosen)
     run_id = run["run_id"]
     if before["status"] == "failed":
-        _out(f"{run_id} continues from its newest checkpoint when it is its turn, with the settings that it has")
+        terminal.say(f"{run_id} continues from its newest checkpoint when it is its turn, with its present settings")
         if before.get("reason"):
-            _out(f"it had failed: {before['reason']}")
+            terminal.say(f"it had failed: {before['reason']}")
         return 0
     was_paused = before["status"] == "paused" or before["desired"] == "pause"
-    _out(f"{run_id} goes on" if was_paused else f"{run_id} is not paused: it is {run['status']}")
+    terminal.say(f"{run_id} goes on" if was_paused else f"{run_id} is not paused: it is {run['status']}")
     return 0
 
 
@@ -191,11 +187,12 @@ def stop(arguments: argparse.Namespace) -> int:
         had_ended = client.get(chosen)["status"] in ENDED
         run = client.stop(chosen)
     if had_ended:
-        _out(f"{run['run_id']} has ended already ({run['status']})")
+        terminal.say(f"{run['run_id']} has ended already ({run['status']})")
     elif run["status"] in ENDED:
-        _out(f"{run['run_id']} had not started, and will not start: it is {run['status']}")
+        terminal.say(f"{run['run_id']} had not started, and will not start: it is {run['status']}")
     else:
-        _out(f"{run['run_id']} stops after its current batch and keeps a checkpoint in {run['run_dir']}/checkpoints")
+        checkpoints = f"{run['run_dir']}/checkpoints"
+        terminal.say(f"{run['run_id']} stops after its current batch and keeps a checkpoint in {checkpoints}")
     return 0
 
 
@@ -209,13 +206,13 @@ def rollouts(arguments: argparse.Namespace) -> int:
 def _watch(client: HeadraceClient, named: str) -> int:
     run_id = str(client.get(named)["run_id"])
     try:
-        seen = follow(client, run_id, console=_console())
+        seen = follow(client, run_id, console=terminal.console())
     except KeyboardInterrupt:
-        _out(f"stopped watching; {run_id} goes on (`headrace stop {run_id}` ends it)")
+        terminal.say(f"stopped watching; {run_id} goes on (`headrace stop {run_id}` ends it)")
         return 0
-    _out(final_sentence(seen.run))
+    terminal.say(final_sentence(seen.run))
     if picture := picture_at_end(seen):
-        _out(f"its curves are in {picture}")
+        terminal.say(f"its curves are in {picture}")
     return 1 if seen.status == "failed" else 0
 
 
@@ -252,11 +249,3 @@ def _in_words(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(cast("list[str]", value)) or "-"
     return "-" if value is None else str(value)
-
-
-def _console() -> Console:
-    return terminal.console(pipe_width=_PIPE_WIDTH)
-
-
-def _out(text: str) -> None:
-    _console().print(terminal.printable(text), markup=False, highlight=False, soft_wrap=True)

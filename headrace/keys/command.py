@@ -41,7 +41,6 @@ from shared.errors import UserError
 
 _KEY_BYTES = 24
 _NEW_FILE_MODE = 0o600
-_PIPE_WIDTH = 120
 
 
 def add(arguments: argparse.Namespace) -> int:
@@ -63,7 +62,7 @@ def add(arguments: argparse.Namespace) -> int:
             lines.append(key.line())
     sys.stdout.write(f"{shown}\n")
     sys.stdout.flush()
-    _say(f"this is the key {key.name}, shown only now. Services that read {path} accept it at once")
+    terminal.note(f"this is the key {key.name}, shown only now. Services that read {path} accept it at once")
     return 0
 
 
@@ -78,7 +77,7 @@ def revoke(arguments: argparse.Namespace) -> int:
                     f"{path} has no key {terminal.printable(arguments.name)}; `headrace keys list` shows all"
                 )
             lines[:] = left
-    _say(f"{arguments.name} is refused from now on, and streams opened with it end within two seconds")
+    terminal.note(f"{arguments.name} is refused from now on, and streams opened with it end within two seconds")
     return 0
 
 
@@ -88,14 +87,14 @@ def list_keys(arguments: argparse.Namespace) -> int:
         path = keys_file(arguments)
         keys = read_keys_file(path) if path.exists() else ()
     if not keys:
-        _say(f"{path} has no named keys: `headrace keys add NAME --scopes read,submit` makes one")
+        terminal.note(f"{path} has no named keys: `headrace keys add NAME --scopes read,submit` makes one")
         return 0
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "scopes", "ends"):
         view.add_column(column, overflow="fold")
     for key in keys:
         view.add_row(key.name, key.scope_list(), _end_of(key))
-    terminal.console(pipe_width=_PIPE_WIDTH).print(view)
+    terminal.console().print(view)
     return 0
 
 
@@ -172,8 +171,3 @@ def _end_of(key: NamedKey) -> Text:
         return Text("-")
     at = f"{key.expires_at:%Y-%m-%d %H:%M %Z}"
     return Text(f"{at}, expired", style="red") if key.has_expired() else Text(at)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"headrace: {text}\n")
-    sys.stderr.flush()

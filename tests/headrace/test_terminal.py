@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.terminal import console, printable
+from headrace.terminal import console, note, printable, say
 
 pytestmark = pytest.mark.unit
 
@@ -24,3 +24,11 @@ def test_text_of_all_languages_stays_as_it_is() -> None:
 def test_a_name_with_colons_is_not_an_emoji(capsys: pytest.CaptureFixture[str]) -> None:
     console(pipe_width=80).print("my_rewards:boom: it failed", markup=False)
     assert capsys.readouterr().out == "my_rewards:boom: it failed\n"
+
+
+def test_lines_are_whole_and_their_control_characters_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "a long line " * 30
+    say(f"{words}[red]\x1b[2J")
+    note("\x07 done")
+    written = capsys.readouterr()
+    assert (written.out, written.err) == (f"{words}[red]\\x1b[2J\n", "headrace: \\x07 done\n")

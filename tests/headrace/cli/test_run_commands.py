@@ -197,6 +197,6 @@ def test_resuming_a_failed_run_says_why_it_had_failed(capsys: pytest.CaptureFixt
     with serving(lambda asked: failed if asked.method == "GET" else RUN | {"status": "queued"}) as api:
         assert cli.main(["resume", ID, "--url", api.url]) == 0
     assert capsys.readouterr().out == (
-        f"{ID} continues from its newest checkpoint when it is its turn, with the settings that it has\n"
+        f"{ID} continues from its newest checkpoint when it is its turn, with its present settings\n"
         "it had failed: there is no metric nosuch\n"
     )
