@@ -5,12 +5,11 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api
 from services.trainer.run_files import RunFiles
 from shared.errors import HeadraceError
 from shared.service.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, RunsDisk, about
@@ -22,7 +21,7 @@ router = APIRouter(tags=["about"])
 
 @router.get(ABOUT_PATH)
 @router.get(INTERNAL_ABOUT_PATH, include_in_schema=False)
-async def about_trainer(api: Annotated[TrainerApi, Depends(trainer_api)]) -> About:
+async def about_trainer(api: Api) -> About:
     """Show which releases are installed, how many GPUs training ranks see, and how full the disk of the runs is."""
     run_dirs: list[Path] = []
     with contextlib.suppress(TimeoutError, HeadraceError):  # everything else can be answered quickly without Redis

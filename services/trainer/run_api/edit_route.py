@@ -9,16 +9,16 @@ A name that is null is removed, and so is an entry of ``metadata`` that is null.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from services.trainer.problems import Problem, documented, invalid_run, no_such_run
 from services.trainer.run_api.run_reference import RunToChange
 from services.trainer.run_api.run_routes import after_change, continue_ended
 from services.trainer.run_api.run_view import RunDetail
 from services.trainer.run_api.submit_route import write_config
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api
 from shared.errors import UserError
 from shared.redis.run_record import RunRecord
 from shared.run_options.labels import MAX_METADATA, MAX_TAGS
@@ -26,8 +26,6 @@ from shared.run_options.run_config import RunConfig, parse_run_config
 from shared.serving.json_body import decode_json, require_json
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
-
-Api = Annotated[TrainerApi, Depends(trainer_api)]
 
 
 EDITABLE = ("name", "tags", "metadata", "max_steps")

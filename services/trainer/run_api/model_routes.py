@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from services.trainer.problems import Problem, documented
 from services.trainer.run_api.run_reference import RunToRead
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api
 from services.trainer.run_files import RunFiles
 from shared.files.file_set import MAX_PATH, SetFile
 from shared.redis.run_record import TERMINAL, RunRecord
@@ -24,8 +24,6 @@ _READ_BYTES = 1024 * 1024
 _RANGE = re.compile(r"\s*bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 
 router = APIRouter(prefix="/v1/runs/{run_id}/model", tags=["models"])
-
-Api = Annotated[TrainerApi, Depends(trainer_api)]
 
 
 class ModelFile(BaseModel):

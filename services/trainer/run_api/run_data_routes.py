@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -13,7 +13,7 @@ from services.trainer.run_api.dead_letters import DeadLetters, list_dead_letters
 from services.trainer.run_api.event_stream import parse_event_id
 from services.trainer.run_api.run_reference import RunToChange, RunToRead
 from services.trainer.run_api.stream_ids import parse_stream_id
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api
 from services.trainer.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from shared.redis.run_record import TERMINAL
 from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
@@ -21,7 +21,6 @@ from shared.serving.query_number import WHOLE
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["run data"])
 
-Api = Annotated[TrainerApi, Depends(trainer_api)]
 Cursor = Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)]
 MAX_STEP = 10**9
 _AFTER_STEP = "Only entries above this optimizer step"

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from services.trainer.problems import Problem, no_such_run
 from services.trainer.run_api.run_lookup import MAX_READ, MAX_SHOWN, fitting, is_reference
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api
 from shared.redis.run_record import TERMINAL, RunRecord
 from shared.service.current_request import name_subject
 
@@ -26,7 +26,6 @@ _MEANING = (
     "The run's id, or its name, or the beginning of its id (at least 8 characters). A request that changes a run needs "
     "a name that no other run has. To other requests, a name that several runs have means the run that has not ended"
 )
-Api = Annotated[TrainerApi, Depends(trainer_api)]
 _Reference = Annotated[str, Path(alias="run_id", description=_MEANING)]
 
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
@@ -22,7 +22,7 @@ from services.trainer.run_api.run_view import (
     summary,
 )
 from services.trainer.run_api.submit_route import refuse_if_queue_is_full
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api, TrainerApi
 from services.trainer.run_api.waiting import waiting_for
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.run_warnings import read_warnings
@@ -32,8 +32,6 @@ from shared.serving.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cu
 from shared.serving.query_number import WHOLE
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
-
-Api = Annotated[TrainerApi, Depends(trainer_api)]
 
 
 class RunList(BaseModel):

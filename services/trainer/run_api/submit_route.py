@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
@@ -21,7 +21,7 @@ from services.trainer.beginning.held_files import hold, let_go
 from services.trainer.problems import Problem, documented, invalid_run
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.run_view import RunSummary, summary
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api, TrainerApi
 from services.trainer.submit_checks.run_validation import ValidRun
 from shared.beginning import Beginning
 from shared.errors import NoRoomError, UserError
@@ -43,8 +43,6 @@ _HEADERS_OF_A_SUBMIT: dict[str, Any] = {
 }
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
-
-Api = Annotated[TrainerApi, Depends(trainer_api)]
 
 
 class SubmittedRun(BaseModel):

@@ -2,9 +2,9 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from services.trainer.export.exported_files import ExportedFiles
 from services.trainer.run_api.event_stream import EventStreams
@@ -123,3 +123,6 @@ def _modules(settings: TrainerSettings) -> ModuleStore | None:
 def trainer_api(request: Request) -> TrainerApi:
     """Return the objects that the routes use; a FastAPI dependency."""
     return cast("TrainerApi", request.app.state.trainer)
+
+
+Api = Annotated[TrainerApi, Depends(trainer_api)]

@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 
 from services.trainer.deadline_thread import in_thread
 from services.trainer.problems import Problem, documented
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import Api, TrainerApi
 from services.trainer.uploads.module_store import MAX_SOURCE_BYTES, ModuleStore
 from services.trainer.uploads.upload_part import Part
 from services.trainer.uploads.upload_store import UploadStore
@@ -49,8 +49,6 @@ _SHORTEST_HASHING_S, _BYTES_HASHED_IN_A_SECOND = 600.0, 10_000_000
 _ModelT = TypeVar("_ModelT", bound=BaseModel)
 
 router = APIRouter(tags=["uploads"])
-
-Api = Annotated[TrainerApi, Depends(trainer_api)]
 
 
 class UploadFile(BaseModel):

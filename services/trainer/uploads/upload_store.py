@@ -120,7 +120,7 @@ class UploadStore:
         upload_id = set_id(files)
         with self._changing, self.disk.or_507():
             if self._use(upload_id):
-                return self._complete(upload_id, files)
+                return self._state(upload_id, files, is_complete=True)
             incoming = self._incoming(upload_id)
             incoming.mkdir(parents=True, exist_ok=True)
             for file in files:
@@ -280,21 +280,13 @@ class UploadStore:
         except FileNotFoundError:
             return 0
 
-    def _state(self, upload_id: str, files: list[SetFile]) -> SetState:
-        incoming = self._incoming(upload_id)
-        states = [
-            FileState(
-                **asdict(file),
-                received=self._received(incoming, file),
-                is_whole=(incoming / file.sha256).exists(),
-            )
-            for file in files
-        ]
-        return SetState(upload_id, str(self.directory / upload_id), is_complete=False, files=states)
-
-    def _complete(self, upload_id: str, files: list[SetFile]) -> SetState:
-        states = [FileState(**asdict(file), received=file.size, is_whole=True) for file in files]
-        return SetState(upload_id, str(self.directory / upload_id), is_complete=True, files=states)
+    def _state(self, upload_id: str, files: list[SetFile], *, is_complete: bool = False) -> SetState:
+        incoming, states = self._incoming(upload_id), list[FileState]()
+        for file in files:
+            is_whole = is_complete or (incoming / file.sha256).exists()
+            received = file.size if is_whole else self._received(incoming, file)
+            states.append(FileState(**asdict(file), received=received, is_whole=is_whole))
+        return SetState(upload_id, str(self.directory / upload_id), is_complete=is_complete, files=states)
 
     def _finished_or_not(self, upload_id: str, files: list[SetFile]) -> SetState:
         """Make the set's directory if all files are here."""
@@ -313,7 +305,7 @@ class UploadStore:
         whole.rename(self.directory / upload_id)
         sync(self.directory)
         shutil.rmtree(incoming, ignore_errors=True)
-        return self._complete(upload_id, files)
+        return self._state(upload_id, files, is_complete=True)
 
 
 def _place(source: Path, target: Path, *, may_copy: bool = True) -> None:
