@@ -2,28 +2,18 @@
 
 A checkpoint's ledger is compared with the streams before training starts, so that every group is accounted for:
 
-    record --> data sets, tokenizer, model --> newest valid checkpoint --> groups accounted for --> training loop
-                                               without one: the checkpoint that the run begins from, if it has one
+    record --resumed.py--> data, model, the newest checkpoint's state --> groups accounted for --> training loop
 """
 
 import asyncio
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
-from services.trainer.beginning.start import ContinuedRows, load_beginning
 from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
-from services.trainer.checkpoints.checkpoint import load_into, newest_valid
-from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter, remove_leftovers
-from services.trainer.data.dataset import PromptDataset, open_eval_dataset, open_prompts
-from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
-from services.trainer.data.streamed_dataset import POSITIONS_FILE, StreamedDataset
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
 from services.trainer.fence import check_not_fenced
-from services.trainer.groups.ledger import Ledger
-from services.trainer.groups.schedule import BatchShape, RunLength, total_steps
-from services.trainer.intake.admission import Admission, PromptRows
+from services.trainer.intake.admission import Admission
 from services.trainer.intake.admission_pace import AdmissionPace
 from services.trainer.intake.batch_builder import BatchBuilder
 from services.trainer.intake.evaluation import Evaluations, refuse_without_usable_prompts
@@ -32,63 +22,26 @@ from services.trainer.intake.intake import Intake
 from services.trainer.intake.lost_writes import LostWrites
 from services.trainer.intake.reconcile import missing_groups, withdraw_unsampled
 from services.trainer.intake.run_pause import RunPause
-from services.trainer.intake.scored_groups import BEGINNING, ScoredGroups, require_trainable
+from services.trainer.intake.scored_groups import ScoredGroups, require_trainable
 from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.outflow import Outflow
 from services.trainer.loop.push_schedule import PushSchedule, Sender, make_prober
 from services.trainer.loop.reporting import Reporting
+from services.trainer.loop.resumed import Inputs, LoopState, load_inputs, open_log, resume, row_cursor
 from services.trainer.loop.training_loop import TrainingLoop
-from services.trainer.policy.training_core import TrainingCore
 from services.trainer.ranks.lead import Lead
-from services.trainer.ranks.rank_group import make_core
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
-from shared.beginning import RowCursor
 from shared.files.file_roots import FileRoots
 from shared.messages import ScoredGroup
 from shared.redis.keys import TRAINERS
 from shared.redis.streams import StreamConsumer
-from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """The prompts of a run, and its model as the config names it."""
-
-    rows: PromptDataset | StreamedDataset
-    eval_rows: PromptDataset | None
-    tokenizer: Any
-    encoder: PromptEncoder
-    core: TrainingCore
-    length: RunLength
-
-    def num_rows(self, config: RunConfig) -> int:
-        """Return the rows of one pass over the data. A streamed data set counts as one pass, as in transformers."""
-        if isinstance(self.rows, PromptDataset):
-            return len(self.rows)
-        return max(1, BatchShape.of(config).groups(num_steps=self.length.total_steps))
-
-    def rows_left(self, cursor: RowCursor) -> PromptRows:
-        """Return the rows of the run's groups: all rows, or those that another run left."""
-        return self.rows if cursor == RowCursor() else ContinuedRows(self.rows, cursor)
-
-
-@dataclass(frozen=True)
-class _LoopState:
-    """The loop's state in the checkpoint that was resumed from, or at the beginning of the run."""
-
-    ledger: Ledger
-    num_tokens: int = 0
-    considered_to: str = BEGINNING
-    """Stream id up to which the scored stream had been considered."""
-    step: int | None = None
-    """Step of the checkpoint; None at the beginning of the run."""
 
 
 async def assemble(
@@ -102,11 +55,11 @@ async def assemble(
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
     config, files = run.config, run.files
     run.room.tell = lambda says: run.starting(f"waiting for {says}")
-    inputs = await _load_inputs(run, lead=lead, data_roots=data_roots)
+    inputs = await load_inputs(run, lead=lead, data_roots=data_roots)
     # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
     await check_not_fenced(run.redis, run.keys, run.incarnation)
-    state = await _resume(run, inputs.core, data_roots=data_roots)
-    run_log = await _open_log(run, inputs.core, is_resumed=state.step is not None)
+    state = await resume(run, inputs.core, data_roots=data_roots)
+    run_log = await open_log(run, inputs.core, is_resumed=state.step is not None)
     run.room.tell = None
     if inputs.eval_rows is not None:
         await asyncio.to_thread(refuse_without_usable_prompts, inputs.eval_rows, config=config, encoder=inputs.encoder)
@@ -160,76 +113,13 @@ async def assemble(
         ),
         terminate=terminate,
         length=inputs.length,
-        rows=_cursor(run),
+        rows=row_cursor(run),
         best=best,
     )
 
 
-def _cursor(run: RunContext) -> RowCursor:
-    return RowCursor() if run.record.beginning is None else run.record.beginning.rows
-
-
-async def _load_inputs(run: RunContext, *, lead: Lead | None, data_roots: FileRoots | None) -> _Inputs:
-    config = run.config
-    await run.starting("reading the data set")
-    positions = run.files.run_dir / POSITIONS_FILE
-    rows = await asyncio.to_thread(lambda: open_prompts(config, data_roots, positions=positions))
-    eval_rows = await asyncio.to_thread(open_eval_dataset, config, data_roots)
-    tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
-    steps_before = 0 if run.record.beginning is None else run.record.beginning.steps_before
-    # A streamed data set does not know its length; the run then has max_steps.
-    num_rows = len(rows) if isinstance(rows, PromptDataset) else 1
-    steps = total_steps(config, num_rows=num_rows, steps_before=steps_before)
-    await run.starting("loading the model")
-    core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
-    encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
-    return _Inputs(rows, eval_rows, tokenizer, encoder, core, RunLength(steps, steps_before))
-
-
-async def _resume(run: RunContext, core: TrainingCore, *, data_roots: FileRoots | None) -> _LoopState:
-    """Load the newest valid checkpoint into the core, if there is one, and return the loop's state in it.
-
-    Without one, the core gets the state that the run begins with.
-    """
-    await asyncio.to_thread(lambda: remove_leftovers(run.files.checkpoints, incarnation=run.incarnation))
-    checkpoint = await asyncio.to_thread(newest_valid, run.files.checkpoints)
-    if checkpoint is None:
-        await load_beginning(run, core, roots=data_roots)
-        return _LoopState(Ledger())
-    await run.starting(f"loading the checkpoint of step {checkpoint.step}")
-    await asyncio.to_thread(load_into, core, checkpoint)
-    log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
-    kept = checkpoint.extra
-    return _LoopState(
-        Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"]), checkpoint.step
-    )
-
-
-async def _open_log(run: RunContext, core: TrainingCore, *, is_resumed: bool) -> RunLog:
-    """Return the run's log without the steps that are going to be repeated, and tell watchers about these."""
-    run_dir = run.files.run_dir
-    await run.room.write(
-        lambda: (run_dir / "rollouts").mkdir(parents=True, exist_ok=True), what="its logs", where=run_dir
-    )
-    run_log = RunLog(run.redis, keys=run.keys, run_dir=run_dir, room=run.room)
-    step = core.policy_version
-    last = await run.room.write(lambda: run_log.cut_back_to(step), what="its logs", where=run_dir)
-    if is_resumed or last > step:
-        await run_log.event("log", {"message": resumed_in_words(step, last)})
-    return run_log
-
-
-def resumed_in_words(step: int, last: int) -> str:
-    """Return a sentence for watchers of a run that resumes at ``step`` after it had made step ``last``."""
-    resumed = f"the trainer was started again and resumed at step {step}"
-    if last <= step:
-        return resumed
-    repeated = f"step {last} is" if last == step + 1 else f"steps {step + 1} to {last} are"
-    return f"{resumed}; {repeated} trained again"
-
-
 async def _make_intake(
-    run: RunContext, inputs: _Inputs, state: _LoopState, *, in_hand: GroupsInHand, run_log: RunLog, traces: GroupTraces
+    run: RunContext, inputs: Inputs, state: LoopState, *, in_hand: GroupsInHand, run_log: RunLog, traces: GroupTraces
 ) -> Intake:
     """Return the intake, after comparing the ledger with the streams: groups that are gone are admitted again."""
     redis, keys, config, ledger = run.redis, run.keys, run.config, state.ledger
@@ -242,7 +132,7 @@ async def _make_intake(
         redis,
         keys=keys,
         config=config,
-        rows=inputs.rows_left(_cursor(run)),
+        rows=inputs.rows_left(row_cursor(run)),
         encoder=inputs.encoder,
         ledger=ledger,
         incarnation=run.incarnation,
@@ -286,7 +176,7 @@ async def _make_intake(
 
 def _make_outflow(
     run: RunContext,
-    inputs: _Inputs,
+    inputs: Inputs,
     sender: Sender,
     *,
     scored: ScoredGroups,

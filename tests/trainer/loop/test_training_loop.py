@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.trainer.checkpoints.checkpoint import newest_valid
-from services.trainer.loop.assembly import resumed_in_words
+from services.trainer.loop.resumed import resumed_in_words
 from services.trainer.loop.training_loop import TrainingLoop
 from shared.errors import PushError
 from shared.redis.keys import RunKeys
