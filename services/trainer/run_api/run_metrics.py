@@ -23,7 +23,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, Metric
 
-from services.trainer.run_api.run_view import Surroundings, is_agentic, look_around
+from services.trainer.run_api.run_surroundings import look_around
+from services.trainer.run_api.run_view import Surroundings, is_agentic
 from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
 from services.trainer.supervision.run_supervisor import RunSupervisor

@@ -13,12 +13,12 @@ from services.trainer.problems import Problem, documented, no_such_run
 from services.trainer.run_api.listing.run_listing import Position, Wanted, find_runs
 from services.trainer.run_api.listing.run_sorting import Place, Sort, sorted_runs
 from services.trainer.run_api.run_reference import RunToChange, RunToRead, is_run_id
+from services.trainer.run_api.run_surroundings import look_around
 from services.trainer.run_api.run_view import (
     ListedRun,
     RunDetail,
     Surroundings,
     detail,
-    look_around,
     summary,
 )
 from services.trainer.run_api.submit_route import refuse_if_queue_is_full

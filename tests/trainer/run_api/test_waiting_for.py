@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true, summary
+from services.trainer.run_api.run_surroundings import still_true
+from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, summary
 from services.trainer.run_api.waiting import waiting_for
 from shared.pause import Pause
 from shared.redis.run_record import Progress, RunRecord, Waiting
