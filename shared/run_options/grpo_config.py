@@ -312,7 +312,7 @@ class GRPOConfig:
     @property
     def given(self) -> frozenset[str]:
         """Names of the options that the constructor was called with. A parser, which gives all, counts as none."""
-        return self.__dict__.get("_given", frozenset())
+        return frozenset(self.__dict__.get("_given", ()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options. Tokens are replaced by their names, as in transformers."""
