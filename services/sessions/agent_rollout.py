@@ -2,9 +2,9 @@
 
     session opened --> base URL, key --> program --turns--> ... --> it ends, with a reward or without one
 
-The rollout is lost, with the reason, if the program ends with an error or without a turn, or asks for nothing for too
-long. An error after a turn was refused because the conversation had grown too long is the end of the rollout, like any
-other: programs that are not made for it end with the refusal, and what the policy wrote until then is scored.
+The rollout is lost, with the reason, if the program ends with an error or without a turn, or asks for nothing new for
+too long. An error after a turn was refused because the conversation had grown too long is the end of the rollout, like
+any other: programs that are not made for it end with the refusal, and what the policy wrote until then is scored.
 
 The program is started again by a replica that takes the rollout over. As long as it sends the recorded requests again,
 it gets the recorded turns.
@@ -102,7 +102,7 @@ async def _until_over(opened: OpenSession, prompt: PromptGroup, *, program: Agen
             reward = running.result()
             opened.reward = opened.reward if reward is None else reward
         else:
-            raise AgentSilentError(f"{program.name} neither ended nor asked for a turn for {timeout_s:g} s")
+            raise AgentSilentError(f"{program.name} neither ended nor asked for a new turn for {timeout_s:g} s")
     finally:
         running.cancel()
         silence.cancel()

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,10 @@ from shared.messages import MAX_MESSAGE_BYTES
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError
 
 SESSIONS_PATH = "/v1/sessions"
+_SHORTEST_LOOK_S = 0.1
+"""Time between two looks at a client's silence, which stands still while a request is under way."""
+_NUM_STARTS = 2
+"""Most processes of one program in a session: it is started again if its first one dies, and reads its turns again."""
 
 
 class SessionOverError(HeadraceError):
@@ -81,8 +86,13 @@ class OpenSession:
         self.is_full = False
         """Whether the last turn was refused because its conversation was too long."""
         self._max_completion_length = max_completion_length
+        self._num_answers = Counter[int]()
+        """How often each turn was answered, by its number."""
         self._num_asking = 0
-        self._quiet_since: float | None = None
+        self._silent_s = 0.0
+        """Seconds without a request under way since the client last had a new turn, until ``_silent_from``."""
+        self._silent_from: float | None = None
+        """When the last request under way ended, in monotonic seconds; None while there is one, or before any."""
 
     async def turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, seed: int | None
@@ -94,6 +104,7 @@ class OpenSession:
             TurnRefusedError: No generator can continue the conversation.
         """
         self.require_open()
+        self._silent_s, self._silent_from = self._silence_s(), None
         self._num_asking += 1
         try:
             turn = await self.session.turn(
@@ -111,10 +122,14 @@ class OpenSession:
             raise SessionOverError(f"session {self.session_id} ended before the turn was whole") from None
         else:
             self.is_full = False
+            self._num_answers[number := self.session.recording.number_of(turn)] += 1
+            if self._num_answers[number] <= _NUM_STARTS:
+                self._silent_s = 0.0
             return turn
         finally:
             self._num_asking -= 1
-            self._quiet_since = time.monotonic()
+            if not self._num_asking:
+                self._silent_from = time.monotonic()
 
     def require_open(self) -> None:
         """Raise SessionOverError if the session is over."""
@@ -133,17 +148,19 @@ class OpenSession:
 
     def begin(self) -> None:
         """Note that the client begins now: its wait until then is not silence."""
-        self._quiet_since = time.monotonic()
+        self._silent_s, self._silent_from = 0.0, time.monotonic()
 
     async def until_silent(self, timeout_s: float) -> None:
-        """Wait until no request has been under way for ``timeout_s`` seconds."""
+        """Wait until the client has had no new turn for ``timeout_s`` seconds.
+
+        The time in which requests are under way does not count. Refused requests do not end the silence, nor does a
+        turn that is answered more often than a program may be started.
+        """
         while (left_s := timeout_s - self._silence_s()) > 0:  # noqa: ASYNC110  time passes, and nothing else happens
-            await asyncio.sleep(left_s)
+            await asyncio.sleep(max(left_s, _SHORTEST_LOOK_S))
 
     def _silence_s(self) -> float:
-        if self._num_asking or self._quiet_since is None:
-            return 0.0
-        return time.monotonic() - self._quiet_since
+        return self._silent_s + (0.0 if self._silent_from is None else time.monotonic() - self._silent_from)
 
 
 class _ServedRun:

@@ -157,7 +157,7 @@ async def test_a_program_that_rewrites_its_history_gives_two_rows(
 @pytest.mark.parametrize(
     ("agent", "timeout_s", "reason"),
     [
-        ("my_agent:hangs", 2.0, "my_agent:hangs neither ended nor asked for a turn for 2 s"),
+        ("my_agent:hangs", 2.0, "my_agent:hangs neither ended nor asked for a new turn for 2 s"),
         ("my_agent:fails", 120.0, "my_agent:fails ended with RuntimeError: the sandbox is full"),
         ("my_agent:says_nothing", 120.0, "my_agent:says_nothing ended without a turn"),
     ],

@@ -170,8 +170,42 @@ async def test_silence_loses_the_rollout_but_a_turn_that_waits_is_not_silence() 
     rig = Rig(turns_of(assistant("4")))
     rig.generators = Slow(turns_of(assistant("4")))
     rollout, session = await rig.played(Program(play), timeout_s=0.2)
-    assert rollout.lost == "my_agent:run neither ended nor asked for a turn for 0.2 s"
+    assert rollout.lost == "my_agent:run neither ended nor asked for a new turn for 0.2 s"
     assert session.recording.num_turns == 1
+
+
+async def test_a_program_that_repeats_what_was_answered_is_silent() -> None:
+    async def play(client: OpenSession) -> None:
+        while True:
+            with contextlib.suppress(TurnRefusedError):
+                await ask(client, QUESTION)
+                await ask(client, [user("too long")])
+            await asyncio.sleep(0.02)
+
+    def policy(request: TurnRequest) -> SampledTurn:
+        if request.messages == QUESTION:
+            return answer(request, assistant("4"))
+        raise TurnRefusedError("no room", kind="context_length")
+
+    async with asyncio.timeout(20):
+        rollout, session = await Rig(policy).played(Program(play), timeout_s=0.2)
+    assert rollout.lost == "my_agent:run neither ended nor asked for a new turn for 0.2 s"
+    assert session.recording.num_turns == 1
+
+
+async def test_recorded_turns_that_a_restarted_program_reads_again_are_not_silence() -> None:
+    async def play(client: OpenSession) -> float:
+        for _ in range(2):  # in two processes, because the worker of the first one died
+            messages = QUESTION
+            for _ in range(4):
+                said = await ask(client, messages)
+                messages = [*messages, said, user("And?")]
+                await asyncio.sleep(0.3)
+        return 1.0
+
+    rig = Rig(turns_of(*(assistant(str(number)) for number in range(4))))
+    rollout, _ = await rig.played(Program(play), timeout_s=1.0)
+    assert (rollout.lost, len(rig.generators.requests)) == ("", 4)
 
 
 async def test_an_error_after_the_conversation_became_too_long_ends_the_rollout_without_losing_it() -> None:
@@ -210,7 +244,7 @@ async def test_silence_after_the_conversation_became_too_long_loses_the_rollout(
         raise TurnRefusedError("no room", kind="context_length")
 
     rollout, _ = await Rig(policy).played(Program(play), timeout_s=0.2)
-    assert "neither ended nor asked for a turn" in rollout.lost
+    assert "neither ended nor asked for a new turn" in rollout.lost
 
 
 async def test_an_error_long_after_a_conversation_that_became_too_long_loses_the_rollout() -> None:
