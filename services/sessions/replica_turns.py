@@ -15,6 +15,7 @@ been answered or given up: then the connection is closed, which aborts the rest.
 
 import asyncio
 import contextvars
+import itertools
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -55,6 +56,10 @@ class FailedError(NotThereError):
     """A replica failed on a turn. If the turn is the cause, every replica will."""
 
 
+class BrokenOffError(NotThereError):
+    """A replica died, or stopped serving the run, after it had begun a turn. The turn may be the cause."""
+
+
 @dataclass(eq=False)
 class _Asked:
     """A turn that a caller waits for; ``body`` is the same for equal turns."""
@@ -63,6 +68,8 @@ class _Asked:
     body: bytes
     answer: "asyncio.Future[TurnAnswer | Exception]"
     """An exception is a result, too: a future with an exception that nothing reads causes a warning."""
+    has_begun: bool = False
+    """Whether the replica has sent the head of its answer."""
 
     def end(self, answer: TurnAnswer | Exception) -> None:
         if not self.answer.done():  # done already if its caller has given it up
@@ -97,7 +104,7 @@ class ReplicaTurns:
 
         Raises:
             TurnRefusedError: No generator can continue this conversation.
-            NotThereError: The turn was not sampled here.
+            NotThereError: The turn was not sampled here; BrokenOffError if it had begun.
         """
         body = encode_turn_requests([msgspec.structs.replace(request, request_id="-")])
         asked = _Asked(request, body, asyncio.get_running_loop().create_future())
@@ -107,7 +114,7 @@ class ReplicaTurns:
         try:
             while not (await asyncio.wait({asked.answer}, timeout=LOOK_EVERY_S))[0]:
                 if not await is_there():
-                    raise NotThereError(f"{self._what} is gone")
+                    raise (BrokenOffError if asked.has_begun else NotThereError)(f"{self._what} is gone")
         finally:
             asked.answer.cancel()
         return self._sampled(asked.answer.result())
@@ -122,7 +129,7 @@ class ReplicaTurns:
         if kind == "failed":
             raise FailedError(f"{self._what} failed: {reason}")
         if kind == "unavailable":
-            raise NotThereError(f"{self._what} cannot sample a turn: {reason}")
+            raise BrokenOffError(f"{self._what} cannot sample a turn: {reason}")
         raise TurnRefusedError(f"{self._what} refused a turn: {reason}", kind=kind)
 
     async def _send_all(self) -> None:
@@ -154,7 +161,7 @@ class ReplicaTurns:
         exchange = asyncio.create_task(self._exchange(batch, begun), name=f"turns of {self._what}")
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._exchanges.discard)
-        answers = [asked.answer for equal in batch for asked in equal]
+        answers = [asked.answer for asked in itertools.chain(*batch)]
 
         def end_if_given_up(_: object) -> None:
             if all(answer.done() for answer in answers) and any(answer.cancelled() for answer in answers):
@@ -169,9 +176,10 @@ class ReplicaTurns:
         failure: Exception
         try:
             await self._read_answers(batch, begun)
-            failure = NotThereError(f"{self._what} ended its answer early")
+            failure = BrokenOffError(f"{self._what} ended its answer early")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            failure = NotThereError(f"{self._what} cannot be reached: {why_away(error, url=self.url)}")
+            kind = BrokenOffError if begun.is_set() else NotThereError
+            failure = kind(f"{self._what} cannot be reached: {why_away(error, url=self.url)}")
         except Exception as error:  # noqa: BLE001  the callers raise it
             failure = error
         if isinstance(failure, TurnRefusedError) and len(batch) > 1:
@@ -179,9 +187,8 @@ class ReplicaTurns:
             await self._begin(batch[: len(batch) // 2])
             await self._begin(batch[len(batch) // 2 :])
             return
-        for equal in batch:
-            for asked in equal:
-                asked.end(failure)
+        for asked in itertools.chain(*batch):
+            asked.end(failure)
 
     async def _read_answers(self, batch: _Batch, begun: asyncio.Event) -> None:
         """Send one HTTP request, and pass its answers on.
@@ -196,6 +203,8 @@ class ReplicaTurns:
             if response.status_code != 200:
                 raise self._problem(response.status_code, _fields(await response.aread()))
             begun.set()
+            for asked in itertools.chain(*batch):
+                asked.has_begun = True
             async for line in _lines(response):
                 try:
                     answer = decode_turn_answer(line)

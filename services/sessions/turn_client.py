@@ -3,7 +3,7 @@
     live replicas (Redis: registered and serving, lease alive), ordered by a hash of routing key and replica
       first in the order --> sampled, or refused for good
                          --> not ready, another run, gone --> the next; after the last, a pause, and again the first
-                         --> failed                       --> the same, a bounded number of times
+                         --> failed, or died meanwhile    --> the same, a bounded number of times
 
 The sessions of a group have one routing key, so they keep to one replica, whose prefix cache holds their prompt and
 conversations. Only the groups of a replica that comes or goes move (rendezvous hashing). A turn waits as long as there
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 
 import httpx
 
-from services.sessions.replica_turns import LOOK_EVERY_S, FailedError, NotThereError, ReplicaTurns
+from services.sessions.replica_turns import LOOK_EVERY_S, BrokenOffError, FailedError, NotThereError, ReplicaTurns
 from shared.redis import lease
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis, patiently
@@ -36,6 +36,8 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _LOG_EVERY_S = 60.0
 _MAX_FAILURES = 16
 """Most failures of replicas at one turn; the only replica fails so often in about 25 s."""
+_MAX_DEATHS = 16
+"""Most replicas that may die, or stop serving the run, in the middle of one turn. A restarted one counts again."""
 _MAX_KEPT_CONNECTIONS = 256
 
 
@@ -75,6 +77,7 @@ class TurnClient:
             UnavailableError: Redis did not answer.
         """
         pause_s, num_failures = _FIRST_PAUSE_S, 0
+        died = set[ReplicaTurns]()
         while True:
             why = "no generator serves it"
             replicas = await self._live()
@@ -86,6 +89,11 @@ class TurnClient:
                     num_failures += isinstance(error, FailedError)
                     if num_failures >= _MAX_FAILURES:
                         raise TurnRefusedError(f"{num_failures} attempts failed; {why}", kind="sampling") from error
+                    if isinstance(error, BrokenOffError):
+                        died.add(replicas[replica_id])
+                    if len(died) >= _MAX_DEATHS:
+                        how = f"{len(died)} generators died, or stopped serving the run, while they sampled it"
+                        raise TurnRefusedError(f"{how}; {why}", kind="sampling") from error
             self._log_waiting(why)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)

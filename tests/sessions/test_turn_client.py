@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
+import msgspec
 import pytest
 
 from services.sessions import turn_client
 from services.sessions.turn_client import TurnClient, ranked, turn_http_client
+from shared.redis import lease
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
+from shared.registration import Registration
 from shared.service.tls import PeerTls
 from shared.turns import FailureKind, RefusalKind, SampledTurn, TurnRefusal, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
@@ -150,6 +153,36 @@ async def test_a_turn_on_which_every_replica_fails_is_given_up(
         with pytest.raises(TurnRefusedError, match=r"16 attempts failed; generator generator-0 at .* failed: it is"):
             await ask(client)
         assert len(fake.requests) == 16
+
+
+@pytest.mark.parametrize("reply", [TurnRefusal("unavailable", "vLLM's engine failed"), None])
+async def test_a_turn_that_sixteen_generators_do_not_survive_is_given_up(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch, reply: Reply
+) -> None:
+    monkeypatch.setattr(turn_client, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(turn_client, "_LAST_PAUSE_S", 0.05)
+
+    async def die(_: TurnRequest) -> Reply:
+        died, restarted = (f"generator-{len(fake.requests) + number}" for number in (-1, 0))
+        await redis.hdel(run_keys.generators, died)
+        await redis.hset(run_keys.generators, restarted, msgspec.json.encode(Registration(fake.url)))
+        await lease.renew(redis, leases=run_keys.leases(GENERATORS), consumer=restarted, lease_s=600)
+        return reply
+
+    async with generator(redis, run_keys, die) as fake:
+        with pytest.raises(TurnRefusedError, match=r"16 generators .* it; generator generator-15 at ") as refused:
+            async with asyncio.timeout(20):
+                await ask(client)
+        assert (refused.value.kind, len(fake.requests)) == ("sampling", 16)
+
+
+async def test_a_generator_that_stays_unavailable_is_asked_as_often_as_it_takes(
+    client: TurnClient, redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_client, "_LAST_PAUSE_S", 0.05)
+    replies: list[Reply] = [*[TurnRefusal("unavailable", "the run ended")] * 20, four(REQUEST)]
+    async with generator(redis, run_keys, lambda _: replies.pop(0)):
+        assert await ask(client) == four(REQUEST)
 
 
 async def test_a_generator_that_dies_in_the_middle_of_a_turn_is_replaced(
