@@ -3,12 +3,15 @@
 Task(factory, reset(row)) --> factory(), kept in this process --> its reset
 Task(factory, a method)   -----------------------------------> the method of the same object
 Task(factory, STATE)      -----------------------------------> its public attributes
+Task(factory, CLEAN_UP)   -----------------------------------> its clean-up code, as at the end of a program
 
 Before the environment is made, ``random`` and numpy's global generator are seeded with the rollout's name. Without it,
 numpy would draw the same numbers in every process, because all of them are forked from one. With it, a rollout that is
 played again draws the same numbers again.
 """
 
+import atexit
+import gc
 import inspect
 import random
 import zlib
@@ -35,6 +38,8 @@ RESET, REWARD = "reset", "get_reward"
 """The methods that are not tools. They have TRL's names."""
 STATE = "(state)"
 """Asks for the public attributes in the place of a method."""
+CLEAN_UP = "(clean-up)"
+"""In the place of a method, has the environment freed and all clean-up code run: nothing is called after it."""
 
 
 class MethodCall(msgspec.Struct, frozen=True):
@@ -93,6 +98,8 @@ class EnvironmentTasks:
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
         """See TaskKind. ``call`` is an encoded MethodCall."""
         wanted = msgspec.msgpack.decode(call, type=MethodCall)
+        if wanted.method == CLEAN_UP:
+            return answer(self._clean_up, {}, limits)
 
         def method(**arguments: Any) -> Any:
             if self._environment is None:
@@ -104,6 +111,12 @@ class EnvironmentTasks:
             return getattr(self._environment, wanted.method)(**arguments)
 
         return answer(method, wanted.arguments, limits, show=_SHOWN.get(wanted.method, str))
+
+    def _clean_up(self) -> None:
+        """Run ``__del__``, finalizers and ``atexit`` functions, which the end of this process would not."""
+        self._environment = None
+        gc.collect()
+        atexit._run_exitfuncs()  # noqa: SLF001
 
     def describe(
         self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]

@@ -1,7 +1,9 @@
 """Environments in Python: each has the state of one rollout, in a process that no other rollout uses.
 
     factory --inspect, in a process of its own--> schemas of its tools
-    rollout --start--> process --> reset(row) --> tools, one after the other --> state --> reward --> killed
+    rollout --start--> process --> reset(row) --> tools, one after the other --> state --> reward
+                          |                                                                   the rollout goes on
+                          +--> clean-up code, for at most two seconds --> killed
 
 A process that dies takes its state along, so its calls are not repeated: the rollout is lost.
 """
@@ -17,6 +19,7 @@ import msgspec
 
 from services.sessions.tools.environment_state import EnvironmentState, read_state
 from services.sessions.tools.environment_tasks import (
+    CLEAN_UP,
     RESET,
     REWARD,
     STATE,
@@ -37,6 +40,8 @@ from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
 
 _Process = WorkerProcess[ToolAnswer, DescribedEnvironment]
 _NUM_INSPECTIONS = 2
+_CLEAN_UP_S = 2.0
+"""Longest time of an environment's clean-up code."""
 
 
 class PythonEnvironment:
@@ -55,6 +60,7 @@ class PythonEnvironment:
         self._import_timeout_s = import_timeout_s
         self._tools = frozenset(schema["function"]["name"] for schema in what.schemas)
         self._is_free = asyncio.Lock()
+        self._was_asked = False
 
     def has(self, name: str) -> bool:
         """See Environment."""
@@ -91,6 +97,13 @@ class PythonEnvironment:
             raise ToolError(answer.text)
         return answer.text
 
+    async def clean_up(self) -> None:
+        """Run the environment's clean-up code, if its process still runs. Nothing is called afterwards."""
+        if self._was_asked:
+            with contextlib.suppress(ToolLostError, TimeoutError):
+                async with asyncio.timeout(_CLEAN_UP_S):
+                    await self._ask(MethodCall(CLEAN_UP))
+
     async def _own(self, call: MethodCall) -> str:
         answer = await self._ask(call)
         if answer.ended == "raised":
@@ -101,6 +114,7 @@ class PythonEnvironment:
         sources = self._what.sources
         task = Task(self._factory, msgspec.Raw(msgspec.msgpack.encode(call)), self._timeout_s, self._import_timeout_s)
         async with self._is_free:
+            self._was_asked = True
             if sources is not None:
                 task = msgspec.structs.replace(task, version=sources.key, sources=self._process.give(sources))
             try:
@@ -140,6 +154,7 @@ class PythonEnvironments:
         self._at_once = at_once
         self._timeout_s = timeout_s
         self._import_timeout_s = import_timeout_s
+        self._ending = set[asyncio.Task[None]]()
 
     @classmethod
     async def load(
@@ -198,19 +213,33 @@ class PythonEnvironments:
 
     @contextlib.asynccontextmanager
     async def started(self) -> AsyncGenerator[PythonEnvironment]:
-        """See Environments. The environment's process is killed at the end of the block."""
-        async with self._at_once:
-            try:
-                process = await _Process.start(self._limits, EnvironmentTasks(self._places))
-            except WorkerStartError as error:
+        """See Environments. The environment's process ends after the block, and has its place until then."""
+        await self._at_once.acquire()
+        try:
+            process = await _Process.start(self._limits, EnvironmentTasks(self._places))
+        except BaseException as error:
+            self._at_once.release()
+            if isinstance(error, WorkerStartError):
                 raise ToolLostError(f"{self._factory}: no process could be started: {error}") from error
-            try:
-                yield PythonEnvironment(
-                    self._factory,
-                    self._what,
-                    process,
-                    timeout_s=self._timeout_s,
-                    import_timeout_s=self._import_timeout_s,
-                )
-            finally:
-                await process.kill()
+            raise
+        environment = PythonEnvironment(
+            self._factory,
+            self._what,
+            process,
+            timeout_s=self._timeout_s,
+            import_timeout_s=self._import_timeout_s,
+        )
+        try:
+            yield environment
+        finally:
+            ending = asyncio.create_task(self._end(environment, process), name=f"end of a {self._factory}")
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            await asyncio.sleep(0)  # a task that is cancelled before it has begun would kill nothing
+
+    async def _end(self, environment: PythonEnvironment, process: _Process) -> None:
+        try:
+            await environment.clean_up()
+        finally:
+            await process.kill()
+            self._at_once.release()

@@ -1,6 +1,8 @@
 """Environments in real processes: one a rollout, with its own state, and killed at its end."""
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +15,14 @@ from tests.rewarder.conftest import is_running
 from tests.sessions.tools.conftest import LIMITS, USER_CODE, tool_places
 
 
-async def environments_of(factory: str, *, timeout_s: float = 120.0) -> PythonEnvironments:
+async def environments_of(factory: str, *, timeout_s: float = 120.0, num_places: int = 4) -> PythonEnvironments:
     return await PythonEnvironments.load(
         f"environments_under_test:{factory}",
         tool_places(USER_CODE),
         LIMITS,
         timeout_s=timeout_s,
         import_timeout_s=240.0,
-        at_once=asyncio.Semaphore(4),
+        at_once=asyncio.Semaphore(num_places),
     )
 
 
@@ -58,6 +60,25 @@ async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> Non
     assert [made for _, made in processes] == ["1", "1"]
     assert len({pid for pid, _ in processes}) == 2
     await eventually(lambda: not any(is_running(int(pid)) for pid, _ in processes))
+
+
+async def test_clean_up_code_runs_at_the_end_of_a_rollout_beside_it(tmp_path: Path) -> None:
+    async with (await environments_of("CleansUp")).started() as environment:
+        await environment.reset({"directory": str(tmp_path)}, rollout_id="0-0", group_id="0")
+        assert os.listdir(tmp_path) == ["pid"]
+    await eventually(lambda: {*os.listdir(tmp_path)} == {"pid", "del", "finalize", "atexit"})
+    await eventually(lambda: not is_running(int((tmp_path / "pid").read_text())))
+
+
+async def test_clean_up_code_that_stands_still_is_killed_and_keeps_its_place_until_then(tmp_path: Path) -> None:
+    environments = await environments_of("CleansUp", num_places=1)
+    row = {"directory": str(tmp_path), "stands_still": True}
+    async with environments.started() as environment:
+        await environment.reset(row, rollout_id="0-0", group_id="0")
+    assert is_running(pid := int((tmp_path / "pid").read_text()))
+    async with asyncio.timeout(60), environments.started():
+        assert (tmp_path / "del").exists()
+        assert not is_running(pid)
 
 
 async def test_calls_at_the_same_time_are_made_one_after_the_other() -> None:

@@ -1,9 +1,12 @@
 """Environments as users write them, good and bad. Nothing here imports headrace."""
 
 import asyncio
+import atexit
 import os
 import random
 import time
+import weakref
+from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
@@ -115,6 +118,26 @@ class Draws:
 
 def make_counter() -> Counter:
     return Counter()
+
+
+class CleansUp:
+    """Notes what clean-up code ran, and may stand still in it."""
+
+    directory: Path | None = None
+    stands_still = False
+
+    def reset(self, directory: str, stands_still: bool = False, **_: Any) -> None:
+        self.directory, self.stands_still = Path(directory), stands_still
+        self.itself = self  # only the garbage collector frees it
+        (self.directory / "pid").write_text(str(os.getpid()))
+        weakref.finalize(self, (self.directory / "finalize").touch)
+        atexit.register((self.directory / "atexit").touch)
+
+    def __del__(self) -> None:
+        if self.directory is not None:
+            (self.directory / "del").touch()
+        while self.stands_still:
+            time.sleep(0.05)
 
 
 class WithoutReset:
