@@ -16,6 +16,7 @@ from shared.user_code.error_text import describe, encodable
 MAX_STATE_CHARS = 1 << 16
 """Most characters of all attributes together, as JSON."""
 _MAX_LEFT_OUT = 64
+_TOO_LONG = f"it has more than {MAX_STATE_CHARS} characters as JSON, which all attributes together may have"
 
 
 class EnvironmentState(msgspec.Struct, frozen=True):
@@ -36,6 +37,8 @@ def state_of(environment: object) -> str:
             value = getattr(environment, name)
             if not callable(value):
                 texts[name] = _as_json(value)
+        except _TooLongError as error:
+            left_out[name] = str(error)
         except BaseException as error:  # noqa: BLE001  user code: a property may do anything
             left_out[name] = describe(error)
     num_left, attributes = MAX_STATE_CHARS, dict[str, msgspec.Raw]()
@@ -59,8 +62,18 @@ def read_state(text: str) -> EnvironmentState:
         raise ValueError("it is nested too deeply") from error
 
 
+class _TooLongError(Exception):
+    """An attribute that is too long, found before all of it was turned into JSON."""
+
+
 def _as_json(value: object) -> str:
-    text = json.dumps(value, default=_as_lists, allow_nan=False)
+    if isinstance(value, str) and len(value) > MAX_STATE_CHARS:
+        raise _TooLongError(_TOO_LONG)
+    text = ""
+    for part in _encoder.iterencode(value):
+        text += part
+        if len(text) > MAX_STATE_CHARS:
+            raise _TooLongError(_TOO_LONG)
     plain = msgspec.json.decode(text)
     msgspec.msgpack.encode(plain)  # it travels so
     if not is_data({"": plain}):
@@ -72,4 +85,12 @@ def _as_lists(value: Any) -> object:
     """Return the numbers of an array or a scalar of numpy or torch."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"JSON does not have the type {type(value).__name__}")
+    num_values: Any = value.numel() if hasattr(value, "numel") else getattr(value, "size", 0)
+    if isinstance(num_values, int) and num_values > MAX_STATE_CHARS:
+        raise _TooLongError(
+            f"it has {num_values} values, and all attributes together may have {MAX_STATE_CHARS} characters as JSON"
+        )
     return value.tolist()
+
+
+_encoder = json.JSONEncoder(default=_as_lists, allow_nan=False)

@@ -36,9 +36,9 @@ from shared.user_code.worker_frames import Refused
 
 RESET, REWARD = "reset", "get_reward"
 """The methods that are not tools. They have TRL's names."""
-STATE = "(state)"
-"""Asks for the public attributes in the place of a method."""
-CLEAN_UP = "(clean-up)"
+STATE = "reading its public attributes"
+"""Asks for the public attributes in the place of a method. Messages name the step so."""
+CLEAN_UP = "cleaning up"
 """In the place of a method, has the environment freed and all clean-up code run: nothing is called after it."""
 
 

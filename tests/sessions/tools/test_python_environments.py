@@ -130,9 +130,16 @@ async def test_public_attributes_are_told_as_json_and_for_others_the_reason() ->
     }  # fmt: skip
     assert {name: why.partition(":")[0] for name, why in state.left_out.items()} == {
         "broken": "ValueError", "client": "TypeError", "deep": "ValueError", "huge": "OverflowError",
-        "large": "it has 70002 characters as JSON, and all attributes together may have 65536",
+        "large": "it has more than 65536 characters as JSON, which all attributes together may have",
         "letters": "TypeError", "not_a_number": "ValueError", "surrogate": "DecodeError",
     }  # fmt: skip
+
+
+async def test_attributes_that_cannot_be_read_in_time_lose_the_rollout() -> None:
+    async with (await environments_of("SlowProperty", timeout_s=2.0)).started() as environment:
+        await environment.reset({}, rollout_id="0-0", group_id="0")
+        with pytest.raises(ToolLostError, match="SlowProperty: reading its public attributes took longer than 2 s"):
+            await environment.state()
 
 
 async def test_an_environment_that_is_played_again_draws_the_same_numbers_and_another_one_others() -> None:

@@ -111,6 +111,13 @@ class Attributes(Quiet):
         raise ValueError("no board")
 
 
+class SlowProperty(Quiet):
+    @property
+    def board(self) -> str:
+        time.sleep(600)
+        return ""
+
+
 class Draws:
     def reset(self, **_: Any) -> None:
         self.python, self.numpy = random.random(), np.random.random()
