@@ -11,7 +11,7 @@ withdrawal, its burial, or its run.
 
 import msgspec
 
-from services.sessions.recording.recorded import Entry, RecordedTurn
+from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults
 from shared.arrays import ID_DTYPE
 from shared.errors import HeadraceError, MessageError
 from shared.lineage import LineageVersion
@@ -84,9 +84,9 @@ class GroupStore:
         """
         data = msgspec.msgpack.encode(entry)
         num_bytes = self._num_bytes + _num_bytes(entry, data)
-        if num_bytes > self._max_bytes:
+        if (needed := max(num_bytes, len(data))) > self._max_bytes:
             raise SessionFullError(
-                f"with this turn, the conversations of its group take {num_bytes} bytes, more than the "
+                f"with this turn, the conversations of its group take {needed} bytes, more than the "
                 f"{self._max_bytes} they may"
             )
         self._num_bytes = num_bytes  # before the entry is written: the group's other sessions write at the same time
@@ -125,7 +125,13 @@ class GroupStore:
 
 
 def _num_bytes(entry: Entry, data: bytes) -> int:
-    """Return the bytes of an entry here, and of what rows have beyond it: masks, and the tokens that a fork repeats."""
+    """Return the bytes that an entry takes in the group's message.
+
+    A turn takes more than its own, because its rows have masks and the tokens that a fork repeats. Results take none:
+    the turn that follows them has them too, or they are dropped.
+    """
+    if isinstance(entry, ToolResults) and not entry.is_last:
+        return 0
     if not isinstance(entry, RecordedTurn):
         return len(data)
     num_tokens = (len(entry.turn.appended_ids) + len(entry.turn.token_ids)) // ID_DTYPE.itemsize

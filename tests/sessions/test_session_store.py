@@ -147,6 +147,31 @@ async def test_a_group_has_the_room_of_the_largest_message_and_another_replica_k
         await again.record(1, 1, turn(1, text=third))
 
 
+async def test_results_take_room_with_the_turn_that_follows_them_or_if_they_are_the_last(
+    claim: Claim, run_keys: RunKeys
+) -> None:
+    store = GroupStore(await claim("a"), run_keys)
+    third = [tool("x" * (MAX_MESSAGE_BYTES // 3))]
+    for branch in range(5):  # of which none may have room for another turn, and then they are dropped
+        await store.record(branch, 0, turn(0))
+        await store.record(branch, 1, ToolResults(0, third, 0))
+    again = GroupStore(await claim("b"), run_keys)
+    await again.load()
+    followed = msgspec.structs.replace(turn(2), continues=0, messages=third)
+    await again.record(0, 2, followed)
+    await again.record(5, 0, turn(0))
+    await again.record(5, 1, ToolResults(0, third, 0, is_last=True))
+    with pytest.raises(SessionFullError):
+        await again.record(1, 2, followed)
+
+
+async def test_results_that_are_larger_than_a_whole_group_are_not_recorded(claim: Claim, run_keys: RunKeys) -> None:
+    store = GroupStore(await claim("a"), run_keys)
+    await store.record(0, 0, turn(0))
+    with pytest.raises(SessionFullError):
+        await store.record(0, 1, ToolResults(0, [tool("x" * MAX_MESSAGE_BYTES)], 0))
+
+
 async def test_what_forks_repeat_in_their_rows_takes_room(claim: Claim, run_keys: RunKeys) -> None:
     """Each of 400 forks of a long prompt takes 300 bytes here, and 5 bytes for each token of the prompt in its row."""
     store = GroupStore(await claim("a"), run_keys)
