@@ -34,8 +34,10 @@ from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 600.0
+_IDLE_S = 600.0
 """If no group of an evaluation arrives for this long, it is reported without the missing groups."""
+_AGENTS_IDLE_S = 3600.0
+"""The same in runs whose rollouts are played by the sessions service: they may have many turns and slow tools."""
 
 
 class EvalRows(Protocol):
@@ -81,7 +83,7 @@ class Evaluations:
         self._encoder = encoder
         self._incarnation = incarnation
         self._replica_id = replica_id
-        self.idle_s = IDLE_S
+        self.idle_s = _AGENTS_IDLE_S if config.is_agentic else _IDLE_S
         # Without a recorded evaluation, act as if step 0 had been evaluated, unless eval_on_start asks for step 0.
         self._last_step = last_step if last_step is not None else (-1 if config.eval_on_start else 0)
         self._running: RunningEvaluation | None = None

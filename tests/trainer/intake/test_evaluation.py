@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.trainer.intake.evaluation import Evaluations
 from services.trainer.loop.training_loop import TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -144,6 +145,16 @@ async def test_an_evaluation_of_which_nothing_comes_in_is_given_up_after_its_dea
     assert ending == "finished"
     (line,) = evaluations(tmp_path)
     assert (line["eval_groups/done"], line["eval_groups/missing"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("options", "idle_s"), [({}, 600.0), ({"agent": "my_agent:run"}, 3600.0)])
+def test_an_evaluation_has_more_patience_with_rollouts_of_agents(options: dict[str, Any], idle_s: float) -> None:
+    unused: Any = None
+    evaluations = Evaluations(
+        unused, keys=RunKeys("run-test"), config=RunConfig.model_construct(**options), rows=None, encoder=unused,
+        incarnation=1, replica_id="trainer", last_step=None,
+    )  # fmt: skip
+    assert evaluations.idle_s == idle_s
 
 
 async def test_a_restart_within_an_evaluation_repeats_it_and_takes_nothing_of_the_old_one(
