@@ -151,6 +151,7 @@ class OpenEnvServer:
         self._wait_s = wait_s
         self._at_once = at_once
         self._line = asyncio.Lock()
+        self._num_open = 0
         self._no_place_since_s = time.monotonic()
 
     @classmethod
@@ -179,13 +180,18 @@ class OpenEnvServer:
         """See Environments."""
         async with self._at_once:
             session = await self._opened()
+            self._num_open += 1
             try:
                 yield OpenEnvEnvironment(session, self)
             finally:
+                self._num_open -= 1
                 await session.close()
 
     async def _opened(self) -> OpenEnvSession:
-        """Open a session. While the server has no place, one rollout asks it again, and the others wait behind it."""
+        """Open a session. While the server has no place, one rollout asks it again, and the others wait behind it.
+
+        Their patience counts only while no session of the run is open: its end makes a place.
+        """
         if not self._line.locked():
             try:
                 return await self._open()
@@ -197,7 +203,9 @@ class OpenEnvServer:
                 try:
                     session = await self._open()
                 except NoPlaceError as error:
-                    if time.monotonic() - self._no_place_since_s > self._wait_s:
+                    if self._num_open:
+                        self._no_place_since_s = time.monotonic()
+                    elif time.monotonic() - self._no_place_since_s > self._wait_s:
                         raise ToolLostError(
                             f"{self.url}: no session could be opened for {self._wait_s:g} s: {error}"
                         ) from error

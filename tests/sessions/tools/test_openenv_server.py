@@ -161,6 +161,21 @@ async def test_a_rollout_waits_for_a_free_session_of_the_server(program: list[st
                     pytest.fail("the server has one session")
 
 
+async def test_a_rollout_waits_for_the_sessions_of_others_however_long_they_are_played() -> None:
+    with openenv_server(STAND_IN, "game", max_sessions=1) as (url, _):
+        server = await loaded(url, wait_s=0.2)
+
+        async def play() -> str:
+            async with server.started() as environment:
+                return await reset(environment)
+
+        async with server.started():
+            waiting = [asyncio.create_task(play()) for _ in range(2)]
+            await asyncio.sleep(1.0)
+            assert not any(rollout.done() for rollout in waiting)
+        assert all(await asyncio.gather(*waiting))
+
+
 async def test_a_step_that_does_not_end_loses_the_session(program: list[str]) -> None:
     with openenv_server(program, "game") as (url, _):
         server = await loaded(url, timeout_s=5.0)
