@@ -54,7 +54,7 @@ async def list_tools(url: str, *, timeout_s: float) -> OpenEnvListing:
                 return OpenEnvListing(name, [_step(action)], has_mcp_tools=False)
             listed = await _asked(http, "POST", f"{url}/mcp", _Listed, body=_LIST_TOOLS)
             return OpenEnvListing(name, [tool.schema() for tool in listed.result.tools], has_mcp_tools=True)
-    except (httpx.HTTPError, ValueError, RecursionError, TimeoutError) as error:
+    except (httpx.HTTPError, ValueError, TypeError, AttributeError, RecursionError, TimeoutError) as error:
         raise UserError(
             f"environment_factory: the OpenEnv server {url} cannot be used: {describe(error)}. See that it runs, and "
             "that the URL is what OpenEnv's clients take as base_url"

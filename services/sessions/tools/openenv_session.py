@@ -30,7 +30,7 @@ _OF_THE_MESSAGE = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 """Codes of errors after which the session goes on."""
 
 
-class NoPlaceError(Exception):
+class NoPlaceError(ToolLostError):
     """The server cannot be reached now, or has no free session."""
 
 

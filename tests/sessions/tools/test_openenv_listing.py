@@ -67,6 +67,8 @@ async def test_any_other_action_is_the_only_tool_also_beside_mcp_tools() -> None
         ({"metadata": METADATA, "schema": {"action": BARE}, "mcp": NO_MCP}, "Environment does not support MCP"),
         ({"metadata": METADATA, "schema": {"action": BARE}, "mcp": {"result": {"tools": []}}}, "/mcp answered"),
         ({"metadata": METADATA, "schema": Response(b" " * (2 << 20))}, "/schema answered more than 1048576 bytes"),
+        ({"metadata": METADATA, "schema": {"action": {"properties": None}}}, "TypeError"),
+        ({"metadata": METADATA, "schema": {"action": {"properties": ["to"]}}}, "AttributeError"),
         ({"metadata": RedirectResponse("/base/other"), "other": METADATA}, "/metadata answered 307"),
         ({"metadata": METADATA, "schema": Response(b"[" * 100_000)}, "/schema"),
     ],

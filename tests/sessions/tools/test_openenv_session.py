@@ -64,6 +64,14 @@ async def test_a_server_without_a_free_session_says_so_before_it_is_asked() -> N
             await opened(url)
 
 
+async def test_a_server_that_refuses_a_session_while_it_is_played_loses_it() -> None:
+    async with scripted_server(STATE, error("CAPACITY_REACHED")) as url:
+        session = await opened(url)
+        with pytest.raises(ToolLostError, match="no"):
+            await session.ask({"type": "step"})
+        await session.close()
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
