@@ -7,8 +7,9 @@ The workers for tools start with the first run that has some.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from services.sessions.agents.agent_loader import AgentLoader
@@ -18,7 +19,7 @@ from services.sessions.environment_rollout import Environments
 from services.sessions.origins import require_allowed
 from services.sessions.settings import SessionsSettings
 from services.sessions.tools.joined_tools import JoinedTools, ToolSource, require_distinct
-from services.sessions.tools.mcp_config import read_mcp_servers
+from services.sessions.tools.mcp_config import McpServer, read_mcp_servers
 from services.sessions.tools.openenv_server import OpenEnvServer
 from services.sessions.tools.python_environments import PythonEnvironments
 from services.sessions.tools.tool_tasks import ToolPool
@@ -93,20 +94,17 @@ class RunCodeLoader:
         """
         servers = read_mcp_servers(self._settings.mcp_config, options.mcp_servers)
         async with contextlib.AsyncExitStack() as stack:
-            sources: dict[str, ToolSource] = {"tools": await self._tools(options, lane=lane, timeout_s=timeout_s)}
-            for name, server in servers.items():
-                from services.sessions.tools.mcp_tools import McpTools  # a second, for the runs that need it
-
-                sources[f"MCP server {name}"] = await stack.enter_async_context(
-                    McpTools.connected(name, server, call_timeout_s=options.tool_timeout_s, connect_timeout_s=timeout_s)
-                )
-            code = RunCode(
-                JoinedTools(sources),
-                await self._environments(options, timeout_s=timeout_s),
-                await self._agents.load(options.agent, lane=lane, timeout_s=timeout_s),
+            connect = partial(_connect, stack, call_timeout_s=options.tool_timeout_s, connect_timeout_s=timeout_s)
+            tools, environments, agent, *connected = await _at_the_same_time(
+                self._tools(options, lane=lane, timeout_s=timeout_s),
+                self._environments(options, timeout_s=timeout_s),
+                self._agents.load(options.agent, lane=lane, timeout_s=timeout_s),
+                *(connect(name, server) for name, server in servers.items()),
             )
-            for environments in code.environments.all if code.environments is not None else ():
-                require_distinct({"tools": code.tools.schemas, environments.name: environments.schemas})
+            of_servers = dict(zip((f"MCP server {name}" for name in servers), connected, strict=True))
+            code = RunCode(JoinedTools({"tools": tools, **of_servers}), environments, agent)
+            for each in environments.all if environments is not None else ():
+                require_distinct({"tools": code.tools.schemas, each.name: each.schemas})
             yield code
 
     async def _tools(self, options: AgentOptions, *, lane: str, timeout_s: float) -> UserTools:
@@ -116,11 +114,14 @@ class RunCodeLoader:
 
     async def _environments(self, options: AgentOptions, *, timeout_s: float) -> EnvironmentChoice | None:
         at_once = asyncio.Semaphore(self._settings.max_environments)
-        by_name = {
-            name: await self._environments_of(factory, options, at_once=at_once, timeout_s=timeout_s)
-            for name, factory in options.environment_factories().items()
-        }
-        return EnvironmentChoice(by_name) if by_name else None
+        factories = options.environment_factories()
+        loaded = await _at_the_same_time(
+            *(
+                self._environments_of(factory, options, at_once=at_once, timeout_s=timeout_s)
+                for factory in factories.values()
+            )
+        )
+        return EnvironmentChoice(dict(zip(factories, loaded, strict=True))) if factories else None
 
     async def _environments_of(
         self, factory: str, options: AgentOptions, *, at_once: asyncio.Semaphore, timeout_s: float
@@ -149,3 +150,24 @@ class RunCodeLoader:
             import_timeout_s=timeout_s,
             at_once=at_once,
         )
+
+
+async def _connect(
+    stack: contextlib.AsyncExitStack, name: str, server: McpServer, *, call_timeout_s: float, connect_timeout_s: float
+) -> ToolSource:
+    """Connect to an MCP server until the stack ends."""
+    from services.sessions.tools.mcp_tools import McpTools  # a second, for the runs that need it
+
+    return await stack.enter_async_context(
+        McpTools.connected(name, server, call_timeout_s=call_timeout_s, connect_timeout_s=connect_timeout_s)
+    )
+
+
+async def _at_the_same_time(*loading: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Return all results, or raise the first error once the others have been cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each, name="load a run's code") for each in loading]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return [task.result() for task in tasks]

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 _TRY_AGAIN_S = 30.0
 """Pause before the code of a run that could not be used is loaded again: a server may be back, or a file mended."""
 _MAX_CHECKS = 4
+_GRACE_S = 2.0
+"""Seconds beyond the deadline of each part of a check, so that a part that is too slow is named."""
 """Most checks of tools at a time. Each starts processes."""
 
 
@@ -93,11 +95,19 @@ class RunFollower:
         Raises:
             UserError: A tool, an environment or an MCP server cannot be used.
         """
-        async with (
-            self._checks,
-            self._code.loaded(options, lane="check", timeout_s=self._settings.check_timeout_s) as code,
-        ):
-            return code.schemas
+        timeout_s = self._settings.check_timeout_s
+        try:
+            async with (
+                asyncio.timeout(timeout_s + _GRACE_S),
+                self._checks,
+                self._code.loaded(options, lane="check", timeout_s=timeout_s) as code,
+            ):
+                return code.schemas
+        except TimeoutError as error:
+            raise UserError(
+                f"checking these took longer than {timeout_s:g} s, with the wait for other checks: submit again, or "
+                "raise HEADRACE_CHECK_TIMEOUT_S of the sessions service"
+            ) from error
 
     async def _play_run(self, record: RunRecord) -> None:
         name = self._settings.name

@@ -40,6 +40,7 @@ class Inspections(Generic[AnswerT, DescriptionT]):
         sources: Sources | None = None,
         kwargs: Mapping[str, Any] | None = None,
         in_background: bool = False,
+        step: str = "",
     ) -> DescriptionT | Refused:
         """Import the function's module in a new process and describe the function, or return why it is refused.
 
@@ -49,8 +50,10 @@ class Inspections(Generic[AnswerT, DescriptionT]):
             sources: The version of the module; the current files if left out.
             kwargs: Keyword arguments to check.
             in_background: Whether no caller waits for the result. One place is kept free for other inspections.
+            step: What the process does, for messages; "importing" and the module if left out.
         """
         module = function.partition(":")[0]
+        step = step or f"importing {module}"
         shown_s = f"{round(timeout_s, 1):g}"
         is_begun = False
         try:
@@ -60,16 +63,16 @@ class Inspections(Generic[AnswerT, DescriptionT]):
                 self._places,
             ):
                 is_begun = True
-                reply = await self._ask_new_process(Inspect(function, dict(kwargs or {}), sources))
+                reply = await self._ask_new_process(Inspect(function, dict(kwargs or {}), sources), step)
         except TimeoutError:
             if not is_begun:
                 return Refused(f"{module} had to wait for {shown_s} s until other modules were imported; try again")
-            return Refused(f"importing {module} took longer than {shown_s} s")
+            return Refused(f"{step} took longer than {shown_s} s")
         if not isinstance(reply, (self._kind.description_type, Refused)):
             return Refused(f"the {self._kind.places.role} worker sent an unexpected {type(reply).__name__}")
         return reply
 
-    async def _ask_new_process(self, request: Inspect) -> Reply | AnswerT | DescriptionT:
+    async def _ask_new_process(self, request: Inspect, step: str) -> Reply | AnswerT | DescriptionT:
         """Send the request to a new process. Try a second time if the process does not start or dies.
 
         The first failure may have another cause than the module.
@@ -86,7 +89,7 @@ class Inspections(Generic[AnswerT, DescriptionT]):
                 await worker.send(request)
                 return await worker.receive()
             except WorkerDiedError as error:
-                refused = Refused(f"importing {module} ended its process: {error.why or await worker.kill()}")
+                refused = Refused(f"{step} ended its process: {error.why or await worker.kill()}")
             finally:
                 await worker.kill()
         return refused

@@ -1,6 +1,9 @@
 """POST /v1/tools/check of a real service: tools are imported in processes of their own, whatever they do there."""
 
-from collections.abc import AsyncIterator
+import contextlib
+import json
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from services.sessions import run_follower
 from services.sessions.service import SessionsService
 from services.sessions.settings import SessionsSettings
 from shared.serving.http_limits import HttpLimits
@@ -44,15 +48,54 @@ BAD_BODIES: list[tuple[Any, int, str]] = [
 ]
 
 
+ENVIRONMENTS = """
+import pathlib, time
+
+class Slow:
+    def __init__(self):
+        time.sleep(600)
+
+class Meeting:
+    name, other = "a", "b"
+
+    def __init__(self):
+        here = pathlib.Path(__file__).parent
+        (here / self.name).touch()
+        while not (here / self.other).exists():
+            time.sleep(0.01)
+
+    def reset(self, **_):
+        pass
+
+class Other(Meeting):
+    name, other = "b", "a"
+"""
+MEETING_SERVER = """
+import pathlib, runpy, sys, time
+mine, other, sys.argv = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]
+mine.touch()
+while not other.exists():
+    time.sleep(0.01)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.fixture
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of a service that no run has used yet. Its Redis is away."""
+    async with client_of(tmp_path) as found:
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def client_of(tmp_path: Path, **more: Any) -> AsyncGenerator[httpx.AsyncClient]:
+    (tmp_path / "my_envs.py").write_text(ENVIRONMENTS)
     (tmp_path / "my_tools.py").write_text(TOOLS)
     (tmp_path / "other_tools.py").write_text("from my_tools import add\n")
     (tmp_path / "broken_tools.py").write_text("import no_such_package\n")
     (tmp_path / "deadly_tools.py").write_text("import os\nos._exit(3)\n")
     settings = SessionsSettings(
-        api_key=SecretStr(KEY), tool_path=(tmp_path,), num_tool_workers=1, check_timeout_s=240.0
+        **{"api_key": SecretStr(KEY), "tool_path": (tmp_path,), "num_tool_workers": 1, "check_timeout_s": 240.0, **more}
     )
     service = SessionsService(settings)
     app = service.guarded(settings.keyring(), HttpLimits())
@@ -70,9 +113,9 @@ async def check(client: httpx.AsyncClient, *tools: str, **more: Any) -> httpx.Re
     return await client.post("/v1/tools/check", json={"tools": list(tools), **more})
 
 
-async def refusal(client: httpx.AsyncClient, *tools: str) -> str:
+async def refusal(client: httpx.AsyncClient, *tools: str, **more: Any) -> str:
     """Return the sentence with which tools are refused."""
-    reply = await check(client, *tools)
+    reply = await check(client, *tools, **more)
     assert (reply.status_code, reply.json()["title"]) == (422, "Unusable tools"), reply.text
     return str(reply.json()["detail"])
 
@@ -105,6 +148,38 @@ async def test_two_tools_of_one_name_are_refused(client: httpx.AsyncClient) -> N
 async def test_a_module_that_ends_its_process_ends_nothing_else(client: httpx.AsyncClient) -> None:
     assert "deadly_tools ended its process" in await refusal(client, "deadly_tools:add")
     assert (await check(client, "my_tools:add")).status_code == 200
+
+
+async def test_an_environment_that_is_made_too_slowly_is_refused_with_this_reason(tmp_path: Path) -> None:
+    async with client_of(tmp_path, check_timeout_s=3.0) as client:
+        said = await refusal(client, environment_factory="my_envs:Slow")
+    assert said == "importing my_envs and making a Slow took longer than 3 s"
+
+
+async def test_a_check_that_has_to_wait_for_others_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_follower, "_MAX_CHECKS", 0)
+    async with client_of(tmp_path, check_timeout_s=0.1) as client:
+        said = await refusal(client, "my_tools:add")
+    assert said.startswith("checking these took longer than 0.1 s, with the wait for other checks: ")
+
+
+async def test_several_environments_are_made_at_the_same_time(tmp_path: Path) -> None:
+    async with client_of(tmp_path, check_timeout_s=20.0) as client:
+        reply = await check(client, environment_factory={"one": "my_envs:Meeting", "other": "my_envs:Other"})
+    assert reply.status_code == 200, reply.text
+
+
+async def test_several_mcp_servers_are_connected_at_the_same_time(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    program, names = str(Path(__file__).parent / "tools" / "broken_mcp_server.py"), [str(tmp_path / at) for at in "cd"]
+    servers = {
+        Path(mine).name: {"command": sys.executable, "args": ["-c", MEETING_SERVER, mine, other, program, "listing"]}
+        for mine, other in (names, names[::-1])
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    async with client_of(tmp_path, check_timeout_s=20.0, mcp_config=tmp_path / "mcp.json") as client:
+        reply = await check(client, mcp_servers=["c", "d"])
+    assert "have a tool" in reply.json()["detail"], reply.text
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ class PythonEnvironments:
             places: The places that it may come from.
             limits: The limits of each environment's process.
             timeout_s: Deadline of each call, in seconds.
-            import_timeout_s: Deadline of importing the module, in seconds.
+            import_timeout_s: Deadline of importing the module and making one environment, in seconds.
             at_once: Has a place for each environment that may exist at a time. Environments of several types share it.
 
         Raises:
@@ -183,7 +183,9 @@ class PythonEnvironments:
         inspections = Inspections[ToolAnswer, DescribedEnvironment](
             limits, EnvironmentTasks(places), num_at_once=_NUM_INSPECTIONS
         )
-        what = await inspections.inspect(factory, timeout_s=import_timeout_s)
+        module, _, name = factory.partition(":")
+        step = f"importing {module} and making a {name}"
+        what = await inspections.inspect(factory, timeout_s=import_timeout_s, step=step)
         if isinstance(what, Refused):
             raise UserError(what.detail)
         return cls(
