@@ -128,15 +128,13 @@ class EnvironmentTasks:
             return Refused(f"{name}() ended with {describe(error)}; it is called without arguments for each rollout")
         # Of the class, because looking at an object evaluates its properties.
         members: list[tuple[str, Any]] = inspect.getmembers(cast("Any", type(environment)), inspect.isfunction)
-        methods = [member for member, _ in members if not member.startswith("_")]
+        methods = {member: function for member, function in members if not member.startswith("_")}
         if RESET not in methods:
             return Refused(f"{name} makes a {type(environment).__name__} without a method reset(**row); add one")
+        # By their functions, because a method with two names is one tool.
+        tools = {function: method for method, function in methods.items() if method not in (RESET, REWARD)}
         try:
-            schemas = [
-                tool_schema(f"{name}.{method}", getattr(environment, method))
-                for method in methods
-                if method not in (RESET, REWARD)
-            ]
+            schemas = [tool_schema(f"{name}.{method}", getattr(environment, method)) for method in tools.values()]
         except UserError as error:
             return Refused(str(error))
         made = cast("Any", type(environment))

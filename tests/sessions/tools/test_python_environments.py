@@ -47,6 +47,11 @@ async def test_an_environment_keeps_its_state_from_its_reset_to_its_reward(facto
         assert await environment.reward() == 0.5
 
 
+async def test_a_method_with_two_names_is_one_tool() -> None:
+    environments = await environments_of("Aliased")
+    assert [schema["function"]["name"] for schema in environments.schemas] == ["guess"]
+
+
 async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> None:
     environments = await environments_of("Counter")
     async with environments.started() as one, environments.started() as other:

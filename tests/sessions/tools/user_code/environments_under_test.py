@@ -111,6 +111,14 @@ class Attributes(Quiet):
         raise ValueError("no board")
 
 
+class Aliased(Quiet):
+    def guess(self) -> str:
+        """Guess."""
+        return "no"
+
+    hint = guess
+
+
 class SlowProperty(Quiet):
     @property
     def board(self) -> str:
