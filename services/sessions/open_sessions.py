@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from services.sessions.recording.recorded import Entry
+from services.sessions.recording.recording import Recording
 from services.sessions.session import Session, TurnSource
 from services.sessions.session_store import SessionFullError
 from shared.errors import HeadraceError
@@ -86,6 +87,7 @@ class OpenSession:
         self.is_full = False
         """Whether the last turn was refused because its conversation was too long."""
         self._max_completion_length = max_completion_length
+        self._counts_at_end: tuple[int, int] | None = None
         self._num_answers = Counter[int]()
         """How often each turn was answered, by its number."""
         self._num_asking = 0
@@ -145,6 +147,19 @@ class OpenSession:
         else:
             self.over.set_exception(failure)
             self.over.exception()  # a client that asks again may be the only one to see it
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of its turns, and of their rows."""
+        return self._counts_at_end or (self.session.recording.num_turns, self.session.recording.num_rows)
+
+    async def free(self) -> None:
+        """End the turns under way of a session that is over, and forget all of them but their counts."""
+        await self.session.close()
+        while self._num_asking:  # noqa: ASYNC110  callers that were just answered still look at the recording
+            await asyncio.sleep(0)
+        self._counts_at_end = self.counts
+        self.session.recording = Recording()
 
     def begin(self) -> None:
         """Note that the client begins now: its wait until then is not silence."""
@@ -263,7 +278,7 @@ class OpenSessions:
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.wait({opened.over})
-                await opened.session.close()
+                await opened.free()
                 await asyncio.Event().wait()
         except TimeoutError:
             pass

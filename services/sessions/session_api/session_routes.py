@@ -244,7 +244,8 @@ def _answer_id(opened: OpenSession, turn: int) -> str:
 
 
 def _conversation_of(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
-    """Return the conversation that ended with an answer. Raises BodyError."""
+    """Return the conversation that ended with an answer. Raises BodyError, or SessionOverError."""
+    opened.require_open()
     recording = opened.session.recording
     for turn in range(recording.num_turns):
         if _answer_id(opened, turn) == answer_id:
@@ -261,13 +262,13 @@ def _keys_in(request: Request) -> list[str]:
 
 
 def _view(opened: OpenSession) -> SessionView:
-    recording = opened.session.recording
+    turns, rows = opened.counts
     return SessionView(
         id=opened.session_id,
         run_id=opened.run_id,
         state="over" if opened.over.done() else "open",
-        turns=recording.num_turns,
-        rows=recording.num_rows,
+        turns=turns,
+        rows=rows,
         reward=opened.reward,
         expires_at=None if opened.expires_at_s is None else math.floor(opened.expires_at_s),
     )

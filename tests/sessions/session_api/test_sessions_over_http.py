@@ -88,6 +88,22 @@ async def test_a_session_that_is_over_refuses_turns_and_can_still_be_read() -> N
         assert (await service.view(session))["turns"] == 1
 
 
+async def test_the_turns_of_a_session_that_is_over_are_freed_and_still_counted() -> None:
+    async with serving() as service:
+        session = await service.open()
+        async with service.client(session, max_retries=0) as client:
+            first = await client.responses.create(model="policy", input="2+2?")
+            await ask(client, QUESTION, seed=1)
+            await client.post("/end", cast_to=httpx.Response)
+            opened = service.sessions.find(session["id"], [session["api_key"]])
+            await eventually(lambda: opened.session.recording.num_turns == 0, within_s=10)
+            with pytest.raises(openai.APIStatusError) as refused:
+                await client.responses.create(model="policy", input="And?", previous_response_id=first.id)
+            assert refused.value.status_code == 410
+        view = await service.view(session)
+        assert (view["state"], view["turns"], view["rows"]) == ("over", 2, 2)
+
+
 async def test_a_session_ends_at_its_deadline() -> None:
     async with serving() as service, service.client(await service.open(deadline_s=0.05), max_retries=0) as client:
 
