@@ -76,7 +76,9 @@ class PythonEnvironment:
         if not self._what.has_reward or not (shown := await self._own(MethodCall(REWARD))):
             return None
         reward = float(shown)
-        if not math.isfinite(reward):
+        if math.isnan(reward):  # means to TRL, too, that it does not apply
+            return None
+        if math.isinf(reward):
             raise ToolLostError(f"{self._factory}: {REWARD} returned {reward}")
         return reward
 

@@ -119,10 +119,18 @@ async def test_an_environment_without_a_reward_or_an_observation_has_none() -> N
         assert await environment.reward() is None
 
 
-async def test_a_reward_of_none_is_none() -> None:
-    async with (await environments_of("NotJudged")).started() as environment:
+@pytest.mark.parametrize("factory", ["NotJudged", "NotANumber"])
+async def test_a_reward_of_none_or_nan_is_none(factory: str) -> None:
+    async with (await environments_of(factory)).started() as environment:
         await environment.reset({}, rollout_id="0-0", group_id="0")
         assert await environment.reward() is None
+
+
+async def test_an_infinite_reward_loses_the_rollout() -> None:
+    async with (await environments_of("Infinite")).started() as environment:
+        await environment.reset({}, rollout_id="0-0", group_id="0")
+        with pytest.raises(ToolLostError, match="get_reward returned inf"):
+            await environment.reward()
 
 
 async def test_public_attributes_are_told_as_json_and_for_others_the_reason() -> None:

@@ -84,6 +84,16 @@ class NotJudged(Quiet):
         return None
 
 
+class NotANumber(Quiet):
+    def get_reward(self) -> float:
+        return float("nan")
+
+
+class Infinite(Quiet):
+    def get_reward(self) -> float:
+        return float("inf")
+
+
 class ReturnsAList:
     def reset(self, **_: Any) -> list[str]:
         return ["text"]
