@@ -203,8 +203,8 @@ class ReplicaTurns:
             if response.status_code != 200:
                 raise self._problem(response.status_code, _fields(await response.aread()))
             begun.set()
-            for asked in itertools.chain(*batch):
-                asked.has_begun = True
+            for begun_turn in itertools.chain(*batch):
+                begun_turn.has_begun = True
             async for line in _lines(response):
                 try:
                     answer = decode_turn_answer(line)

