@@ -12,7 +12,7 @@ from typing import Any, cast
 import httpx
 
 from headrace.event_stream import Event, parse_events
-from shared.errors import HeadraceError
+from shared.errors import HeadraceError, UserError
 from shared.service.tls import trusted, why_away
 
 _RETRY_AFTER_S = 0.2
@@ -36,6 +36,10 @@ class HeadraceApiError(HeadraceError):
         self.problem = dict(problem or {})
 
 
+def _first_strange(key: str) -> str:
+    return next(character for character in key if not (character.isascii() and character.isprintable()))
+
+
 class ApiConnection:
     """Connections to one run API, or another of headrace's services.
 
@@ -47,7 +51,7 @@ class ApiConnection:
         service: The service's name in errors.
 
     Raises:
-        UserError: ``ca_file`` holds no certificates.
+        UserError: ``ca_file`` holds no certificates, or a key or a URL cannot be sent.
     """
 
     def __init__(
@@ -56,13 +60,18 @@ class ApiConnection:
         self._base_url = base_url
         self._service = service
         self._timeout_s = timeout_s
-        self._http = httpx.Client(
-            base_url=base_url,
-            verify=trusted(ca_file),
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
-            trust_env=False,
-        )
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"the API key has characters that no key has, such as {_first_strange(key)!r}")
+        try:
+            self._http = httpx.Client(
+                base_url=base_url,
+                verify=trusted(ca_file),
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+                trust_env=False,
+            )
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise UserError(f"{base_url!r} is not a URL: {error}") from error
 
     def close(self) -> None:
         """Close the connections."""

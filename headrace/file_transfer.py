@@ -199,12 +199,20 @@ def _sources(path: Path) -> Iterator[tuple[str, Path]]:
         return
     if not path.is_dir():
         raise UserError(f"{path} cannot be uploaded: no such file or directory")
-    for top, directories, names in os.walk(path, followlinks=True):
+    for top, directories, names in os.walk(path, followlinks=True, onerror=_raise):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         for name in sorted(names):
             source = Path(top) / name
-            if not name.startswith(".") and source.is_file():
+            if name.startswith("."):
+                continue
+            if not source.exists():
+                raise UserError(f"{source} is a link to a file that is not there; complete the directory, or delete it")
+            if source.is_file():
                 yield source.relative_to(path).as_posix(), source
+
+
+def _raise(error: OSError) -> None:
+    raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def _opened(path: Path) -> BufferedReader:

@@ -53,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.filename is not None:
+            sys.stderr.write(f"headrace: {error.filename}: {error.strerror}\n")
+            return 1
+        if error.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it flushes at exit
         sys.stderr.write(f"headrace: the output cannot be written: {error.strerror}\n")

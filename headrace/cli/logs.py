@@ -65,7 +65,7 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
         run_dir = of_runs[0] if len(of_runs) == 1 else _asked_for(arguments, what, services=[log.stem for log in found])
     else:
         run_dir = Path(what)
-    log = run_dir.expanduser() / _RANK_LOG
+    log = Path(os.path.expanduser(run_dir)) / _RANK_LOG
     if not log.exists():
         raise UserError(f"{log} does not exist: the run did not start yet, or trains on another machine")
     return [log]

@@ -43,7 +43,12 @@ def submit(arguments: argparse.Namespace) -> int:
         if arguments.print:
             sys.stdout.write(terminal.printable(as_run_file(config, notes)))
             return 0
-        submission = client.check(config) if arguments.dry_run else client.submit(config)
+        try:
+            submission = client.check(config) if arguments.dry_run else client.submit(config)
+        except KeyboardInterrupt:
+            if not arguments.dry_run:
+                terminal.note("the run may have been submitted all the same; `headrace runs` shows it")
+            raise
         for note in (*notes, *submission.warnings):
             terminal.say(f"note: {note}")
         if arguments.dry_run:

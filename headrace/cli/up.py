@@ -1,20 +1,21 @@
 """`headrace up`, in the foreground or detached, `headrace scale`, and `headrace down`."""
 
 import argparse
+import importlib.util
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
-from headrace.known_keys import secret_of
+from headrace.addresses import redis_address
 from headrace.local import launcher, process_table
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import StateDir, choose_state_dir
 from headrace.terminal import say
 from shared.errors import UserError
-from shared.service.secret_files import with_password
+from shared.install_commands import install_extras
 from shared.service.tls import ServerCertificate, trusted, why_refused
 
 _DOWN_PATIENCE_S = 75.0
@@ -37,6 +38,14 @@ def up(arguments: argparse.Namespace) -> int:
     )
     if settings.repairs_redis and settings.redis_url is not None:
         raise UserError("--repair-redis is for the embedded Redis, but HEADRACE_REDIS_URL names another one")
+    for directory in (Path.cwd(), settings.state_dir):
+        if os.pathsep in str(directory):
+            raise UserError(
+                f"{directory} has a colon in its path, which separates directories in a search path; use another one"
+            )
+    if missing := [name for name in ("fastapi", "uvicorn") if not _is_installed(name)]:
+        extras = install_extras("trainer", "rewarder", "sessions")
+        raise UserError(f"`headrace up` needs {' and '.join(missing)}; install with {extras}")
     if arguments.detach:
         return _up_detached(settings)
     return launcher.run(settings, say=say)
@@ -97,14 +106,15 @@ def scale(arguments: argparse.Namespace) -> int:
 
 def _redis_url() -> str | None:
     """Return HEADRACE_REDIS_URL with the password from HEADRACE_REDIS_PASSWORD_FILE; None if no URL is set."""
-    url, file = os.environ.get("HEADRACE_REDIS_URL"), os.environ.get("HEADRACE_REDIS_PASSWORD_FILE")
-    if not url or not file:
-        return url or None
-    password = secret_of(file, "HEADRACE_REDIS_PASSWORD_FILE")
+    url = os.environ.get("HEADRACE_REDIS_URL") or ""
+    return (url if url.startswith("unix://") else redis_address(url, os.environ)) or None
+
+
+def _is_installed(package: str) -> bool:
     try:
-        return with_password(url, password)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # something has put None into sys.modules
+        return False
 
 
 def _tls() -> dict[str, Any]:
@@ -138,7 +148,11 @@ def _metrics_port() -> int:
 
 def _up_detached(settings: UpSettings) -> int:
     process = start_detached(settings, outlives_us=True)
-    endpoint = wait_until_up(settings, process)
+    try:
+        endpoint = wait_until_up(settings, process)
+    except KeyboardInterrupt:
+        process.terminate()
+        raise
     for line in launcher.announcement(StateDir(settings.state_dir), endpoint, metrics_port=settings.metrics_port):
         say(line)
     say("`headrace down` stops everything.")

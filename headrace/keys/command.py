@@ -105,7 +105,7 @@ def keys_file(arguments: argparse.Namespace, environment: Mapping[str, str] = os
         UserError: No file is named, and `headrace up` was never started here.
     """
     if arguments.file:
-        return Path(arguments.file).expanduser().absolute()
+        return Path(os.path.expanduser(arguments.file)).absolute()
     if not arguments.state_dir and (named := environment.get(VARIABLE)):
         return Path(named).absolute()
     state = StateDir(choose_state_dir(arguments.state_dir))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import datetime
 
 from headrace.local import guarded_exec
 from headrace.local.service_specs import UpSettings, importable_environment
@@ -12,6 +13,8 @@ from shared.errors import UserError
 
 _DETACHED_START_TIMEOUT_S = 120.0
 _LOOK_EVERY_S = 0.1
+_BEGINS = "headrace up --detach"
+"""Beginning of a launcher's first line in its log, which has those of earlier launchers, too."""
 
 
 def start_detached(
@@ -33,7 +36,9 @@ def start_detached(
         command += ["--port", str(settings.api_port)]
     if settings.repairs_redis:
         command.append("--repair-redis")
-    with (state.logs / "launcher.log").open("wb") as log_file:
+    with (state.logs / "launcher.log").open("ab") as log_file:
+        log_file.write(f"{_BEGINS} at {datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n".encode())
+        log_file.flush()
         return subprocess.Popen(
             command,
             env={**importable_environment(), **(variables or {})},
@@ -54,7 +59,8 @@ def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> E
     deadline = time.monotonic() + _DETACHED_START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            said = (state.logs / "launcher.log").read_text(encoding="utf-8", errors="replace").strip()
+            log = (state.logs / "launcher.log").read_text(encoding="utf-8", errors="replace")
+            said = log.rpartition(_BEGINS)[2].partition("\n")[2].strip()
             raise UserError(said.removeprefix("headrace: ") or f"the launcher ended with {process.returncode}")
         endpoint = state.endpoint()
         if endpoint is not None and endpoint.launcher.pid == process.pid and endpoint.is_ready:

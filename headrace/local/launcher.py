@@ -10,6 +10,7 @@ directories, so a crash of any process, the launcher included, costs work but ne
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -45,6 +46,7 @@ _CHECKERS = (REWARDER, SESSIONS)
 _CHECKERS_START_S = 20.0
 _LEFTOVER_PATIENCE_S = 5.0
 _SWEEP_PATIENCE_S = 1.0
+_REAP_EVERY_S = 5.0
 
 
 def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
@@ -53,14 +55,19 @@ def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
     Raises:
         UserError: Another launcher runs on this state directory, or the directory cannot be used or repaired.
     """
+
+    def told(line: str) -> None:
+        with contextlib.suppress(OSError):  # a pipe whose reader has ended, a terminal that is gone, a full disk
+            say(line)
+
     state = StateDir(settings.state_dir)
     state.make()
     with state.lock():
-        _end_leftovers(state, say)
+        _end_leftovers(state, told)
         if settings.repairs_redis:
-            say(redis_repair.repair(state.redis))
+            told(redis_repair.repair(state.redis))
         process_table.adopt_orphans()
-        return asyncio.run(Launcher(settings, state, say=say).run())
+        return asyncio.run(Launcher(settings, state, say=told).run())
 
 
 class Launcher:
@@ -95,8 +102,9 @@ class Launcher:
     async def run(self) -> int:
         """Start everything, wait for a reason to stop, end everything."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+                loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGUSR1, self._scaled.set)
         try:
             async with self._http, asyncio.TaskGroup() as tasks:
@@ -108,10 +116,12 @@ class Launcher:
                     hurry=self._hurry,
                 )
                 starting = tasks.create_task(self._start(services), name="start the services")
+                reaping = tasks.create_task(_reap_orphans(), name="reap orphans")
                 await self._stop.wait()
                 starting.cancel()
                 await asyncio.wait({starting})
                 await self._end(services)
+                reaping.cancel()
         finally:
             self._sweep()
             self._ports.close()
@@ -234,19 +244,21 @@ class Launcher:
         launcher = process_table.mark(os.getpid())
         if launcher is None:
             return
-        self._state.write_endpoint(
-            Endpoint(
-                api_url=self._ports.trainer.url,
-                rewarder_url=self._ports.rewarder.url,
-                sessions_url=self._ports.sessions.url,
-                generator_urls=tuple(doors.url for doors in self._ports.generators),
-                ca_file=self._settings.ca_file,
-                num_simulated=self._settings.num_simulated,
-                launcher=launcher,
-                processes=services.processes(),
-                is_ready=self._is_ready,
-            )
+        endpoint = Endpoint(
+            api_url=self._ports.trainer.url,
+            rewarder_url=self._ports.rewarder.url,
+            sessions_url=self._ports.sessions.url,
+            generator_urls=tuple(doors.url for doors in self._ports.generators),
+            ca_file=self._settings.ca_file,
+            num_simulated=self._settings.num_simulated,
+            launcher=launcher,
+            processes=services.processes(),
+            is_ready=self._is_ready,
         )
+        try:
+            self._state.write_endpoint(endpoint)
+        except OSError as error:  # the services go on; commands find them by the file as it is
+            self._say(f"{self._state.endpoint_file} cannot be written: {error.strerror}")
 
     async def _end(self, services: RunningServices) -> None:
         self._say("stopping; press Ctrl-C again to kill")
@@ -258,6 +270,13 @@ class Launcher:
         process_table.end(left, patience_s=_SWEEP_PATIENCE_S)
 
 
+async def _reap_orphans() -> None:
+    reaper = process_table.OrphanReaper()
+    while True:
+        await asyncio.sleep(_REAP_EVERY_S)
+        reaper.look()
+
+
 def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> list[str]:
     """Return the lines that tell the user, once the API answers, where everything is."""
     served = (TRAINER, REWARDER, SESSIONS, *("generator" for _ in endpoint.generator_urls)) if metrics_port else ()
@@ -265,6 +284,7 @@ def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> l
         "headrace is up.",
         f"  runs        {endpoint.api_url}/v1/runs",
         f"  rewards     {endpoint.rewarder_url}/v1/rewards",
+        *([f"  sessions    {endpoint.sessions_url}/v1/sessions"] if endpoint.sessions_url else []),
         *(f"  generator   {url}/v1/completions" for url in endpoint.generator_urls),
         *(f"  metrics     http://127.0.0.1:{port}/metrics ({name})" for port, name in enumerate(served, metrics_port)),
         *([f"  SIMULATED   {endpoint.simulated_note()}"] if endpoint.num_simulated else []),

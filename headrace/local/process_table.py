@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headrace.local.state_dir import ProcessMark
@@ -46,6 +46,30 @@ def descendants(ancestor: int) -> list[ProcessMark]:
         found += [process for pid in generation if (process := mark(pid)) is not None]
         generation = [child for pid in generation for child in children.get(pid, [])]
     return found
+
+
+class OrphanReaper:
+    """Reaps adopted orphans that have ended: without a parent that waits for them, they stay zombies.
+
+    A child that was started here is reaped by whoever started it, before a second look finds it.
+    """
+
+    def __init__(self) -> None:
+        self._seen = frozenset[ProcessMark]()
+
+    def look(self) -> None:
+        """Reap the zombies that were children of this process at the last look, too. It blocks for milliseconds."""
+        found = frozenset(_zombies(os.getpid()))
+        for process in found & self._seen:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+        self._seen = found
+
+
+def _zombies(parent: int) -> Iterator[ProcessMark]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (state := _stat(int(entry.name))) is not None and state[:2] == ("Z", parent):
+            yield ProcessMark(int(entry.name), state[2])
 
 
 def end(processes: Iterable[ProcessMark], *, patience_s: float) -> list[ProcessMark]:

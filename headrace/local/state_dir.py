@@ -73,7 +73,7 @@ class Endpoint:
 
 def choose_state_dir(named: str | None) -> Path:
     """Return the state directory: `--state-dir`, else HEADRACE_STATE_DIR, else ./.headrace."""
-    return Path(named or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR).expanduser().absolute()
+    return Path(os.path.expanduser(named or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR)).absolute()
 
 
 class StateDir:
@@ -126,6 +126,11 @@ class StateDir:
                 f"headrace is already running on {self.path}; use it, end it with `headrace down`, "
                 "or start another one with --state-dir OTHER"
             ) from None
+        except OSError as error:
+            file.close()
+            raise UserError(
+                f"{self.path} cannot be locked ({error.strerror}): name a directory on a local disk with --state-dir"
+            ) from error
         return file
 
     def keys(self) -> Keys:

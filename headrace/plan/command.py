@@ -25,7 +25,7 @@ from headrace.plan.rows import Row
 from headrace.plan.sessions import session_rows
 from headrace.plan.workload import Rates, Workload, spread
 from headrace.run_file import parse_settings, read_run_file
-from shared.errors import UserError
+from shared.errors import HeadraceError, UserError
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 _DIRECT = (
@@ -42,7 +42,7 @@ def plan(arguments: argparse.Namespace) -> int:
     """Show a plan. Return 0, 1 if something does not fit into memory, or 2 if the arguments are wrong."""
     try:
         work, ran = workload(arguments)
-    except UserError as error:
+    except HeadraceError as error:
         sys.stderr.write(f"headrace: {error}\n")
         return WRONG_ARGUMENTS
     rows = all_rows(work, ran)

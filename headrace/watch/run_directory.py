@@ -13,6 +13,7 @@ waits, or which replicas are alive.
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path.expanduser().absolute()
+        self._path = Path(os.path.expanduser(path)).absolute()
         self.run_id = self._path.name
         try:
             config: Any = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
@@ -165,7 +166,7 @@ def checkpoint_steps(run_dir: Path) -> list[int]:
 def directories_in(path: Path) -> list[RunDirectory]:
     """Return the runs whose directories are in ``path``, the one whose metrics changed last first."""
     try:
-        found = [run_dir for run_dir in path.expanduser().iterdir() if (run_dir / "config.json").is_file()]
+        found = [run_dir for run_dir in Path(os.path.expanduser(path)).iterdir() if (run_dir / "config.json").is_file()]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     runs: list[RunDirectory] = []

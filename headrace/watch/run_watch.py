@@ -7,6 +7,7 @@
 It uses no clock, network or terminal. The caller passes everything in, so a test can do the same.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -20,6 +21,8 @@ EVALUATION = "eval_"
 """Prefix of the metrics of an evaluation."""
 _NUM_MESSAGES = 3
 _RATE_STEPS = 20
+_OUTAGE_RATIO = 10
+"""A gap between two steps is an outage if it is longer than this many times any other."""
 _QUEUES = {
     "prompts": "with generators",
     "completions": "with rewarders",
@@ -90,7 +93,7 @@ class RunWatch:
     @property
     def reason(self) -> str:
         """Why the run ended or is paused; empty without a reason."""
-        return str(self.run.get("reason") or "")
+        return printable(str(self.run.get("reason") or ""))
 
     @property
     def paused_s(self) -> float:
@@ -105,14 +108,14 @@ class RunWatch:
     @property
     def waiting_for(self) -> str:
         """The reason why the run is waiting; empty if it is not waiting."""
-        return "" if self.has_ended or self._has_moved else str(self.run.get("waiting_for") or "")
+        return "" if self.has_ended or self._has_moved else printable(str(self.run.get("waiting_for") or ""))
 
     @property
     def refusals(self) -> list[str]:
         """A sentence for each replica that cannot serve the run, unless ``waiting_for`` already has the reason."""
         found: list[dict[str, Any]] = [] if self.has_ended else self.run.get("refusals") or []
         return [
-            f"{_replica(refusal)} cannot serve it: {refusal['reason']}"
+            printable(f"{_replica(refusal)} cannot serve it: {refusal['reason']}")
             for refusal in found
             if str(refusal["reason"]) not in str(self.run.get("waiting_for") or "")
         ]
@@ -120,7 +123,8 @@ class RunWatch:
     @property
     def warnings(self) -> list[dict[str, str]]:
         """Problems that the newest metrics show: ``kind`` and ``says`` of each."""
-        return cast("list[dict[str, str]]", self.run.get("warnings") or [])
+        found = cast("list[dict[str, str]]", self.run.get("warnings") or [])
+        return [warning | {"says": printable(warning["says"])} for warning in found]
 
     @property
     def reward_functions(self) -> list[str]:
@@ -229,12 +233,18 @@ class RunWatch:
         return None if started is None else max(0.0, at_s - float(started))
 
     def seconds_left(self) -> float | None:
-        """Return an estimate from the pace of the newest steps, without pauses; None while this is unknown."""
+        """Return an estimate from the pace of the newest steps; None while this is unknown.
+
+        Pauses do not count, nor does one gap that is much longer than any other, such as a night without services.
+        """
         rows = [row for _, row in sorted(self.by_step.items()) if "at_s" in row][-_RATE_STEPS:]
         times = [row["at_s"] - row.get("paused_s", 0.0) for row in rows]
         if self.has_ended or self.is_paused or len(times) < 2 or not self.max_steps:
             return None
-        return (self.max_steps - self.step) * (times[-1] - times[0]) / (len(times) - 1)
+        gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
+        if len(gaps) > 2 and gaps[-1] > _OUTAGE_RATIO * gaps[-2]:
+            gaps.pop()
+        return (self.max_steps - self.step) * sum(gaps) / len(gaps)
 
     @property
     def _config(self) -> dict[str, Any]:

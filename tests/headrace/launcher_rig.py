@@ -58,16 +58,18 @@ class LauncherRig:
         """Set what a stand-in does at its next start."""
         (self._directory / f"{name}.orders").write_text(json.dumps(orders))
 
-    def launch(self, *, num_generators: int = 1, repairs_redis: bool = False) -> "subprocess.Popen[bytes]":
-        """Start a launcher."""
+    def launch(
+        self, *, num_generators: int = 1, repairs_redis: bool = False, output: Path | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start a launcher, which prints to ``output``, by default a file of the rig."""
         script = Path(__file__).with_name("run_launcher.py")
         command = [sys.executable, str(script), str(self.state.path), str(self._directory), str(num_generators)]
         command += self._stand_ins
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self._patience}
         if repairs_redis:
             environment["HEADRACE_TEST_REPAIRS_REDIS"] = "1"
-        with (self._directory / "output").open("ab") as output:
-            process = subprocess.Popen(command, cwd=self._directory, env=environment, stdout=output, stderr=output)
+        with (output or self._directory / "output").open("ab") as file:
+            process = subprocess.Popen(command, cwd=self._directory, env=environment, stdout=file, stderr=file)
         self._processes.append(process)
         return process
 

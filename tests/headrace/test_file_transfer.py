@@ -10,8 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from headrace import file_transfer
 from headrace.api_connection import ApiConnection
 from headrace.file_transfer import download
+from shared.errors import UserError
 
 pytestmark = pytest.mark.unit
 
@@ -71,3 +73,10 @@ def test_a_second_download_into_a_directory_waits_for_the_first_one(
         slow.result(timeout=120)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"model": WEIGHTS}
     assert (first.num_streams, second.num_streams) == (1, 0)
+
+
+def test_a_directory_with_a_link_to_nothing_is_not_uploaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "5b")
+    with pytest.raises(UserError, match=r"model\.safetensors is a link to a file that is not there"):
+        [*file_transfer._sources(tmp_path)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import command_line as cli
+from headrace.cli import runs
 from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Answer, Asked, problem, serving
 from tests.own_time import bounded_time
@@ -352,6 +353,41 @@ def test_arguments_that_make_no_sense_are_refused_in_a_sentence_and_where_the_re
     prog = " ".join(["headrace", *arguments[:1]])
     separator = " " if arguments else ""
     assert capsys.readouterr().err == f"headrace{separator}{says}\n`{prog} --help` says more\n"
+
+
+@pytest.mark.parametrize("arguments", [["show", "~nosuch/x"], ["runs", "~nosuch/x"], ["logs", "~nosuch/x"]])
+def test_the_home_of_nobody_is_a_directory_that_is_not_there(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 1
+    assert "~nosuch" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> int:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "mine"))
+
+    monkeypatch.setattr(runs, "runs", fails)
+    assert cli.main(["runs"]) == 1
+    assert capsys.readouterr().err == f"headrace: {tmp_path}/mine: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("HEADRACE_API_KEY", "schlüssel", "the API key has characters that no key has"),
+        ("HEADRACE_URL", "http://a\tb", "is not a URL"),
+    ],
+)
+def test_a_key_or_url_that_cannot_be_sent_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, says: str
+) -> None:
+    for variable, given in {"HEADRACE_URL": "http://127.0.0.1:1", "HEADRACE_API_KEY": "k", name: value}.items():
+        monkeypatch.setenv(variable, given)
+    assert cli.main(["runs"]) == 1
+    assert says in capsys.readouterr().err
 
 
 def test_help_names_every_command_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,6 +131,18 @@ def test_a_killed_service_is_started_again(rig: LauncherRig, name: str) -> None:
     wait_for(lambda: rig.endpoint().processes[name].pid == rig.starts(kind)[1]["pid"], "the new pid to be written down")
 
 
+def test_without_room_for_its_output_a_launcher_goes_on_and_ends_as_usual(rig: LauncherRig) -> None:
+    launcher = rig.launch(output=Path("/dev/full"))
+    rig.wait_until_ready(launcher)
+    processes = rig.processes_of(launcher)
+    os.kill(rig.endpoint().processes["rewarder"].pid, signal.SIGKILL)
+    wait_for(lambda: len(rig.starts("rewarder")) == 2, "another rewarder")
+    launcher.terminate()
+    launcher.wait(timeout=PATIENCE_S)
+    assert rig.stopped()[0] == "trainer", "it was asked to end, and not killed"
+    assert not [process for process in processes if process_table.is_alive(process)]
+
+
 def test_a_killed_redis_comes_back_on_its_port_with_its_data(rig: LauncherRig) -> None:
     rig.launch_until_ready()
     url, killed = redis_url_of(rig), rig.endpoint().processes["redis"]

@@ -33,6 +33,18 @@ def test_another_process_of_the_same_pid_is_not_the_one_that_was_meant() -> None
     assert process_table.end([stranger], patience_s=0) == []
 
 
+def test_the_zombie_of_an_orphan_is_reaped_at_the_second_look() -> None:
+    reaper = process_table.OrphanReaper()
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    reaper.look()
+    assert os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT) is not None, "its own parent code may come"
+    reaper.look()
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child.wait()
+
+
 def test_descendants_are_found_through_their_parents() -> None:
     nested = f"import subprocess; subprocess.run({SLEEP!r})"
     with subprocess.Popen([sys.executable, "-S", "-c", nested], start_new_session=True) as process:

@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from headrace.cli import up
 from headrace.cli.command_line import main, make_parser
 from headrace.local import launcher
+from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.launch_ports import hold_ports
 from headrace.local.launcher import announcement
 from headrace.local.service_specs import UpSettings, service_specs
@@ -158,6 +161,70 @@ def test_a_password_file_that_is_not_there_is_a_sentence(
     monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "nowhere"))
     assert main(["up", "--state-dir", str(tmp_path / "state")]) == 1
     assert f"HEADRACE_REDIS_PASSWORD_FILE: {tmp_path / 'nowhere'} cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "redis://:a/b#c@h:6379/0"])
+def test_an_address_of_redis_that_cannot_be_read_is_a_sentence_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    launches_seen(monkeypatch)
+    monkeypatch.setenv("HEADRACE_REDIS_URL", url)
+    assert main(["up", "--state-dir", str(tmp_path / "state")]) == 1
+    said = capsys.readouterr().err
+    assert "redis" in said.lower()
+    assert "a/b" not in said
+
+
+def test_a_directory_whose_name_a_search_path_cannot_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launches_seen(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert main(["up", "--state-dir", "20:56"]) == 1
+    assert capsys.readouterr().err.startswith(f"headrace: {tmp_path}/20:56 has a colon in its path")
+
+
+def test_without_the_packages_of_its_services_up_says_how_to_install_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launches_seen(monkeypatch)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["up", "--simulate", "--state-dir", str(tmp_path / "state")]) == 1
+    assert "`headrace up` needs fastapi; install with" in capsys.readouterr().err
+
+
+def test_a_launcher_that_is_waited_for_ends_with_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Launched:
+        is_ended = False
+
+        def terminate(self) -> None:
+            self.is_ended = True
+
+    launched = Launched()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(up, "start_detached", lambda *_, **__: launched)
+    monkeypatch.setattr(up, "wait_until_up", interrupted)
+    assert main(["up", "--detach", "--state-dir", str(tmp_path / "state")]) == 130
+    assert launched.is_ended
+
+
+def test_the_log_of_an_earlier_launcher_is_kept_and_only_the_new_ones_words_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = UpSettings(tmp_path)
+    StateDir(tmp_path).make()
+    log = StateDir(tmp_path).logs / "launcher.log"
+    log.write_text("an earlier launcher crashed\n")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for _ in range(2):
+        process = start_detached(settings, outlives_us=True)
+        process.wait(60)
+        with pytest.raises(UserError, match=r"^the launcher ended with 1$"):
+            wait_until_up(settings, process)
+    assert log.read_text().startswith("an earlier launcher crashed\n")
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [([], 0), (["--simulate"], 1), (["--simulate", "50"], 50)])

@@ -75,6 +75,22 @@ def test_time_left_is_the_pace_of_the_steps_so_far_times_the_remaining_steps() -
     assert "1:05 elapsed, about 0:14 left" in drawn(watch)
 
 
+def test_a_night_without_services_is_in_no_pace() -> None:
+    watch = RunWatch(make_run())
+    for step, at_s in ((1, 0.0), (2, 2.0), (3, 4.0), (4, 64 * 3600.0), (5, 64 * 3600.0 + 2.0)):
+        watch.take_event(metrics(step, at_s=at_s))
+    assert watch.seconds_left() == (10 - 5) * 2.0
+
+
+def test_what_code_of_a_run_said_cannot_steer_the_terminal() -> None:
+    said = "bad completion \x1b[2J"
+    refused = [{"kind": "rewarder", "replica_id": "rewarder-0", "reason": said}]
+    warned = [{"kind": "nothing_learned", "says": said}]
+    watch = RunWatch(make_run(status="paused", reason=said, waiting_for=said, refusals=refused, warnings=warned))
+    for shown in (watch.reason, watch.waiting_for, *watch.refusals, watch.warnings[0]["says"]):
+        assert "\x1b" not in shown
+
+
 def test_a_pause_is_in_no_pace_and_while_it_lasts_no_time_is_left() -> None:
     watch = RunWatch(make_run())
     for step, paused_s in ((1, 0.0), (2, 0.0), (3, 1.0)):
