@@ -39,8 +39,6 @@ class PromptEncoder:
         return list(self.tokenizer(text=text)["input_ids"])
 
     def _encode_messages(self, messages: list[dict[str, str]]) -> list[int]:
-        import jinja2
-
         if not getattr(self.tokenizer, "chat_template", None):
             raise UserError(
                 "the prompts are conversations, but the model's tokenizer has no chat template; use plain text "
@@ -51,8 +49,8 @@ class PromptEncoder:
             encoded = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=True, **self._chat_template_kwargs
             )
-        except jinja2.TemplateError as error:
-            raise UserError(f"the model's chat template refuses this conversation: {error}") from error
+        except Exception as error:  # a template can fail in any way with what it was not made for
+            raise UserError(f"the model's chat template refuses this conversation: {_first_line(error)}") from error
         return list(encoded["input_ids"])
 
 

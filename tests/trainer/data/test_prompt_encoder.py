@@ -59,6 +59,13 @@ def test_a_conversation_the_template_refuses_is_explained(tokenizer: PreTrainedT
         PromptEncoder(tokenizer).encode([{"role": "user", "content": "a"}])
 
 
+def test_a_conversation_that_the_template_was_not_made_for_is_explained(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = "{{ 'Today: ' + date_string }}"
+    encoder = PromptEncoder(tokenizer, chat_template_kwargs={"date_string": 20240726})
+    with pytest.raises(UserError, match="refuses this conversation: can only concatenate str"):
+        encoder.encode([{"role": "user", "content": "a"}])
+
+
 def test_a_prompt_of_no_token_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(UserError, match="encodes to no tokens"):
         PromptEncoder(tokenizer).encode("")
