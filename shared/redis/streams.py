@@ -213,12 +213,14 @@ class StreamConsumer:
         It does not read our pending entries again. That would count as a delivery of the entries that are being worked
         on, and a few bad moments of the network would bury them.
         """
-        pending = await self._pending(min="-", max="+", count=_MAX_PENDING, consumername=self.name)
-        for entry_id in (item["message_id"] for item in pending):
-            if entry_id.decode() not in self._in_hand:
-                entry = functools.partial(self.redis.xrange, self.stream, min=entry_id, max=entry_id)
-                found: Any = await patiently(entry, what=f"reading {self.stream}", timeout_s=60.0)
-                self._redelivered += [self._delivery(*_entry(raw)) for raw in found]
+        after = "-"
+        while page := await self._pending(min=after, max="+", count=_MAX_PENDING, consumername=self.name):
+            for entry_id in (item["message_id"] for item in page):
+                if entry_id.decode() not in self._in_hand:
+                    entry = functools.partial(self.redis.xrange, self.stream, min=entry_id, max=entry_id)
+                    found: Any = await patiently(entry, what=f"reading {self.stream}", timeout_s=60.0)
+                    self._redelivered += [self._delivery(*_entry(raw)) for raw in found]
+            after = f"({page[-1]['message_id'].decode()}"
         self._has_lost_a_reply = False
 
     async def _reclaim_from_the_dead(self, count: int) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.errors import FencedError, StateLostError
+from shared.redis import streams
 from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
 from shared.redis.lease import alive, lease, renew
 from shared.redis.redis_connection import Redis, call
@@ -112,6 +113,27 @@ async def test_entries_in_a_reply_that_was_lost_are_found_without_counting_as_de
     pending = await redis.xpending_range(run_keys.prompts, GENERATORS, min="-", max="+", count=8)
     assert [item["times_delivered"] for item in pending] == [1, 1]
     assert await in_work.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"done")
+
+
+async def test_entries_in_a_lost_reply_are_found_behind_many_that_are_in_hand(
+    redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MAX_PENDING", 2)
+    for number in range(7):
+        await admit(redis, run_keys, f"{number:08d}")
+    consumer = generator(redis, run_keys)
+    assert len(await consumer.read(count=4, block_s=0.1)) == 4
+    xreadgroup: Any = redis.xreadgroup
+
+    async def lose_the_reply(*args: Any, **kwargs: Any) -> None:
+        await xreadgroup(*args, **kwargs)
+        raise RedisConnectionError("connection reset by peer")
+
+    with monkeypatch.context() as lossy:
+        lossy.setattr(redis, "xreadgroup", lose_the_reply)
+        assert await consumer.read(count=3, block_s=0.1) == []
+    found = await consumer.read(count=8, block_s=0.1)
+    assert [delivery.group_id for delivery in found] == ["00000004", "00000005", "00000006"]
 
 
 async def test_a_redis_that_is_wiped_after_a_reply_was_lost_is_reported_as_lost_state(
