@@ -10,6 +10,7 @@ would have chosen. An entry is acked only when a checkpoint that holds its outco
 """
 
 import bisect
+import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -129,7 +130,7 @@ class ScoredGroups:
         return number
 
     def _arrive(self, delivery: Delivery, group: ScoredGroup, number: int) -> None:
-        self._unacked.append(delivery)
+        self._unacked.append(dataclasses.replace(delivery, payload=b""))  # hundreds of kB; an ack only needs the ids
         if number in self.numbers():
             return
         if self._ledger.is_settled(number) and not self._ledger.revive(number):

@@ -111,7 +111,9 @@ async def test_settled_groups_are_not_considered_again(redis: Redis, run_keys: R
     scored = scored_groups(redis, run_keys, incarnation=1, ledger=ledger)
     considered = await scored.recover(considered_to=ids[11])
     assert [waiting.number for waiting in considered] == [11, 10]
-    assert await scored.ack(scored.settled()) == [group_id(number) for number in ORDER[:10]]
+    settled = scored.settled()
+    assert {delivery.payload for delivery in settled} == {b""}, "entries wait for a checkpoint without their payloads"
+    assert await scored.ack(settled) == [group_id(number) for number in ORDER[:10]]
 
 
 async def test_the_groups_of_evaluations_are_acked_as_they_arrive_and_never_considered(
