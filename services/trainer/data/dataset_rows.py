@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from services.trainer.data.local_rows import is_saved_to_disk, open_file, open_saved
+from services.trainer.data.local_rows import bad_values, is_saved_to_disk, open_file, open_saved
 from services.trainer.data.row_source import RowSource
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
@@ -107,7 +107,8 @@ class _Hub:
         return list(self._rows.column_names)
 
     def read(self, position: int) -> dict[str, Any]:
-        row: dict[str, Any] = self._rows[position]
+        with bad_values():
+            row: dict[str, Any] = self._rows[position]
         return row
 
     def where(self, position: int) -> str:

@@ -4,6 +4,7 @@ Errors of the libraries end here: every problem with a file becomes a sentence f
 """
 
 import contextlib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -75,6 +76,15 @@ def decoded(text: bytes) -> dict[str, Any]:
     return cast(dict[str, Any], row)
 
 
+@contextlib.contextmanager
+def bad_values() -> Generator[None]:
+    """Raise BadRowError for a value that has no equivalent in Python, such as a date after the year 9999."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise BadRowError(f"has a value that cannot be read: {error}") from error
+
+
 class _TableRows:
     """The rows of a table in memory.
 
@@ -94,7 +104,8 @@ class _TableRows:
         return list(self._table.column_names)
 
     def read(self, position: int) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = self._table.slice(position, 1).to_pylist()
+        with bad_values():
+            rows: list[dict[str, Any]] = self._table.slice(position, 1).to_pylist()
         return rows[0]
 
     def where(self, position: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from services.trainer.data.dataset_rows import load_builder
-from services.trainer.data.local_rows import decoded, is_saved_to_disk
+from services.trainer.data.local_rows import bad_values, decoded, is_saved_to_disk
 from services.trainer.data.row_source import BadRowError
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
@@ -196,7 +196,7 @@ def _or_reason(line: bytes) -> Raw:
         return error
 
 
-def _rows_of_parquet(file: BinaryIO, first: int) -> Iterator[dict[str, Any]]:
+def _rows_of_parquet(file: BinaryIO, first: int) -> Iterator[Raw]:
     from pyarrow import parquet
 
     opened: Any = cast(Any, parquet).ParquetFile(file)
@@ -206,6 +206,14 @@ def _rows_of_parquet(file: BinaryIO, first: int) -> Iterator[dict[str, Any]]:
             first -= num_rows
             continue
         for batch in opened.iter_batches(row_groups=[number], batch_size=256):
-            rows: list[dict[str, Any]] = batch.slice(first).to_pylist() if first < batch.num_rows else []
+            rows = _rows_of_batch(batch.slice(first)) if first < batch.num_rows else []
             first = max(0, first - batch.num_rows)
             yield from rows
+
+
+def _rows_of_batch(batch: Any) -> list[Raw]:
+    try:
+        with bad_values():
+            return list(batch.to_pylist())
+    except BadRowError as error:
+        return [error] if batch.num_rows == 1 else [_rows_of_batch(batch.slice(at, 1))[0] for at in range(len(batch))]

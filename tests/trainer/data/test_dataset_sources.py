@@ -15,7 +15,7 @@ import pytest
 from datasets import packaged_modules
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from services.trainer.data.dataset import open_dataset, open_eval_dataset
+from services.trainer.data.dataset import open_dataset, open_eval_dataset, open_prompts
 from services.trainer.submit_checks.dataset_check import check_dataset
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
@@ -91,6 +91,34 @@ def test_a_bad_parquet_row_is_named(tmp_path: Path) -> None:
         found.first_bad
         == f"{tmp_path / 'train.parquet'} row 1 has null as 'prompt', which must be text or a list of messages"
     )
+
+
+def with_a_day_of_the_far_future() -> Any:
+    """Return a table whose second row has a date that Python does not have."""
+    tables: Any = pa
+    return tables.table({"prompt": ["a", "b"], "day": tables.array([0, 10**8], tables.date32())})
+
+
+def test_a_value_that_python_does_not_have_makes_its_row_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "train.parquet"
+    pq.write_table(with_a_day_of_the_far_future(), file)
+
+    def load_dataset(*_args: object, **_kwargs: object) -> Any:
+        return datasets.Dataset(with_a_day_of_the_far_future())
+
+    answer_as_the_hub(monkeypatch, load_dataset)
+    for name, where in ((str(file), f"{file} row 1"), ("owner/name", "owner/name split train row 1")):
+        dataset = open_dataset(config(name))
+        assert (dataset.row_at(0).problem, dataset.row_at(0).prompt) == (None, "a")
+        assert dataset.row_at(1).problem == f"{where} has a value that cannot be read: date value out of range"
+
+
+def test_a_value_that_python_does_not_have_makes_a_streamed_row_bad(tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    pq.write_table(with_a_day_of_the_far_future(), file)
+    dataset = open_prompts(config(str(file), dataset_streaming=True, max_steps=1))
+    assert (dataset.row_at(0).problem, dataset.row_at(0).prompt) == (None, "a")
+    assert dataset.row_at(1).problem == f"{file} row 1 has a value that cannot be read: date value out of range"
 
 
 def test_a_column_of_bytes_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from services.trainer.run_api.trainer_api import make_api
@@ -128,6 +130,17 @@ async def test_a_row_whose_group_is_larger_than_an_entry_is_refused(
     assert await accepted(client, run | {"num_generations": 32, "max_prompt_length": 400}) == []
     dataset.write(dataset.good_rows + f'{{"prompt": "one", "solution": "{"6" * (17 << 20)}"}}\n')
     assert "line 11 is too large" in (await refusal(client, run))["dataset_name"]
+
+
+async def test_a_row_with_a_value_that_cannot_be_read_is_refused(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    tables: Any = pyarrow
+    days = tables.array([0] * 10 + [10**8], tables.date32())
+    file = dataset.path.with_name("train.parquet")
+    parquet.write_table(tables.table({"prompt": ["7 + 1 ="] * 11, "solution": ["8"] * 11, "day": days}), file)
+    errors = await refusal(client, run | {"dataset_name": str(file)})
+    assert f"1 of 11 rows cannot be used; the first: {file} row 10 has a value that" in errors["dataset_name"]
 
 
 async def test_conversations_need_a_chat_template(client: httpx.AsyncClient, run: Run, model_dir: Path) -> None:
