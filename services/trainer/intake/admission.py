@@ -26,7 +26,8 @@ from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
-_MAX_UNUSABLE_IN_A_ROW = 1000
+_MIN_UNUSABLE_IN_A_ROW = 1000
+"""A smaller data set is passed over more than once before it counts as unusable."""
 _MAX_GROUPS, _MAX_BYTES = 256, 1 << 20
 BAD_ROW, PROMPT_TOO_LONG = "bad_row", "prompt_too_long"
 
@@ -83,6 +84,7 @@ class Admission:
         config: The run's settings.
         rows: The data set.
         encoder: Turns prompts into token ids.
+        num_rows: Rows of one pass over the data; 0 if it is unknown.
         ledger: Admission advances its ``admitted`` counter and drops unusable rows in it.
         incarnation: This trainer's incarnation.
         replica_id: This trainer's name, for the stamps.
@@ -95,6 +97,7 @@ class Admission:
         keys: RunKeys,
         config: RunConfig,
         rows: PromptRows,
+        num_rows: int = 0,
         encoder: Encoder,
         ledger: Ledger,
         incarnation: int,
@@ -108,6 +111,7 @@ class Admission:
         self._ledger = ledger
         self._incarnation = incarnation
         self._replica_id = replica_id
+        self._max_unusable_in_a_row = max(_MIN_UNUSABLE_IN_A_ROW, num_rows)
         self._again: deque[int] = deque()
         self._unusable_in_a_row = 0
         self._why = ""
@@ -132,7 +136,7 @@ class Admission:
         Unusable rows in between are dropped with their reason.
 
         Raises:
-            UserError: The last 1,000 rows were unusable, so the data set is probably wrong.
+            UserError: As many rows in a row were unusable as a pass over the data has, and at least 1,000.
         """
         admitted: list[int] = []
         while len(admitted) < count:
@@ -155,7 +159,7 @@ class Admission:
                 self._again = deque(it for it in self._again if it != number)
             if len(groups) == count or is_full(groups.values()):
                 break
-            if self._unusable_in_a_row >= _MAX_UNUSABLE_IN_A_ROW:
+            if self._unusable_in_a_row >= self._max_unusable_in_a_row:
                 if groups:
                     break
                 raise UserError(

@@ -133,6 +133,7 @@ async def _make_intake(
         keys=keys,
         config=config,
         rows=inputs.rows_left(row_cursor(run)),
+        num_rows=inputs.num_rows(config),
         encoder=inputs.encoder,
         ledger=ledger,
         incarnation=run.incarnation,

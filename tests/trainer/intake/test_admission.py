@@ -37,6 +37,18 @@ async def test_a_data_set_without_a_usable_row_ends_the_run_with_a_sentence(
         await admission.admit(1)
 
 
+async def test_unusable_rows_are_passed_over_as_long_as_they_may_be_a_part_of_the_data_set(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    ledger = Ledger()
+    admission = Admission(
+        redis, keys=run_keys, config=run_config, rows=FakeRows(dict.fromkeys(range(1500), "it has no prompt")),
+        num_rows=1501, encoder=FakeEncoder(), ledger=ledger, incarnation=0,
+    )  # fmt: skip
+    assert await admission.admit(1) == [1500]
+    assert ledger.dropped_by_reason() == {"bad_row": 1500}
+
+
 async def test_a_generator_that_waits_gets_all_groups_of_an_admission_in_one_read(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
