@@ -3,6 +3,7 @@
 The trainer's optimizer.py makes them. Muon is torch's; transformers does not offer it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -34,6 +35,8 @@ Optimizer = Literal[
 OptimArgument = float | int | bool | str
 _Kind = type[float] | type[int] | type[bool] | tuple[str, ...]
 _SWITCHES: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_BELOW: Final[Mapping[str, float]] = {"ns_steps": 100, "beta3": 1}
+"""Limits that torch and bitsandbytes set to their arguments."""
 _BETAS: Final = ("adam_beta1", "adam_beta2")
 _ADAM: Final = (*_BETAS, "adam_epsilon")
 ADAM_OPTIONS: Final = _ADAM
@@ -159,6 +162,8 @@ def _argument(name: str, value: str, kind: _Kind) -> OptimArgument:
         number = kind(value)
     except ValueError:
         number = None
-    if number is None or not 0 <= number < float("inf"):
-        raise ValueError(f"{name} must be a {'whole ' * (kind is int)}number of at least 0, and is {value!r}")
+    limit = _BELOW.get(name, math.inf)
+    if number is None or not 0 <= number < limit:
+        below = f" and below {limit:g}" if limit < math.inf else ""
+        raise ValueError(f"{name} must be a {'whole ' * (kind is int)}number of at least 0{below}, and is {value!r}")
     return number

@@ -85,8 +85,11 @@ class TrainingOptions(Section):
             arguments = self.optimizer_arguments()
         except ValueError as error:
             raise ValueError(f"optim_args: {error}") from error
-        if arguments.get("nesterov") and self.optim == "sgd" and not arguments.get("momentum"):
-            raise ValueError("optim_args: nesterov needs momentum; give momentum=0.9 too")
+        if arguments.get("nesterov") and self.optim == "sgd":
+            if not arguments.get("momentum"):
+                raise ValueError("optim_args: nesterov needs momentum; give momentum=0.9 too")
+            if arguments.get("dampening"):
+                raise ValueError("optim_args: nesterov needs a dampening of 0; leave dampening out")
         return self
 
     @model_validator(mode="after")
