@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from services.trainer.policy.optimizers.optimizer import decays, make_optimizer
+from services.trainer.policy.optimizers.optimizer import decays, make_optimizer, make_scheduler
 from shared.run_options.optimizers import FACTS, Optimizer
 from shared.run_options.run_config import RunConfig
 from tests.trainer.cores import GRADIENT_DESCENT, make_config, make_core, make_row, weights
@@ -140,6 +140,20 @@ def test_muon_trains_matrices_and_leaves_the_ends_of_the_model_to_adamw(tiny_mod
     for name in ("lm_head.weight", "model.norm.weight"):
         # A step of AdamW has the size of the learning rate, except where the gradient is as small as its epsilon.
         assert moved[name].abs().max().item() == pytest.approx(0.1, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"lr_scheduler_type": "polynomial"},
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0.05}},
+    ],
+)
+def test_schedules_that_read_the_learning_rate_of_the_optimizer_find_it_in_muon(schedule: dict[str, Any]) -> None:
+    config = make_config(Path("m"), optim="muon", learning_rate=0.1, **schedule)
+    optimizer = make_optimizer({"matrix": torch.nn.Parameter(torch.zeros(2, 2))}, config)
+    make_scheduler(optimizer, config, total_steps=4)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
 
 def test_weight_decay_goes_by_the_names_transformers_goes_by() -> None:

@@ -21,7 +21,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
-        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        super().__init__(groups, {"lr": optimizers[0].defaults["lr"]})  # some schedules of transformers read it
         for optimizer in optimizers:
             optimizer.state = self.state
 
