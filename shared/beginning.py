@@ -61,7 +61,7 @@ class RowCursor(msgspec.Struct, frozen=True):
 
         Args:
             admitted: Number of groups that were made of rows.
-            in_flight: The groups among them that were neither trained nor dropped, oldest first.
+            in_flight: The groups among them that were in flight at the end, oldest first.
         """
         unused = [self.row(number) for number in in_flight]
         return RowCursor(left=(*unused, *self.left[admitted:]), next=self.row(max(admitted, len(self.left))))

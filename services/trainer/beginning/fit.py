@@ -208,7 +208,7 @@ def _left(ledger: Any, rows: RowCursor) -> RowCursor:
     if ledger["admitted"] > _MAX_ADMITTED:
         raise HeadraceError(f"its run had more than {_MAX_ADMITTED:,} prompt groups")
     known = Ledger.from_json(ledger)
-    left = rows.after(admitted=known.admitted, in_flight=known.in_flight())
+    left = rows.after(admitted=known.admitted, in_flight=known.left_over())
     if len(left.left) > _MAX_LEFT or max(left.next, *left.left, 0) > LARGEST:
         raise HeadraceError(f"it left more than {_MAX_LEFT:,} rows unused, or rows with numbers above {LARGEST:,}")
     return left

@@ -16,6 +16,8 @@ from shared.errors import HeadraceError
 from shared.message_invariants import Count
 
 DEAD_LETTER = "dead_letter"
+RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
+"""Reasons of groups that were in flight at the end of the run."""
 _MAX_GROUPS = 10**8
 """The number of ids with eight digits."""
 
@@ -67,6 +69,11 @@ class Ledger:
         """Return the admitted numbers that are not settled, oldest first."""
         settled = self._trained.union(*self._dropped.values())
         return [number for number in range(self.admitted) if number not in settled]
+
+    def left_over(self) -> list[int]:
+        """Return the numbers that are in flight, or were at the end of the run, oldest first."""
+        ended = (self._dropped.get(reason, set[int]()) for reason in (RUN_STOPPED, RUN_ENDED))
+        return sorted({*self.in_flight()}.union(*ended))
 
     @property
     def num_in_flight(self) -> int:

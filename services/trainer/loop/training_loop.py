@@ -30,7 +30,7 @@ from typing import Any, Literal
 import msgspec
 
 from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, num_missing
-from services.trainer.groups.ledger import Ledger
+from services.trainer.groups.ledger import RUN_ENDED, RUN_STOPPED, Ledger
 from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.batch_builder import Batch, with_advantages
 from services.trainer.intake.intake import Intake
@@ -43,7 +43,6 @@ from shared.beginning import RowCursor
 from shared.run_options.run_config import RunConfig
 
 Ending = Literal["finished", "stopped", "terminated"]
-RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
 
 
 class TrainingLoop:

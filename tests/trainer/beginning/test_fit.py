@@ -125,6 +125,14 @@ def test_the_rows_of_a_continued_run_are_those_that_were_left_to_it(tmp_path: Pa
     assert beginning.rows == RowCursor(left=(7, 8), next=10)
 
 
+def test_rows_that_were_in_flight_when_the_run_ended_come_first(tmp_path: Path) -> None:
+    """The last checkpoint of a run counts them as dropped."""
+    dropped = {"too_stale": [[2, 2]], "run_stopped": [[3, 4], [7, 7]], "run_ended": [[6, 6]]}
+    ledger: dict[str, Any] = {"admitted": 8, "trained": [[0, 1], [5, 5]], "dropped": dropped}
+    beginning, _ = begin(tmp_path, source(tmp_path, ledger=ledger))
+    assert beginning.rows == RowCursor(left=(3, 4, 6, 7), next=8)
+
+
 def test_a_checkpoint_of_a_release_that_cannot_be_read_says_how_to_go_on_without_the_position(tmp_path: Path) -> None:
     broken = source(tmp_path, ledger={"admitted": 1, "trained": [[0, 5]], "dropped": {}})
     with pytest.raises(UserError, match=r"the position in the data cannot be read.*set ignore_data_skip: true"):

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.trainer.loop.training_loop import RUN_ENDED, TrainingLoop
+from services.trainer.groups.ledger import RUN_ENDED
+from services.trainer.loop.training_loop import TrainingLoop
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
