@@ -178,6 +178,11 @@ class Evaluations:
             self._running.num_missing += 1
             self._running.last_sign_at = time.monotonic()
 
+    def hold_clock(self) -> None:
+        """Wait anew for the next group, because no generator can sample it yet."""
+        if self._running is not None:
+            self._running.last_sign_at = time.monotonic()
+
     async def admit_again(self, *, in_hand: Collection[str]) -> None:
         """Send again the groups of the evaluation under way that Redis has lost.
 

@@ -222,6 +222,8 @@ class TrainingLoop:
             await self.reporting.note(note)
         if self.best is not None and self.intake.evaluations.is_running:
             await self.outflow.save_for_evaluation()
+        if not self.outflow.pushes.num_generators:
+            self.intake.evaluations.hold_clock()
         result = await self.intake.advance_evaluation()
         if result is None:
             return

@@ -1,6 +1,7 @@
 """Evaluations use the streams of training, and do not affect what is trained."""
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from services.trainer.intake.evaluation import Evaluations
 from services.trainer.loop.training_loop import TrainingLoop
+from services.trainer.push.push_result import PushResult
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
@@ -155,6 +157,56 @@ def test_an_evaluation_has_more_patience_with_rollouts_of_agents(options: dict[s
         incarnation=1, replica_id="trainer", last_step=None,
     )  # fmt: skip
     assert evaluations.idle_s == idle_s
+
+
+class LateGenerator(FakeSender):
+    """A fleet without a generator until it was asked four times, over more than a second."""
+
+    def __init__(self, redis: Redis, loaded: asyncio.Event) -> None:
+        super().__init__(redis)
+        self._num_asked, self._loaded = 0, loaded
+
+    async def needs_push(self) -> bool:
+        return not self._loaded.is_set()
+
+    async def push(self, *arguments: Any, **options: Any) -> PushResult:
+        self._num_asked += 1
+        if self._num_asked == 4:
+            self._loaded.set()
+        pushed = await super().push(*arguments, **options)
+        return pushed if self._loaded.is_set() else dataclasses.replace(pushed, replies={})
+
+
+class LateServices(PlayedServices):
+    """Services whose generator has to load its model first."""
+
+    def __init__(self, redis: Redis, loaded: asyncio.Event) -> None:
+        super().__init__(redis, reward=reward)
+        self._loaded = loaded
+
+    async def play(self) -> None:
+        await self._loaded.wait()
+        await super().play()
+
+
+async def test_the_deadline_of_an_evaluation_does_not_run_while_there_is_no_generator(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config.model_copy(update={"eval_steps": None}), tmp_path)
+    loaded = asyncio.Event()
+    patience: list[asyncio.Task[None]] = []
+
+    def impatient(loop: TrainingLoop) -> None:
+        loop.intake.evaluations.idle_s = 0.2
+        patience.append(asyncio.create_task(be_patient(loop), name="patience"))
+
+    async def be_patient(loop: TrainingLoop) -> None:
+        await loaded.wait()
+        loop.intake.evaluations.idle_s = 60.0
+
+    await train(redis, played=LateServices(redis, loaded), sender=LateGenerator(redis, loaded), meddle=impatient)
+    (line,) = evaluations(tmp_path)
+    assert (line["eval_groups/done"], line["eval_groups/missing"]) == (4, 0)
 
 
 async def test_a_restart_within_an_evaluation_repeats_it_and_takes_nothing_of_the_old_one(
