@@ -3,7 +3,7 @@
     incarnation, wishes, started, dead  --read--> wishes, started; drops in the ledger, losses of an evaluation
 
 Redis is read at most twice a second, so a batch is chosen on data up to half a second old. Only ``started`` is read
-again right before a batch is chosen.
+again right before a batch is chosen, and everything once more after the last step.
 """
 
 import logging
@@ -65,14 +65,14 @@ class ExternalChanges:
         """Whether a user asked the run to stop."""
         return self.wishes.desired == "stop"
 
-    async def read(self) -> bool:
-        """Read the state if it is time to, and return whether it was.
+    async def read(self, *, at_once: bool = False) -> bool:
+        """Read the state if it is time to or ``at_once``, and return whether it was read.
 
         Raises:
             FencedError: A newer incarnation owns the run.
             StateLostError: Redis has lost the run.
         """
-        if time.monotonic() - self._read_at < _EVERY_S:
+        if not at_once and time.monotonic() - self._read_at < _EVERY_S:
             return False
         self._read_at = time.monotonic()
         await check_not_fenced(self._run.redis, self._run.keys, self._run.incarnation)

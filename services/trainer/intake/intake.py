@@ -85,14 +85,17 @@ class Intake:
         for waiting in recovered:
             self._batches.judge(waiting)
 
-    async def read_changes(self) -> bool:
-        """Read requests, dead letters and groups that were begun, if it is time to. Return whether it was.
+    async def read_changes(self, *, at_once: bool = False) -> bool:
+        """Read requests, dead letters and groups that were begun, if it is time to or ``at_once``.
+
+        Returns:
+            Whether they were read.
 
         Raises:
             FencedError: A newer incarnation owns the run.
             StateLostError: Redis has lost the run.
         """
-        return await self._changes.read()
+        return await self._changes.read(at_once=at_once)
 
     async def pause_or_resume(self) -> None:
         """Pause or resume the run, as users asked or as its rewards require."""

@@ -245,7 +245,10 @@ class TrainingLoop:
 
         With ``may_go_on``, a run without steps left may get more, because nothing of its end has begun.
         """
-        is_time_to_look = await self.intake.read_changes()  # about twice a second
+        is_last_look = may_go_on and not self._num_steps_left()
+        if is_last_look:
+            await self.reporting.write_progress()  # it makes the run API refuse changes that this look would miss
+        is_time_to_look = await self.intake.read_changes(at_once=is_last_look)  # else about twice a second
         if self._num_steps_left() or may_go_on:
             self._follow_max_steps(self.intake.max_steps)
         if self._num_steps_left():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.trainer.intake import external_changes
+from shared.pause import Wishes
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
@@ -52,3 +53,31 @@ async def test_a_run_whose_max_steps_changes_while_it_trains_ends_there_or_after
     record = await store.get(RUN_ID)
     assert record is not None
     assert record.progress.max_steps == ends_at
+
+
+async def test_a_change_that_is_accepted_during_the_last_step_is_followed(
+    redis: Redis, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run API refuses changes once the progress has the last step."""
+    monkeypatch.setattr(external_changes, "_EVERY_S", 60.0)
+    await create(redis, config, tmp_path)
+    sender, store = FakeSender(redis), RunStore(redis)
+    shown: list[tuple[int, int]] = []
+    read_wishes = RunStore.wishes
+
+    async def change(pushed: int) -> None:
+        record = await store.get(RUN_ID)
+        if pushed == 3 and record is not None:
+            await store.change_config(record, config.model_copy(update={"max_steps": 8}))
+
+    async def wishes(self: RunStore, run_id: str) -> Wishes:
+        record = await self.get(run_id)
+        assert record is not None
+        shown.append((record.progress.step, record.progress.max_steps))
+        return await read_wishes(self, run_id)
+
+    sender.may_push = change
+    monkeypatch.setattr(RunStore, "wishes", wishes)
+    ending, _ = await train(redis, played=PlayedServices(redis), sender=sender)
+    assert (ending, sender.versions[-1]) == ("finished", 8)
+    assert shown[1:] == [(6, 6), (8, 8)], "the last step is shown before users' requests are read once more"
