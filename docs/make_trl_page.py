@@ -54,7 +54,7 @@ those of the same name, and [its own](run-file.md); for all others, error messag
 {defaults}
 ### The same name and meaning
 
-{num_same} options of `GRPOConfig`: {same}.
+{num_same} options of `GRPOConfig`: {same}. The steps in `num_train_epochs` can [differ a little](#differences).
 
 Of `ScriptArguments` and `ModelConfig`: {same_elsewhere}.
 
