@@ -22,7 +22,7 @@ WarningKind = Literal[
 
 MIN_BATCHES, MAX_BATCHES = 5, 10
 _MAX_LINES = 100
-"""Number of lines to read. With many optimizer steps a batch, they hold fewer than MAX_BATCHES batches."""
+"""Lines to read, or more if they would hold fewer than MIN_BATCHES batches, which have many optimizer steps then."""
 _STARVED, _BOTH_WAIT = 0.5, 0.2
 """Shares of the trainer's time."""
 _NOTHING_AHEAD, _TRUNCATED, _FAILED, _DROPPED = 0.8, 0.5, 0.1, 0.9
@@ -44,7 +44,8 @@ class RunWarning:
 
 def read_warnings(run_dir: Path, config: Mapping[str, Any]) -> list[RunWarning]:
     """Return the warnings about a run from its files; none if they cannot be read. Blocks on the disk."""
-    num_lines = min(_MAX_LINES, MAX_BATCHES * _steps_per_batch(config))
+    steps = _steps_per_batch(config)
+    num_lines = min(max(_MAX_LINES, MIN_BATCHES * steps), MAX_BATCHES * steps)
     try:
         return find_warnings(read_last_metrics(run_dir, limit=num_lines), read_last_evaluation(run_dir), config)
     except OSError:  # a file that cannot be read must not hide the run

@@ -133,3 +133,14 @@ def test_warnings_are_read_from_the_newest_batches_of_a_run_directory(tmp_path: 
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (tmp_path / "evaluations.jsonl").write_text('{"step": 10.0, "eval_skipped": 1.0}\n')
     assert [it.kind for it in read_warnings(tmp_path, CONFIG)] == ["nothing_learned", "evaluation_skipped"]
+
+
+def test_enough_batches_are_read_however_many_steps_each_has(tmp_path: Path) -> None:
+    lines = [
+        line
+        for batch in batches(MIN_BATCHES, frac_reward_zero_std=1.0)
+        for line in (batch, *([{"step_time": 2.0, "wait_time": 0.0}] * 39))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    config = CONFIG | {"num_iterations": 10, "steps_per_generation": 4}
+    assert [it.kind for it in read_warnings(tmp_path, config)] == ["nothing_learned"]
