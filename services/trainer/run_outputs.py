@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 _STEP_FILE = re.compile(r"step_([0-9]{1,12})\.jsonl")
-_MAX_LINE_BYTES = 16 * 1024
-"""Upper bound of a line of metrics.jsonl, with a margin."""
+_USUAL_LINE_BYTES = 16 * 1024
+"""Few lines of metrics.jsonl are longer; a line with many reward functions and tools may be."""
 
 
 def read_metrics(run_dir: Path, *, after_step: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
@@ -48,14 +48,20 @@ def read_last_evaluation(run_dir: Path) -> dict[str, Any]:
 
 
 def _last_lines(path: Path, *, limit: int) -> list[dict[str, Any]]:
+    num_bytes = limit * _USUAL_LINE_BYTES
     try:
         with path.open("rb") as file:
-            begin = max(0, path.stat().st_size - limit * _MAX_LINE_BYTES)
-            file.seek(begin)
-            lines = file.read().splitlines()[1 if begin else 0 :]
+            end = path.stat().st_size
+            while True:
+                begin = max(0, end - num_bytes)
+                file.seek(begin)
+                lines = file.read(end - begin).splitlines()[1 if begin else 0 :]
+                found = list(deque(_parsed(line.decode(errors="replace") for line in lines), maxlen=limit))
+                if len(found) == limit or not begin:
+                    return found
+                num_bytes *= 2
     except FileNotFoundError:
         return []
-    return list(deque(_parsed(line.decode(errors="replace") for line in lines), maxlen=limit))
 
 
 def rollout_steps(run_dir: Path) -> list[int]:

@@ -1,5 +1,6 @@
 """Metrics have one name, one unit and one meaning: in the log, on their page and in Prometheus."""
 
+import json
 import math
 from pathlib import Path
 
@@ -95,3 +96,14 @@ def test_the_newest_lines_are_read_without_the_rest(tmp_path: Path) -> None:
     assert read_last_evaluation(tmp_path) == {}
     (tmp_path / "evaluations.jsonl").write_text('{"step": 5, "eval_reward": 0.5}\n{"step": 10, "eval_reward": null}\n')
     assert read_last_evaluation(tmp_path) == {"step": 10, "eval_reward": None}
+
+
+def test_the_newest_lines_are_read_however_long_they_are(tmp_path: Path) -> None:
+    """Each reward function and each tool adds metrics to a line."""
+    long = {f"rewards/function_{number}/mean": 0.5 for number in range(2000)}
+    lines = [{"step": step} | long for step in range(4)]
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert len(json.dumps(lines[0])) > 64 * 1024
+    assert read_last_metrics(tmp_path, limit=2) == lines[2:]
+    assert read_last_evaluation(tmp_path) == lines[3]
