@@ -47,10 +47,9 @@ class _TensorBoard:
         self._summaries = _library("tensorboard.compat.proto.summary_pb2")
         writer = _library("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(str(Path(head["directory"]) / "tensorboard"), flush_secs=10)
-        if head["resumed_step"]:
-            # Readers of the files then ignore earlier values of this step and later ones.
-            log: Any = self._events.SessionLog
-            self._add(head["resumed_step"] + 1, session_log=log(status=log.START))
+        # Readers of the files ignore earlier values of this step and later ones. Step 1 may have been reported, too.
+        log: Any = self._events.SessionLog
+        self._add(head["resumed_step"] + 1, session_log=log(status=log.START))
         plain = {key: _plain(value) for key, value in head["config"].items() if value is not None}
         hyperparameters = _library("tensorboard.plugins.hparams.summary_v2").hparams_pb(plain, trial_id=head["run_id"])
         self._text: Callable[..., Any] = _library("tensorboard.plugins.text.summary_v2").text_pb

@@ -52,11 +52,15 @@ def reports(tmp_path: Path, *, resumed_step: int = 0, **options: Any) -> Reports
     return Reports(config, run_id=RUN_ID, run_dir=tmp_path, resumed_step=resumed_step)
 
 
-def scalars_of_tensorboard(run_dir: Path, name: str = "train/loss") -> dict[int, float]:
+def events_of_tensorboard(run_dir: Path, name: str = "train/loss") -> list[tuple[int, float]]:
     library: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     read = library.EventAccumulator(str(run_dir / "reports" / "tensorboard"))
     read.Reload()
-    return {event.step: event.value for event in read.Scalars(name)}
+    return [(event.step, event.value) for event in read.Scalars(name)]
+
+
+def scalars_of_tensorboard(run_dir: Path, name: str = "train/loss") -> dict[int, float]:
+    return dict(events_of_tensorboard(run_dir, name))
 
 
 def rows_of_trackio(run_dir: Path, project: str = "headrace") -> list[tuple[str, int, dict[str, Any]]]:
@@ -110,6 +114,15 @@ def test_event_files_hold_the_steps_of_the_weights_that_survive(tmp_path: Path) 
     train_resume_train(tmp_path, "tensorboard")
     assert scalars_of_tensorboard(tmp_path) == {1: 0.25, 2: 0.5, 3: 3.0, 4: 4.0, 5: 5.0, 6: 6.0}
     assert scalars_of_tensorboard(tmp_path, "eval/reward") == {5: 0.75}
+
+
+def test_event_files_have_no_step_twice_after_a_death_before_the_first_checkpoint(tmp_path: Path) -> None:
+    for loss in (0.25, 0.5):
+        told = reports(tmp_path, report_to=["tensorboard"])
+        for step in (1, 2):
+            told.step(step, {"loss": loss})
+        told.close()
+    assert events_of_tensorboard(tmp_path) == [(1, 0.5), (2, 0.5)]
 
 
 def test_a_resumed_run_goes_on_in_the_same_run_of_trackio_without_a_step_twice(tmp_path: Path) -> None:
