@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from services.trainer.run_api.trainer_api import make_api
@@ -135,10 +135,10 @@ async def test_a_row_whose_group_is_larger_than_an_entry_is_refused(
 async def test_a_row_with_a_value_that_cannot_be_read_is_refused(
     client: httpx.AsyncClient, run: Run, dataset: DatasetFile
 ) -> None:
-    tables: Any = pyarrow
+    tables: Any = pa
     days = tables.array([0] * 10 + [10**8], tables.date32())
     file = dataset.path.with_name("train.parquet")
-    parquet.write_table(tables.table({"prompt": ["7 + 1 ="] * 11, "solution": ["8"] * 11, "day": days}), file)
+    pq.write_table(tables.table({"prompt": ["7 + 1 ="] * 11, "solution": ["8"] * 11, "day": days}), file)
     errors = await refusal(client, run | {"dataset_name": str(file)})
     assert f"1 of 11 rows cannot be used; the first: {file} row 10 has a value that" in errors["dataset_name"]
 
