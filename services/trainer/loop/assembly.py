@@ -31,6 +31,7 @@ from services.trainer.loop.push_schedule import PushSchedule, Sender, make_probe
 from services.trainer.loop.reporting import Reporting
 from services.trainer.loop.resumed import Inputs, LoopState, load_inputs, open_log, resume, row_cursor
 from services.trainer.loop.training_loop import TrainingLoop
+from services.trainer.push.prober import Prober
 from services.trainer.ranks.lead import Lead
 from services.trainer.run_context import RunContext
 from services.trainer.telemetry.group_traces import GroupTraces
@@ -69,10 +70,14 @@ async def assemble(
     rule = BestRule.of(config)
     best = None if rule is None else BestCheckpoint(rule, run_log.evaluations())
     intake = await _make_intake(run, inputs, state, in_hand=in_hand, run_log=run_log, traces=traces)
+    prober = await asyncio.to_thread(  # the rows of a stream may come from a network
+        lambda: make_prober(config, inputs.core, inputs.encoder, inputs.rows, torch_thread=torch_thread)
+    )
     outflow = _make_outflow(
         run,
         inputs,
         sender,
+        prober=prober,
         scored=intake.scored,
         torch_thread=torch_thread,
         terminate=terminate,
@@ -180,6 +185,7 @@ def _make_outflow(
     inputs: Inputs,
     sender: Sender,
     *,
+    prober: Prober | None,
     scored: ScoredGroups,
     torch_thread: ThreadPoolExecutor,
     terminate: asyncio.Event,
@@ -191,7 +197,7 @@ def _make_outflow(
     pushes = PushSchedule(
         sender,
         run_log=run_log,
-        prober=make_prober(config, inputs.core, inputs.encoder, inputs.rows, torch_thread=torch_thread),
+        prober=prober,
         num_pushes=progress.pushes,
         num_confirmed=progress.pushes_confirmed,
         num_probes_failed=progress.probes_failed,
