@@ -55,26 +55,26 @@ class FirstRows:
     """
 
     def __init__(self, block: Block) -> None:
-        self._block = block
+        self.block = block
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(self._block.rows)
+        return len(self.block.rows)
 
     def columns(self) -> list[str]:
         """Return the columns of all rows."""
-        return list(dict.fromkeys(name for row in self._block.rows if isinstance(row, dict) for name in row))
+        return list(dict.fromkeys(name for row in self.block.rows if isinstance(row, dict) for name in row))
 
     def read(self, position: int) -> dict[str, Any]:
         """Return a row; raises BadRowError."""
-        row = self._block.rows[position]
+        row = self.block.rows[position]
         if isinstance(row, BadRowError):
             raise row
         return row
 
     def where(self, position: int) -> str:
         """Return the place of a row in words."""
-        return self._block.places[position]
+        return self.block.places[position]
 
 
 def open_stream(source: DatasetSource, *, field: str, roots: FileRoots | None = None) -> RowStream:

@@ -89,7 +89,7 @@ class StreamedDataset:
         first = first_rows(stream, source, count=self._size, field="dataset_name")
         self.columns = tuple(self._format.columns_of(first.columns()))
         """The columns of the first block, which every row has, with null where it lacks one."""
-        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._blocks: OrderedDict[int, Block] = OrderedDict({0: first.block})
         self._starts = self._kept_starts()
         self._order = lru_cache(maxsize=_BLOCKS_IN_MEMORY)(self._shuffled)
         self._lock = threading.Lock()

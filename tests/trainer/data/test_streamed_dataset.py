@@ -87,6 +87,12 @@ def test_a_number_means_the_same_row_in_any_order_of_asking() -> None:
     assert [dataset.row_at(number).prompt for number in reversed(numbers)] == expected[::-1]
 
 
+def test_the_first_block_is_read_once() -> None:
+    stream = CountedStream(rows())
+    assert sorted(prompts(streamed(stream), range(BLOCK))) == EPOCH[:BLOCK]
+    assert stream.asked == [0]
+
+
 def test_a_restarted_trainer_goes_on_at_its_block(tmp_path: Path) -> None:
     positions = tmp_path / "positions.json"
     before = streamed(CountedStream(rows(100)), positions)
@@ -113,8 +119,8 @@ def test_positions_that_cannot_be_used_only_cost_time(tmp_path: Path, content: s
 def test_a_block_that_cannot_be_read_is_tried_again() -> None:
     dataset = streamed(CountedStream(rows(), failures=4))
     assert prompts(dataset, range(NUM_ROWS)) == prompts(streamed(CountedStream(rows())), range(NUM_ROWS))
-    with pytest.raises(UserError, match=r"d\.jsonl cannot be read from row 0 on: no route to host"):
-        streamed(CountedStream(rows(), failures=5)).row_at(0)
+    with pytest.raises(UserError, match=r"d\.jsonl cannot be read from row 4 on: no route to host"):
+        streamed(CountedStream(rows(), failures=5)).row_at(BLOCK)
 
 
 def test_a_data_set_that_lost_its_rows_ends_the_run() -> None:
@@ -122,7 +128,7 @@ def test_a_data_set_that_lost_its_rows_ends_the_run() -> None:
     dataset = streamed(CountedStream(content))
     content.clear()
     with pytest.raises(UserError, match="has no rows any more"):
-        dataset.row_at(0)
+        dataset.row_at(BLOCK)
 
 
 def test_a_bad_row_has_a_problem_and_a_missing_column_is_null() -> None:
