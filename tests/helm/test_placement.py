@@ -7,12 +7,19 @@ import pytest
 from tests.helm.chart import (
     ALL_VALUES,
     SERVICES,
+    Object,
     of_kind,
     pod_spec,
     render,
     values_of,
     workloads,
 )
+
+
+def drawn_to_the_trainer(found: dict[str, Object]) -> set[str]:
+    """Return the services that are scheduled only on the trainer's node."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    return {name for name in SERVICES if required in str(pod_spec(found[name]).get("affinity", {}).get("podAffinity"))}
 
 
 def test_replicas_spread_over_nodes_unless_values_say_otherwise() -> None:
@@ -60,9 +67,44 @@ def test_beside_the_trainer_is_added_to_what_the_values_ask_for() -> None:
 @pytest.mark.parametrize(("claim", "beside"), [("code", {"rewarder", "sessions"}), ("models", {"generator"})])
 def test_a_claim_of_one_node_draws_only_the_services_that_mount_it_there(claim: str, beside: set[str]) -> None:
     one_node = workloads(render({"storage": {claim: {"enabled": True, "accessMode": "ReadWriteOnce"}}}))
-    assert {name for name in SERVICES if "podAffinity" in pod_spec(one_node[name]).get("affinity", {})} == beside
+    assert drawn_to_the_trainer(one_node) == beside
     shared = workloads(render({"storage": {claim: {"enabled": True}}}))
     assert not [name for name in SERVICES if "affinity" in pod_spec(shared[name])]
+
+
+def test_a_claim_of_the_values_that_one_node_can_have_draws_the_services_there_too() -> None:
+    own = {"enabled": True, "existingClaim": "mine", "accessMode": "ReadWriteOnce"}
+    assert drawn_to_the_trainer(workloads(render({"storage": {"models": own}}))) == {"generator"}
+
+
+@pytest.mark.parametrize(
+    ("claims", "beside"),
+    [
+        (["models"], ["generator"]),
+        (["uploads"], ["generator"]),
+        (["code"], ["rewarder", "sessions"]),
+        (["models", "code"], ["generator", "rewarder", "sessions"]),
+    ],
+)
+def test_a_trainer_that_comes_back_prefers_the_node_that_has_its_claims(claims: list[str], beside: list[str]) -> None:
+    """On another node it would wait for ever: the other pods keep a ReadWriteOnce claim on theirs."""
+    wish: list[Any] = [{"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}]
+    preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+    values = {
+        "trainer": {"affinity": {"podAffinity": {preferred: wish}}},
+        "storage": {name: {"enabled": True, "accessMode": "ReadWriteOnce"} for name in claims},
+    }
+    found = workloads(render(values))
+    own, ours = pod_spec(found["trainer"])["affinity"]["podAffinity"][preferred]
+    assert own == wish[0], "the values' own wishes stay"
+    assert ours["weight"] == 100
+    term = ours["podAffinityTerm"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    (wanted,) = term["labelSelector"]["matchExpressions"]
+    assert wanted == {"key": "app.kubernetes.io/component", "operator": "In", "values": beside}
+    for name in beside:
+        labels = found[name]["spec"]["template"]["metadata"]["labels"]
+        assert term["labelSelector"]["matchLabels"].items() <= labels.items()
 
 
 @pytest.mark.parametrize("service", ["rewarder", "sessions"])

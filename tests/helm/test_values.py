@@ -58,7 +58,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"fullnameOverride": "9a"}, "at '/fullnameOverride': '9a' does not match pattern"),
     # An amount of bytes without a unit means that the unit was forgotten.
     ({"trainer": {"cache": {"size": "100"}}}, "at '/trainer/cache/size': '100' does not match pattern"),
-    ({"storage": {"code": {"accessMode": "ReadWriteOncePod"}}}, "at '/storage/code/accessMode': value must be one of"),
+    # Several pods mount these claims.
+    *(
+        ({"storage": {name: {"accessMode": "ReadWriteOncePod"}}}, f"at '/storage/{name}/accessMode': value must be one")
+        for name in ("models", "uploads", "code")
+    ),
     (
         {"storage": {"code": {"enabled": True}}, "rewarder": {"env": {"HEADRACE_REWARD_PATH": "/mine"}}},
         "rewarder.env.HEADRACE_REWARD_PATH is also set by the chart itself",
@@ -97,6 +101,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             },
         },
         "so all nodes need the models: set storage.models.accessMode to ReadWriteMany",
+    ),
+    (
+        {
+            "trainer": {"multiNode": {"nodes": 2}},
+            "storage": {
+                "runs": {"accessMode": "ReadWriteMany"},
+                "uploads": {"enabled": True, "existingClaim": "mine", "accessMode": "ReadWriteOnce"},
+            },
+        },
+        "set storage.models.accessMode to ReadWriteMany, and if storage.models.existingClaim is set, to a claim with",
     ),
     (
         {"redis": {"external": {"host": "redis.data"}}},

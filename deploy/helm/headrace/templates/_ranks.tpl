@@ -1,4 +1,5 @@
-{{/* Puts pods with training ranks on different nodes, in addition to the affinity from values. */}}
+{{/* The affinity from values. Also puts pods with training ranks on different nodes, and the trainer, if possible, on the node where
+other pods keep a claim that only one node can mount: on another, it would wait for the claim for ever. */}}
 {{- define "headrace.trainerAffinity" -}}
 {{- $affinity := deepCopy .of.affinity -}}
 {{- if gt (int .of.multiNode.nodes) 1 -}}
@@ -9,17 +10,37 @@
 {{- $_ := set $anti "requiredDuringSchedulingIgnoredDuringExecution" $required -}}
 {{- $_ := set $affinity "podAntiAffinity" $anti -}}
 {{- end -}}
+{{- $components := list -}}
+{{- if eq .component "trainer" -}}{{- $components = include "headrace.onTrainersNode" .root | fromYamlArray -}}{{- end -}}
+{{- if $components -}}
+{{- $labels := omit (include "headrace.selector" . | fromYaml) "app.kubernetes.io/component" -}}
+{{- $one := dict "key" "app.kubernetes.io/component" "operator" "In" "values" $components -}}
+{{- $beside := dict "labelSelector" (dict "matchLabels" $labels "matchExpressions" (list $one)) "topologyKey" "kubernetes.io/hostname" -}}
+{{- $pods := default dict $affinity.podAffinity -}}
+{{- $preferred := append (default list $pods.preferredDuringSchedulingIgnoredDuringExecution) (dict "weight" 100 "podAffinityTerm" $beside) -}}
+{{- $_ := set $pods "preferredDuringSchedulingIgnoredDuringExecution" $preferred -}}
+{{- $_ := set $affinity "podAffinity" $pods -}}
+{{- end -}}
 {{- with $affinity -}}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
+{{/* The components that share with the trainer a claim that only one node can mount, as a YAML list. Takes the root. */}}
+{{- define "headrace.onTrainersNode" -}}
+{{- $storage := .Values.storage -}}
+{{- $found := list -}}
+{{- if include "headrace.isOnOneNode" (list $storage.models $storage.uploads) -}}{{- $found = append $found "generator" -}}{{- end -}}
+{{- if include "headrace.isOnOneNode" (list $storage.code) -}}{{- $found = concat $found (list "rewarder" "sessions") -}}{{- end -}}
+{{- toYaml $found -}}
+{{- end -}}
+
 {{/* Whether only one node can mount a claim that others share with the trainer. Takes a list of the claims' values. */}}
 {{- define "headrace.isOnOneNode" -}}
 {{- $found := "" -}}
 {{- range $claim := . -}}
-{{- if and $claim.enabled (not $claim.existingClaim) (eq $claim.accessMode "ReadWriteOnce") -}}{{- $found = "true" -}}{{- end -}}
+{{- if and $claim.enabled (eq $claim.accessMode "ReadWriteOnce") -}}{{- $found = "true" -}}{{- end -}}
 {{- end -}}
 {{- $found -}}
 {{- end -}}

@@ -51,7 +51,7 @@ test.run.weight_transport is ipc, which needs the trainer and its generator in o
 {{ printf "trainer.multiNode.nodes is %d, so all nodes need the runs' directory: set storage.runs.accessMode to ReadWriteMany, or storage.runs.existingClaim to a claim with that mode" $nodes }}
 {{- end }}
 {{- if and (gt $nodes 1) (include "headrace.isOnOneNode" (list $values.storage.models $values.storage.uploads)) }}
-{{ printf "trainer.multiNode.nodes is %d, so all nodes need the models: set storage.models.accessMode to ReadWriteMany, or storage.models.existingClaim to a claim with that mode (and so for storage.uploads)" $nodes }}
+{{ printf "trainer.multiNode.nodes is %d, so all nodes need the models: set storage.models.accessMode to ReadWriteMany, and if storage.models.existingClaim is set, to a claim with that mode (and so for storage.uploads)" $nodes }}
 {{- end }}
 {{- range $key, $modules := dict "rewarder.rewardModules" $values.rewarder.rewardModules "sessions.toolModules" $values.sessions.toolModules }}
 {{- if and $modules.configMap $modules.existingClaim }}
