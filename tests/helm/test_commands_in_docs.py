@@ -48,6 +48,14 @@ def test_every_key_of_the_secret_that_a_command_changes_is_one() -> None:
     assert used <= COMPOSE["secrets"].keys()
 
 
+def test_the_way_back_with_helm_keeps_the_keys_that_the_cluster_has() -> None:
+    """A rollback restores the Secret of an earlier revision, with the keys from before a rotation."""
+    section = PAGE.partition("### Upgrading with Helm\n")[2].partition("\n### ")[0]
+    (way_back,) = re.findall(r"To go back,?:? [^:]*: `(.*?)`", " ".join(section.split()))
+    assert way_back.startswith("helm upgrade headrace ")
+    assert "lookup" in (CHART / "templates" / "secret.yaml").read_text()
+
+
 def test_every_service_that_a_command_of_compose_names_is_in_the_file() -> None:
     text = "\n".join(COMMANDS)
     stopped = re.findall(r"docker compose (?:stop|up -d --force-recreate) ([\w -]+?)(?: +#|\n|$)", text)
