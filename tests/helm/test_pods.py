@@ -325,6 +325,18 @@ def test_a_deployment_can_be_replaced_without_a_moment_with_fewer(name: str) -> 
     assert strategy["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
+def test_an_update_of_a_rewarder_with_a_gpu_needs_no_spare_one() -> None:
+    strategy = of_kind(render({"rewarder": {"gpus": 1}}), "Deployment")["rewarder"]["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_a_pod_that_cannot_start_after_a_change_is_replaced_by_the_next_change(name: str) -> None:
+    """With OrderedReady, a StatefulSet waits for it for ever; someone would have to delete the pod."""
+    sets = of_kind(render(values_of(name)), "StatefulSet")
+    assert {it["spec"].get("podManagementPolicy") for it in sets.values()} == {"Parallel"}
+
+
 def test_labels_of_pods_have_no_version_so_that_a_new_chart_by_itself_restarts_nothing() -> None:
     for name, it in workloads(render()).items():
         if name != "test":
