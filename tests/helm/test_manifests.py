@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import ALL_VALUES, NAMESPACE, Object, render, values_of
+from tests.helm.chart import ALL_VALUES, CHART, NAMESPACE, Object, of_kind, render, values_of
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="pip install kubernetes-validate, and the chart's objects are validated"
@@ -93,3 +93,28 @@ def test_objects_that_a_pod_names_exist_or_are_in_the_values(name: str) -> None:
             secret = volume.get("secret", {}).get("secretName")
             for kind, wanted in (("PersistentVolumeClaim", claim), ("ConfigMap", config), ("Secret", secret)):
                 assert wanted is None or (kind, wanted) in own or wanted in given, f"{kind} {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("live", "replicas"),
+    [
+        ({"spec": {"replicas": 4}}, {"replicas": 4}),
+        ({}, {}),  # at an install: Kubernetes sets 1, and the autoscaler raises it to its minimum
+        ({"spec": {"replicas": 0}}, {}),  # an HPA scales nothing up from 0
+    ],
+)
+def test_an_autoscaler_that_is_turned_on_finds_the_replicas_that_run(live: Object, replicas: Object) -> None:
+    """Without a number in the manifest, Kubernetes would set it to 1."""
+    call = """include "headrace.replicasBeside" (dict "of" .Values.generator "live" (fromJson `LIVE`))"""
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: added}\ndata: {{ CALL | fromYaml | toJson }}"
+    added = text.replace("CALL", call.replace("LIVE", json.dumps(live)))
+    objects = render({"generator": {"autoscaling": {"enabled": True}}, "extraObjects": [added]})
+    (found,) = [it for it in objects if it["metadata"]["name"] == "added"]
+    assert found["data"] == replicas
+
+
+@pytest.mark.parametrize("name", ["generator", "rewarder", "sessions"])
+def test_the_replicas_that_run_are_looked_up_in_the_workload_itself(name: str) -> None:
+    (kind,) = [kind for kind in ("StatefulSet", "Deployment") if name in of_kind(render(), kind)]
+    template = (CHART / "templates" / f"{name}.yaml").read_text()
+    assert f'include "headrace.replicas" (merge (dict "kind" "{kind}") $ctx)' in template

@@ -62,6 +62,25 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- end -}}
 {{- end -}}
 
+{{/* The replicas of a workload that can have an autoscaler. Takes a dict of root, component, of and kind. */}}
+{{- define "headrace.replicas" -}}
+{{- $name := printf "%s-%s" (include "headrace.fullname" .root) .component -}}
+{{- include "headrace.replicasBeside" (dict "of" .of "live" (lookup "apps/v1" .kind .root.Release.Namespace $name)) -}}
+{{- end -}}
+
+{{/* With an autoscaler, the replicas that run, because Kubernetes sets 1 if a number disappears from the manifest. None if there are none,
+or if Helm only renders: the autoscaler then raises them to its minimum. Takes a dict of of and live, which is the object in the cluster. */}}
+{{- define "headrace.replicasBeside" -}}
+{{- if not .of.autoscaling.enabled -}}
+replicas: {{ .of.replicas }}
+{{- else -}}
+{{- $replicas := int (dig "spec" "replicas" 0 .live) -}}
+{{- if gt $replicas 0 -}}
+replicas: {{ $replicas }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Spreads pods of one kind over nodes if possible, unless values say otherwise. */}}
 {{- define "headrace.spread" -}}
 {{- $selector := include "headrace.selector" . | fromYaml -}}
