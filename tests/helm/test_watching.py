@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from typing import Any
 
 import pytest
@@ -127,6 +128,16 @@ def test_without_keda_rewarders_scale_on_processors_and_generators_on_an_externa
     assert depth["external"]["metric"]["name"] == "headrace_prompts_depth"
     # Each change of replicas needs a new communicator, and a new replica has to load the model first.
     assert scalers["generator"]["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 900
+
+
+def test_the_rule_for_prometheus_adapter_answers_an_hpa_of_the_namespace() -> None:
+    """An HPA asks for a metric of its namespace. Without the override, the adapter knows no label for that."""
+    page = (CHART.parent.parent.parent / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S) if "seriesQuery" in block]
+    (rule,) = yaml.safe_load(block)["rules"]["external"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert rule["name"]["as"] == values["generator"]["autoscaling"]["hpaMetricName"]
+    assert rule["resources"] == {"overrides": {"namespace": {"resource": "namespace"}}}
 
 
 def test_the_ingress_leads_only_to_the_run_api(everything: list[Object]) -> None:
