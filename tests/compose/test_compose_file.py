@@ -158,7 +158,7 @@ def test_the_environment_is_one_that_the_service_takes(
             secret = tmp_path / mounted.pop(value)
             secret.write_text(f"content-of-{secret.name}\n", encoding="utf-8")
             value = str(secret)
-        if field in ("reward_path", "tool_path", "gpu_claims_dir"):
+        if field in ("reward_path", "tool_path", "gpu_claims_dir", "reward_secrets_dir"):
             value = str(tmp_path)
         monkeypatch.setenv(variable, value)
     assert not mounted, "a secret is mounted that the service does not read"
@@ -281,6 +281,24 @@ def test_reward_code_can_write_nothing_that_another_service_reads() -> None:
         shared = mounts("rewarder").keys() & mounts(name).keys()
         assert all(mounts("rewarder")[volume] for volume in shared), f"{name}: {shared}"
     assert "hub:/hub" in ALL["generator"]["volumes"], "trainer and generators still have one"
+
+
+def test_secrets_of_endpoints_are_files_that_only_the_rewarder_reads() -> None:
+    (mount,) = [volume for volume in ALL["rewarder"]["volumes"] if "secrets" in volume.partition(":")[0]]
+    source, target, mode = mount.split(":")
+    assert ALL["rewarder"]["environment"]["HEADRACE_REWARD_SECRETS_DIR"] == target
+    assert mode == "ro"
+    assert (DEPLOY / source / "README.md").is_file()
+    assert f"deploy/{source.removeprefix('./')}" in (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert f"deploy/{source.removeprefix('./')}/*" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    assert [name for name in ALL if source in str(ALL[name].get("volumes"))] == ["rewarder"]
+
+
+def test_every_service_that_loads_from_the_hub_has_its_settings_of_the_hub() -> None:
+    given = {"HF_ENDPOINT": "https://hub.example.com", "HF_HUB_OFFLINE": "1"}
+    for name, service in load(given)["services"].items():
+        if any(volume.endswith(":/hub") for volume in service.get("volumes", [])):
+            assert service["environment"].items() >= given.items(), name
 
 
 @pytest.mark.parametrize("profile", HARDWARE)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+from services.trainer.settings import TrainerSettings
 from tests.compose.compose_file import DEPLOY, HARDWARE, ROOT, variables
 
 
@@ -41,3 +42,12 @@ def test_the_page_starts_the_stack_that_its_later_commands_speak_to() -> None:
     example = (DEPLOY / ".env.example").read_text(encoding="utf-8")
     done = subprocess.run(["sed", change], input=example, capture_output=True, text=True, check=True)
     assert re.findall("^COMPOSE_PROFILES=(.*)$", done.stdout, re.M) == ["cpu"]
+
+
+def test_a_variable_that_reaches_no_container_can_be_set_as_the_page_says() -> None:
+    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if "that `.env.example` does not list" in line]
+    assert "docker-compose.override.yml" in row
+    (name,) = re.findall(r"`(HEADRACE_\w+)`", row)
+    assert name not in variables(), "the file lists it"
+    assert name.removeprefix("HEADRACE_").lower() in TrainerSettings.model_fields
