@@ -19,6 +19,10 @@ COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in b
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "docker-compose.yml").read_text())
 
 
+def section(heading: str) -> str:
+    return PAGE.partition(f"### {heading}\n")[2].partition("\n### ")[0]
+
+
 def test_every_object_of_the_release_that_a_command_names_is_made_by_the_chart() -> None:
     objects = render()
     sets = of_kind(objects, "StatefulSet")
@@ -50,8 +54,8 @@ def test_every_key_of_the_secret_that_a_command_changes_is_one() -> None:
 
 def test_the_way_back_with_helm_keeps_the_keys_that_the_cluster_has() -> None:
     """A rollback restores the Secret of an earlier revision, with the keys from before a rotation."""
-    section = PAGE.partition("### Upgrading with Helm\n")[2].partition("\n### ")[0]
-    (way_back,) = re.findall(r"To go back,?:? [^:]*: `(.*?)`", " ".join(section.split()))
+    text = " ".join(section("Upgrading with Helm").split())
+    (way_back,) = re.findall(r"To go back,?:? [^:]*: `(.*?)`", text)
     assert way_back.startswith("helm upgrade headrace ")
     assert "lookup" in (CHART / "templates" / "secret.yaml").read_text()
 
@@ -66,6 +70,20 @@ def test_every_service_that_a_command_of_compose_names_is_in_the_file() -> None:
     assert {"trainer-single", "trainer-cpu", "generator-single", "generator-cpu"} <= COMPOSE["services"].keys()
     (removed,) = re.findall(r"docker volume rm ([\w ]+)`", PAGE)
     assert set(removed.split()) <= {f"{COMPOSE['name']}_{volume}" for volume in COMPOSE["volumes"]}
+
+
+def test_what_users_put_beside_the_compose_file_is_taken_along_copied_and_restored() -> None:
+    text = (ROOT / "deploy" / "docker-compose.yml").read_text()
+    of_users = {*re.findall(r":-\./([\w-]+)\}", text), ".env", "docker-compose.override.yml"}
+    assert of_users > {"secrets", "rewards", "tools", "api-keys", "tls"}
+    upgrade, backup = section("Upgrading with Compose"), section("Backup with Compose")
+    assert of_users <= set(re.findall(r"`([\w.-]+)/?`", upgrade))
+    copied, restored = backup.split("To restore,")
+    assert of_users <= set(re.findall(r"[\w.-]+", copied))
+    assert of_users <= set(re.findall(r"BACKUP/([\w.-]+)", restored))
+    for volume in ("runs", "code"):
+        assert f"trainer tar -C /{volume} -cf - . >BACKUP/{volume}.tar" in copied
+        assert f"trainer -C /{volume} -xf - <BACKUP/{volume}.tar" in restored
 
 
 @pytest.mark.parametrize("where", ["docker compose exec", "kubectl"])
