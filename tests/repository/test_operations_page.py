@@ -29,3 +29,12 @@ def test_every_alert_has_a_heading_that_says_what_to_do() -> None:
     alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
     headings = set(re.findall(r"^### (Headrace\w+)$", PAGE, re.MULTILINE))
     assert alerts == headings
+
+
+def test_a_lost_node_is_in_the_table_of_failures_and_where_a_missing_trainer_leads() -> None:
+    """Kubernetes does not replace pods of StatefulSets on it by itself."""
+    taint = "node.kubernetes.io/out-of-service"
+    rows = [line for line in PAGE.splitlines() if line.startswith("|") and taint in line]
+    assert len(rows) == 1
+    runbook = PAGE.partition("### HeadraceTrainerMissing\n")[2].partition("\n### ")[0]
+    assert f"kubectl taint nodes NODE {taint}=nodeshutdown:NoExecute" in runbook
