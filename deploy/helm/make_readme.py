@@ -17,7 +17,7 @@ GRPO post-training of language models as services: trainer, generators (vLLM), r
 ```bash
 helm install headrace oci://registry.example.com/team/charts/headrace --version 0.1.0 -n rl --create-namespace \\
     -f values-images-gpu.yaml -f values-8-gpu-node.yaml
-helm test headrace -n rl --logs
+helm test headrace -n rl --logs --timeout 1050s
 ```
 
 `deploy/release.py` builds and pushes the images and this chart. It also writes `values-images-gpu.yaml` and

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from typing import Any, cast
 
 import pytest
@@ -390,6 +391,19 @@ def test_the_notes_say_how_to_get_the_key_and_never_what_it_is(name: str) -> Non
     said = notes(values_of(name))
     assert "kubectl -n rl get secret headrace-keys -o jsonpath='{.data.api-key}'" in said
     assert "helm test headrace -n rl" in said
+
+
+@pytest.mark.parametrize("timeout_s", [900, 3000])
+def test_helm_waits_for_the_pod_of_its_test_and_not_only_five_minutes(timeout_s: int) -> None:
+    values = {"test": {"timeoutSeconds": timeout_s}}
+    (waits_s,) = re.findall(r"helm test headrace -n rl --logs --timeout (\d+)s", notes(values))
+    assert int(waits_s) > workloads(render(values))["test"]["spec"]["activeDeadlineSeconds"]
+
+
+def test_the_documents_call_helm_test_as_the_notes_do() -> None:
+    (command,) = re.findall(r"helm test .*", notes())
+    for page in (CHART / "README.md", CHART.parent.parent.parent / "docs" / "kubernetes.md"):
+        assert set(re.findall(r"helm test headrace[^`\n]*", page.read_text(encoding="utf-8"))) == {command}
 
 
 def test_the_notes_warn_of_what_is_left_open() -> None:
