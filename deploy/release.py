@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = options.out / f"values-images-{flavour}.yaml"
         path.write_text(values(registry, flavour, digests), encoding="utf-8")
         print(f"wrote {path}")
-    print(f"helm install headrace oci://{registry}/charts/headrace --version {VERSION} -f {path}    # {chart_digest}")
+    print(f"{install_command(registry, flavours, options.out)}    # {chart_digest}")
     return 0
 
 
@@ -107,6 +107,13 @@ def values(registry: str, flavour: str, digests: Mapping[tuple[str, str], str]) 
     if flavour == "gpu":
         text += f"# With rewarder.gpus above 0: images.rewarder.digest: {digests['rewarder', 'gpu']}\n"
     return text
+
+
+def install_command(registry: str, flavours: Sequence[str], out: Path) -> str:
+    """Return a command that installs the release, with GPUs if there are images for them."""
+    flavour, settings = ("gpu", "") if "gpu" in flavours else ("cpu", " --set trainer.gpus=0 --set generator.gpus=0")
+    path = out / f"values-images-{flavour}.yaml"
+    return f"helm install headrace oci://{registry}/charts/headrace --version {VERSION} -f {path}{settings}"
 
 
 def package(out: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -84,6 +85,27 @@ def test_all_images_are_built_before_one_is_pushed_and_the_chart_names_them_by_d
             tag = "-cpu" if name in ("rewarder", "sessions") else suffix
             assert container(found[name])["image"] == f"{repository}@{digest_of(f'{repository}:0.1.0{tag}')}"
     assert (tmp_path / "dist" / "headrace-0.1.0.tgz").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("flavours", "named"),
+    [([], "gpu"), (["--flavour", "cpu", "--flavour", "gpu"], "gpu"), (["--flavour", "cpu"], "cpu")],
+)
+@pytest.mark.usefixtures("said")
+def test_the_last_line_is_a_command_whose_values_the_chart_takes(
+    release: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], flavours: list[str], named: str
+) -> None:
+    assert release.main(["registry.example.com", "--out", str(tmp_path), *flavours]) == 0
+    *_, install = capsys.readouterr().out.splitlines()
+    words = install.partition("#")[0].split()
+    path = Path(words[words.index("-f") + 1])
+    assert path.name == f"values-images-{named}.yaml"
+    values: dict[str, Any] = yaml.safe_load(path.read_text())
+    for word, following in itertools.pairwise(words):
+        if word == "--set":
+            service, number = following.split(".gpus=")
+            values[service] = {"gpus": int(number)}
+    assert render(values)
 
 
 @pytest.mark.parametrize(("step", "is_pushed"), [("build", False), ("push", True)])
