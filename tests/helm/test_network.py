@@ -190,6 +190,16 @@ def test_a_redis_elsewhere_is_reached_where_it_is() -> None:
         assert not allowed(objects, place(objects, workload), INSIDE, 6380)
 
 
+def test_the_prometheus_of_openshift_for_users_reaches_the_metrics() -> None:
+    """It runs in a namespace of its own, and alone reads ServiceMonitors outside of OpenShift's namespaces."""
+    objects = render(values_of("values-8-gpu-node.yaml") | values_of("values-openshift.yaml"))
+    assert of_kind(objects, "ServiceMonitor")
+    prometheus = Place(labels=PROMETHEUS.labels, namespace="openshift-user-workload-monitoring")
+    for workload in SERVICES:
+        assert allowed(objects, prometheus, place(objects, workload), METRICS)
+        assert not allowed(objects, ELSEWHERE, place(objects, workload), METRICS)
+
+
 def test_network_policies_can_be_turned_off() -> None:
     assert of_kind(render({"networkPolicy": {"enabled": False}}), "NetworkPolicy") == {}
 
