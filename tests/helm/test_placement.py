@@ -90,7 +90,7 @@ def test_a_trainer_that_comes_back_prefers_the_node_that_has_its_claims(claims: 
     """On another node it would wait for ever: the other pods keep a ReadWriteOnce claim on theirs."""
     wish: list[Any] = [{"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}]
     preferred = "preferredDuringSchedulingIgnoredDuringExecution"
-    values = {
+    values: dict[str, Any] = {
         "trainer": {"affinity": {"podAffinity": {preferred: wish}}},
         "storage": {name: {"enabled": True, "accessMode": "ReadWriteOnce"} for name in claims},
     }
