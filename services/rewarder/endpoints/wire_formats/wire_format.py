@@ -104,6 +104,7 @@ def slices(call: RewardCall, size: int | None) -> list[RewardCall]:
             completions=call.completions[start:end],
             columns={name: column[start:end] for name, column in call.columns.items()},
             completion_ids=None if call.completion_ids is None else call.completion_ids[start:end],
+            environments=None if call.environments is None else call.environments[start:end],
         )
 
     return [part(start) for start in range(0, num_completions, size)]

@@ -27,6 +27,7 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
 from services.rewarder.reward_call import CallError, RewardCall, Verdict
 from services.rewarder.trainer_state import TrainerState
 from shared.arrays import pack_ids
+from shared.messages import PlayedEnvironment
 
 pytestmark = pytest.mark.unit
 
@@ -250,6 +251,16 @@ def test_a_call_is_cut_into_slices() -> None:
     assert second.completion_id_lists() == [[3]]
     assert second.group_id == "00000001"
     assert slices(CALL, None) == slices(CALL, 2) == [CALL]
+
+
+@pytest.mark.parametrize("wire_format", ["headrace", "trl"])
+def test_each_slice_has_the_environments_of_its_own_completions(wire_format: WireFormatName) -> None:
+    games = [PlayedEnvironment("my_envs:Game", False, attributes={"number": number}) for number in range(2)]
+    parts = slices(msgspec.structs.replace(CALL, environments=games), 1)
+    assert [part.environments for part in parts] == [[games[0]], [games[1]]]
+    second = sent(wire_format, parts[1])
+    found = second["environments"] if wire_format == "trl" else [item["environment"] for item in second["items"]]
+    assert found == [{"number": 1}]
 
 
 JSON = st.recursive(
