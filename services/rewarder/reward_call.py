@@ -79,8 +79,11 @@ class RewardCall(msgspec.Struct, frozen=True):
         return None if self.completion_ids is None else [unpack_ids(ids).tolist() for ids in self.completion_ids]
 
 
-def _with_objects(completion: Completion) -> Completion:
-    """Return a completion as TRL has it: the arguments of tool calls are objects. What is not one stays text."""
+def with_objects(completion: Completion) -> Completion:
+    """Return a completion as TRL has it: the arguments of tool calls are objects.
+
+    Text that is not a JSON object, or has half a surrogate pair, which cannot be sent on, stays text.
+    """
     if isinstance(completion, str) or not any(message.get("tool_calls") for message in completion):
         return completion
     return [
@@ -94,6 +97,7 @@ def _with_objects(completion: Completion) -> Completion:
 def _with_object(call: Any) -> Any:
     try:
         arguments: Any = json.loads(call["function"]["arguments"])
+        msgspec.json.encode(arguments)
     except (TypeError, KeyError, ValueError, RecursionError):
         return call
     return call | {"function": call["function"] | {"arguments": arguments}} if isinstance(arguments, dict) else call
@@ -184,7 +188,7 @@ def arguments_for(
     logged = logged or LoggedValues()
     arguments |= {
         "prompts": call.prompts,
-        "completions": [_with_objects(completion) for completion in call.completions],
+        "completions": [with_objects(completion) for completion in call.completions],
         "trainer_state": call.trainer_state,
         "log_extra": logged.log_extra,
         "log_metric": logged.log_metric,

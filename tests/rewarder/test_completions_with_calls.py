@@ -1,9 +1,14 @@
 """Completions with tool calls, as reward functions get them."""
 
+import json
 from typing import Any
 
 import pytest
 
+from services.rewarder.endpoints.spec import EndpointSpec
+from services.rewarder.endpoints.wire_formats.headrace_format import HeadraceFormat
+from services.rewarder.endpoints.wire_formats.trl_format import TrlFormat
+from services.rewarder.endpoints.wire_formats.wire_format import RequestContext
 from services.rewarder.reward_call import RewardCall, arguments_for
 
 pytestmark = pytest.mark.unit
@@ -39,9 +44,22 @@ def test_the_arguments_of_calls_are_objects_as_in_trl() -> None:
     assert recorded[0] == calling('{"a": 2, "b": 2}', '{"a": 3}'), "the group has what was recorded"
 
 
-@pytest.mark.parametrize("arguments", ['{"a": 2', "2", "[1]", '{"a":' + "[" * 100_000, {"a": 2}, None])
+@pytest.mark.parametrize(
+    "arguments", ['{"a": 2', "2", "[1]", '{"a":' + "[" * 100_000, r'{"a": "\ud800"}', {"a": 2}, None]
+)
 def test_arguments_that_are_no_json_object_stay_as_they_are(arguments: object) -> None:
     assert given([calling(arguments)]) == [[calling(arguments)]]
+
+
+def test_endpoints_in_trl_s_and_our_format_get_the_arguments_of_calls_as_objects_too() -> None:
+    recorded: list[dict[str, Any]] = [calling('{"a": 2, "b": 2}', "2"), RESULT, ANSWER]
+    call = RewardCall([[{"role": "user", "content": "2+2?"}]], [recorded], {})
+    spec = EndpointSpec(url="http://judge.example/score")
+    context = RequestContext(request_id="r", run_id="run-test", deadline_at_s=1.0)
+    expected: list[dict[str, Any]] = [calling({"a": 2, "b": 2}, "2"), RESULT, ANSWER]
+    assert json.loads(TrlFormat().encode(call, spec=spec, context=context).body)["completions"] == [expected]
+    (item,) = json.loads(HeadraceFormat().encode(call, spec=spec, context=context).body)["items"]
+    assert item["completion"] == expected
 
 
 def test_completions_without_calls_are_handed_on() -> None:

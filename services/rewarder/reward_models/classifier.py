@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from services.rewarder.reward_call import Verdict
+from services.rewarder.reward_call import Verdict, with_objects
 from shared.errors import UserError
 from shared.messages import Completion, Prompt
 from shared.user_code.error_text import describe, printable
@@ -105,7 +105,8 @@ class Classifier:
         if self._tokenizer.chat_template is None:
             return Verdict("error", None, "the model's tokenizer has no chat template, and the prompts are messages")
         try:
-            text: str = self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False, **template_kwargs)
+            messages = [*prompt, *with_objects(completion)]
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs)
         except Exception as error:  # noqa: BLE001  the template is the model's code, and may raise anything
             return Verdict("error", None, printable(f"the chat template failed: {describe(error)}"))
         return text

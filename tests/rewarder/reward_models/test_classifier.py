@@ -67,6 +67,25 @@ def test_every_family_gives_the_numbers_of_a_plain_forward_pass_and_says_what_is
     assert len(set(expected)) == len(usable)
 
 
+def test_the_chat_template_reads_the_arguments_of_tool_calls_as_objects_as_in_trl(tmp_path: Path) -> None:
+    directory = make_tiny_reward_model(tmp_path / "model")
+    tokenizer: Any = make_tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages if m.tool_calls %}{{ m.tool_calls[0].function.arguments.a }}{% endfor %}"
+    )
+    tokenizer.save_pretrained(directory)
+    classifier = Classifier(directory, name="m", device="cpu", dtype="auto")
+    function = {"name": "add", "arguments": '{"a": "seven"}'}
+    calling: dict[str, Any] = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
+    (encoding,) = classifier.encode([[{"role": "user", "content": "a"}]], [[calling]], {})
+    assert not isinstance(encoding, Verdict)
+    assert encoding["input_ids"] == tokenizer("seven", add_special_tokens=False)["input_ids"]
+
+
 def test_a_batch_that_does_not_fit_into_memory_is_halved_and_a_single_text_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

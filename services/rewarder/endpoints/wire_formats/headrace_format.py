@@ -19,7 +19,7 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     finite_components,
     parse_json,
 )
-from services.rewarder.reward_call import RewardCall, Verdict, judge
+from services.rewarder.reward_call import RewardCall, Verdict, judge, with_objects
 from shared.messages import CallOutcome
 from shared.user_code.error_text import printable
 
@@ -43,7 +43,7 @@ class HeadraceFormat:
         items: list[dict[str, Any]] = []
         completion_ids = call.completion_id_lists() if spec.send_completion_ids else None
         for index, (prompt, completion) in enumerate(zip(call.prompts, call.completions, strict=True)):
-            item: dict[str, Any] = {"index": index, "prompt": prompt, "completion": completion}
+            item: dict[str, Any] = {"index": index, "prompt": prompt, "completion": with_objects(completion)}
             if completion_ids is not None:
                 item["completion_ids"] = completion_ids[index]
             item["columns"] = {name: column[index] for name, column in call.columns.items()}

@@ -19,7 +19,7 @@ from services.rewarder.endpoints.wire_formats.wire_format import (
     WireRequest,
     parse_json,
 )
-from services.rewarder.reward_call import NOT_COLUMNS, RewardCall, Verdict, judge
+from services.rewarder.reward_call import NOT_COLUMNS, RewardCall, Verdict, judge, with_objects
 
 
 class TrlFormat:
@@ -37,7 +37,8 @@ class TrlFormat:
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return a request with the keyword arguments of the function."""
         body: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}
-        body |= {"prompts": call.prompts, "completions": call.completions, "trainer_state": call.trainer_state.known()}
+        completions = [with_objects(completion) for completion in call.completions]
+        body |= {"prompts": call.prompts, "completions": completions, "trainer_state": call.trainer_state.known()}
         if call.completion_ids is not None and spec.send_completion_ids:
             body["completion_ids"] = call.completion_id_lists()
         if call.environments is not None:
