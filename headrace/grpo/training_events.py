@@ -10,7 +10,6 @@ evaluates: a step with an evaluation is saved, for callbacks, after its evaluati
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -104,7 +103,7 @@ class TrainingEvents:
         """Put a run's settings into the state, and follow the run's best evaluation if it looks for one."""
         config = parse_run_config(run["config"])
         state, steps = self.state, max(1, int(run["progress"]["max_steps"]))
-        state.num_train_epochs = math.ceil(steps * epochs_per_step)
+        state.num_train_epochs = config.whole_epochs(steps * epochs_per_step)
         state.logging_steps = max(1, steps_of(self._args.logging_steps, steps))
         state.save_steps = max(1, steps_of(config.save_steps, steps))
         self._eval_steps = None if config.eval_steps is None else max(1, steps_of(config.eval_steps, steps))

@@ -3,7 +3,6 @@
 the run's settings, its progress in Redis --of--> TrainerState, about a second old
 """
 
-import math
 from typing import Any, Self
 
 import msgspec
@@ -59,7 +58,7 @@ class TrainerState(msgspec.Struct, frozen=True):
             global_step=progress.step,
             max_steps=steps,
             epoch=progress.epoch,
-            num_train_epochs=math.ceil(epochs),
+            num_train_epochs=config.whole_epochs(epochs),
             logging_steps=config.logging_steps,
             eval_steps=int(in_steps.eval_steps or 0),
             save_steps=int(in_steps.save_steps),

@@ -4,6 +4,7 @@ The run API validates them once, before anything starts. They are then stored in
 Unknown keys are refused, and so are combinations that make no sense, with the reason.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from types import NoneType, UnionType
@@ -195,6 +196,15 @@ class RunConfig(
         given = {"save_steps": self.save_steps, "eval_steps": self.eval_steps}
         steps = {name: max(1, steps_of(value, total_steps)) for name, value in given.items() if value is not None}
         return self.model_copy(update=steps)
+
+    def whole_epochs(self, epochs_of_steps: float) -> int:
+        """Return the epochs of the run as transformers counts them: whole, and at least one.
+
+        Args:
+            epochs_of_steps: Passes over the data set in all steps of the run. They count if ``max_steps`` is set.
+        """
+        epochs = self.num_train_epochs if self.max_steps < 0 else epochs_of_steps
+        return max(1, math.ceil(epochs - 1e-9))  # 98 times 1 / 49 may be more than 2
 
     def weights(self) -> tuple[float, ...]:
         """Return one weight for each reward function."""

@@ -18,7 +18,10 @@ def a_run(**settings: Any) -> RunConfig:
 
 
 def test_it_has_the_progress_the_intervals_and_the_best_checkpoint() -> None:
-    config = a_run(num_generations=8, save_steps=0.5, eval_dataset_name="e", eval_steps=5, load_best_model_at_end=True)
+    config = a_run(
+        max_steps=40, num_generations=8, save_steps=0.5, eval_dataset_name="e", eval_steps=5,
+        load_best_model_at_end=True,
+    )  # fmt: skip
     progress = Progress(
         step=10, max_steps=40, epoch=0.5, num_tokens=12_345, best=BestEvaluation(5, "eval_reward", 0.75)
     )
@@ -41,9 +44,28 @@ def test_it_has_the_progress_the_intervals_and_the_best_checkpoint() -> None:
 
 def test_before_the_first_step_there_is_no_epoch_and_no_best() -> None:
     state = TrainerState.of(a_run(), Progress(max_steps=3), run_dir="/runs/run-a")
-    assert (state.global_step, state.epoch, state.num_train_epochs, state.eval_steps) == (0, 0.0, 0, 0)
+    assert (state.global_step, state.epoch, state.eval_steps) == (0, 0.0, 0)
     assert (state.best_metric, state.best_global_step, state.best_model_checkpoint) == (None, None, None)
     assert state.is_world_process_zero
+
+
+def epochs(progress: Progress, **settings: Any) -> int:
+    return TrainerState.of(a_run(**settings), progress, run_dir="/runs/run-a").num_train_epochs
+
+
+def test_the_epochs_of_a_run_are_those_of_its_settings_at_every_step() -> None:
+    # 10 rows in steps of 4: three epochs are 7.5 steps, so the run makes 8, of 3.2 epochs.
+    steps = [Progress(step=step, max_steps=8, epoch=0.4 * step) for step in range(9)]
+    assert {epochs(progress, num_train_epochs=3.0) for progress in steps} == {3}
+    assert epochs(Progress(max_steps=3), num_train_epochs=0.5) == epochs(Progress(max_steps=3), max_steps=3) == 1
+
+
+def test_the_epochs_of_a_run_in_steps_are_rounded_up_whatever_the_rounding_of_numbers() -> None:
+    # 49 rows in steps of one: 98 steps are two epochs.
+    steps = [Progress(step=step, max_steps=98, epoch=step / 49) for step in range(1, 99)]
+    assert max(progress.epoch * 98 / progress.step for progress in steps) > 2
+    assert {epochs(progress, max_steps=98) for progress in steps} == {2}
+    assert epochs(Progress(step=1, max_steps=99, epoch=1 / 49), max_steps=99) == 3
 
 
 def test_an_endpoint_gets_the_steps_and_what_is_known() -> None:

@@ -128,6 +128,16 @@ def test_an_epoch_ends_with_its_last_step_whatever_the_rounding() -> None:
     assert recorder.seen[-2:] == ["step 49", "epoch to 1.0"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "epochs"), [({"num_train_epochs": 2.0}, 2), ({"max_steps": 6}, 3), ({"num_train_epochs": 0.5}, 1)]
+)
+def test_the_epochs_of_the_run_are_whole(settings: dict[str, Any], epochs: int) -> None:
+    """Six steps of two fifths of the rows are 2.4 passes: the last step may begin another pass."""
+    events, _ = training()
+    events.describe(described(eval_steps=2, **settings), epochs_per_step=0.4)
+    assert events.state.num_train_epochs == epochs
+
+
 def test_a_log_has_the_means_over_its_steps() -> None:
     events, recorder = training(logging_steps=3)
     events.take(metrics(1, reward=1.0, kl=None))
