@@ -2,11 +2,14 @@ r"""Compares the number that a completion announces, or ends with, with the gold
 
     ... \boxed{42} ...   ... #### 42   ... the answer is 42   -->  announced: the last of these counts
     ... 6 * 7 makes 42.                                       -->  otherwise the last number counts
+    ... \boxed{25\text{ cm}^2}                                -->  25: the exponent of a unit is not a number
+    ... \boxed{2\sqrt{3}}   ... 2^{10}   ... 3\frac{1}{2}     -->  none: a formula is not read as one of its numbers
 
 Numbers are compared exactly, as fractions: 0.1 is 1/10. For formulas use accuracy_reward.
 """
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
@@ -18,6 +21,22 @@ _WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))"
 _NUMBER = rf"(?<![\w.])[-+]?[$€£]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d{{1,4}}(?!\d))?(?:\s?/\s?\d+)?"
 _FRACTION = r"[-+]?\\[dt]?frac\{[-+]?\d+\}\{\d+\}"
 _ANY = re.compile(f"{_FRACTION}|{_NUMBER}")
+_POWER = r"\s?\^\s?(?:\{[^{}\d]{0,50}\d[^{}]{0,50}\}|[-+]?\d+)"
+_OF_A_UNIT = re.compile(
+    rf"(?<=[A-Za-z]){_POWER}|(\\(?:text|textrm|textbf|mathrm|mbox)\s?\{{[^{{}}\d]{{0,100}}\}}){_POWER}"
+    r"|_\{[^{}]{0,50}\}"
+)
+"""Exponents of letters, and indices."""
+_BRACES = r"\{(?:[^{}]|\{[^{}]{0,100}\}){0,100}\}"
+_ROOT = rf"(?:\\sqrt|√)(?:\[[^\[\]]{{0,20}}\])?\s?(?:{_BRACES}|\(?\d+)?"
+_ANY_FRACTION = rf"\\[dt]?frac\s?{_BRACES}\s?{_BRACES}"
+_FORMULA = (
+    rf"(?:{_NUMBER}\s?(?:\\times|\\cdot|[\u00d7*])?\s?)?(?:{_ROOT}|(?:{_NUMBER}|{_FRACTION}){_POWER})|{_POWER}"
+    rf"|{_NUMBER}\s?(?:\\times|\\cdot|[\u00d7*])?\s?{_ANY_FRACTION}|(?!{_FRACTION}){_ANY_FRACTION}"
+    r"|(?<![\w./])\d+[ ]\d{1,3}/\d{1,3}(?![\w/])"
+)
+"""A root, a power, a mixed number, or a fraction of something else than whole numbers."""
+_TERM = re.compile(rf"(?P<formula>{_FORMULA})|{_FRACTION}|{_NUMBER}")
 _ANNOUNCED = re.compile(
     r"\\boxed\{(?P<boxed>(?:[^{}]|\{[^{}]{0,200}\}){0,400})\}"
     r"|####(?P<marked>[^\n]*)"
@@ -26,6 +45,10 @@ _ANNOUNCED = re.compile(
 )
 _MAX_CHARACTERS = 400
 """Longest text that is read as a number."""
+
+
+class _FormulaError(Exception):
+    """The answer is a formula."""
 
 
 def numeric_match_reward(
@@ -48,7 +71,7 @@ def numeric_match_reward(
             continue
         number = completion_number(text_of(completion), announced_only=announced_only)
         if number is None:
-            verdicts.append(Verdict("scored", 0.0, "it has no number"))
+            verdicts.append(Verdict("scored", 0.0, "it has no number, or a formula in its place"))
             continue
         allowed = max(Fraction(str(tolerance)), Fraction(str(relative_tolerance)) * abs(gold))
         verdicts.append(Verdict("scored", float(abs(number - gold) <= allowed)))
@@ -71,22 +94,41 @@ def gold_number(gold: object) -> Fraction | None:
 
 
 def completion_number(text: str, *, announced_only: bool = False) -> Fraction | None:
-    """Return the number that a completion gives as its answer, or None if it gives none."""
-    text = _plain(text)
-    for found in reversed(list(_ANNOUNCED.finditer(text))):
-        number = _last(found["boxed"]) if found["boxed"] is not None else _first(found["marked"] or found["said"] or "")
-        if number is not None:
-            return number
-    return None if announced_only else _last(text)
+    """Return the number that a completion gives as its answer, or None if it gives none, or a formula."""
+    text = _OF_A_UNIT.sub(r"\1 ", _plain(text))
+    try:
+        for found in reversed(list(_ANNOUNCED.finditer(text))):
+            number = _announced(found)
+            if number is not None:
+                return number
+        return None if announced_only else _last(text)
+    except _FormulaError:
+        return None
 
 
-def _first(text: str) -> Fraction | None:
-    return next((number for found in _ANY.finditer(text) if (number := _parsed(found[0])) is not None), None)
+def _announced(found: re.Match[str]) -> Fraction | None:
+    if found["boxed"] is not None:
+        end = re.sub(r".*(?:=|\\approx)", "", found["boxed"], flags=re.DOTALL)
+        if any(term["formula"] for term in _TERM.finditer(end)):
+            raise _FormulaError
+        return _last(found["boxed"])
+    if found["said"] is not None:
+        term = _TERM.match(found.string, found.start("said"))
+        return None if term is None else _first_of([term])
+    return _first_of(_TERM.finditer(found["marked"]))
 
 
 def _last(text: str) -> Fraction | None:
-    numbers = (_parsed(found[0]) for found in reversed(list(_ANY.finditer(text))))
-    return next((number for number in numbers if number is not None), None)
+    return _first_of(reversed(list(_TERM.finditer(text))))
+
+
+def _first_of(terms: Iterable[re.Match[str]]) -> Fraction | None:
+    for term in terms:
+        if term["formula"]:
+            raise _FormulaError
+        if (number := _parsed(term[0])) is not None:
+            return number
+    return None
 
 
 def _plain(text: str) -> str:

@@ -56,6 +56,35 @@ def test_the_announced_number_counts_and_otherwise_the_last(text: str, number: s
     assert completion_number(text) == gold_number(number)
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (r"\boxed{25\text{ cm}^2}", "25"), (r"\boxed{25 \text{ m}^{2}}", "25"), (r"\boxed{25 m^2}", "25"),
+        (r"\boxed{9.8\,\mathrm{m\,s}^{-2}}", "9.8"), (r"\boxed{10 \text{ m/s^2}}", "10"), ("it is 25 cm^2.", "25"),
+        ("The answer is 25 cm^{2}, from 5^2", "25"), ("#### 25 cm^2", "25"), (r"\boxed{90^\circ}", "90"),
+        (r"\boxed{90^{\circ}}", "90"), (r"\boxed{5^{\text{th}}}", "5"), (r"\boxed{101_{2}}", "101"),
+        (r"\boxed{\text{42}}", "42"), (r"\boxed{2^{10} = 1024}", "1024"), (r"2\sqrt{3} \approx 3.46", "3.46"),
+        ("5^2 = 25", "25"), (r"\boxed{5 \text{ of } \frac{1}{2}}", "0.5"), ("1/2 of 3, 4", "4"),
+    ],
+)  # fmt: skip
+def test_the_exponent_of_a_unit_is_not_the_number(text: str, number: str) -> None:
+    assert completion_number(text) == gold_number(number)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{2^{10}}", r"\boxed{2^{n+1}}", "2^10", "#### 2^{10}", "The answer is 2^10.", r"\boxed{(2+3)^2}",
+        r"\boxed{3 \times 10^8}", "the answer is 3 * 10^8", r"\boxed{\left(\frac{1}{2}\right)^{3}}", r"\frac{1}{2}^2",
+        r"\boxed{2\sqrt{3}}", r"the answer is 2\sqrt{3}", r"\boxed{\sqrt{2} + 1}", r"\boxed{2\sqrt[3]{5}}", "2√3",
+        r"\boxed{\frac{\sqrt{3}}{2}}", r"\boxed{\frac{1.5}{2}}", r"\boxed{3\frac{1}{2}}", r"#### 3 \frac{1}{2}",
+        "The answer is 3 1/2", r"\boxed{3 1/2}", r"x = 2 or \boxed{x = 2\sqrt{3}}",
+    ],
+)  # fmt: skip
+def test_roots_powers_and_mixed_numbers_are_not_read_as_another_number(text: str) -> None:
+    assert completion_number(text) is None
+
+
 @pytest.mark.parametrize("text", ["", "no number", "x2", "v1b", "3/0", "9" * 401, "inf", r"\frac{1}{0}"])
 def test_text_that_is_not_a_number_is_none(text: str) -> None:
     assert completion_number(text) is None
