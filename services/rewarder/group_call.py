@@ -51,7 +51,7 @@ def call_for(
     is_conversational = not isinstance(prompt.prompt, str)
     rollouts = [rollout for rollout in group.rollouts if not rollout.lost]
     num_completions = len(rollouts)
-    environments = [rollout.environment for rollout in rollouts if rollout.environment is not None]
+    environments = [copy.deepcopy(rollout.environment) for rollout in rollouts if rollout.environment is not None]
     return RewardCall(
         prompts=[own_text(prompt_of(rollout, prompt)) for rollout in rollouts],
         completions=[_completion(rollout, is_conversational=is_conversational) for rollout in rollouts],

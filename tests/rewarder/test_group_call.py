@@ -53,6 +53,15 @@ def test_functions_own_the_messages_with_everything_in_them() -> None:
     assert own_copy(call).completions[0][0] is not call.completions[0][0]
 
 
+def test_functions_own_the_environments_with_everything_in_them() -> None:
+    game = PlayedEnvironment("my_envs:Game", False, attributes={"board": [1, 2]})
+    call = called(group_of(msgspec.structs.replace(rollout(), environment=game)))
+    for other in (own_copy(call), call):
+        assert other.environments == [game]
+        other.environments[0].attributes["board"].append(3)
+        assert game.attributes == {"board": [1, 2]}
+
+
 def test_the_text_of_a_conversation_is_the_assistant_s_last() -> None:
     assert text_of(SAID) == "It is 42."
     assert text_of(SAID[:2]) == ""
