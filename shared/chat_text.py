@@ -8,14 +8,16 @@ add({"a": 1})
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 
 def chat_text(message: Mapping[str, Any]) -> str:
-    """Return a message's content, followed by its tool calls, one a line."""
+    """Return a message's content, followed by its tool calls, one a line. Of content in parts, the texts count."""
     content: object = message.get("content")
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
-    said = [content] if isinstance(content, str) and content else []
+    parts: Sequence[object] = cast("list[object]", content) if isinstance(content, list) else [content]
+    texts = (cast("dict[str, object]", part).get("text") if isinstance(part, dict) else part for part in parts)
+    said = [text for text in texts if isinstance(text, str) and text]
     return "\n".join([*said, *map(_call_text, calls)])
 
 
