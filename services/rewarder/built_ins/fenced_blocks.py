@@ -16,11 +16,11 @@ class Block:
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Return the closed blocks, in order."""
+    """Return the closed blocks, in order. Their lines end with a newline only, also where the text has CRLF."""
     blocks: list[Block] = []
     language: str | None = None
     lines: list[str] = []
-    for line in text.split("\n"):
+    for line in text.replace("\r\n", "\n").split("\n"):
         if language is None:
             if opening := _OPENING.match(line):
                 language, lines = opening["language"].lower(), []

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.unit
         ("```python\ncut off", None),
         ("```python\na\n```python\nb\n```\nc\n```", "a\n```python\nb\n"),
         ("```Python\na\n  ``` \nb", "a\n"),
+        ("```python\r\nif a:\r\n    b\r\n```\r\nso", "if a:\n    b\n"),
         ("def f(): pass", None),
         ("", None),
     ],
