@@ -1,7 +1,7 @@
 """Reads one stream in a consumer group so that no entry is lost, and none can poison its consumer.
 
     own pending entries      --+                      +-- hand_off   published downstream and acked, in one step
-    new entries              --+--> read() --> finish +-- bury       malformed, or it killed its consumer several times
+    new entries              --+--> read() --> finish +-- bury       malformed, or its consumers ended several times
     entries of the dead      --+                      +-- (nothing)  stays pending; read again after a restart
 
 An entry belongs to its consumer while the consumer renews its lease (lease.py), however long the work takes. Delivery
@@ -31,7 +31,7 @@ _MAX_PENDING = 10_000
 _MAX_RECLAIMED = 256
 
 MAX_DELIVERIES = 4
-"""At its fourth delivery, an entry is buried. Crashes that it did not cause count too, so this is not 2."""
+"""At its fourth delivery, an entry is buried. Crashes that it did not cause and restarts count too: not 2."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,9 @@ class StreamConsumer:
             delivery = self._delivery(*entry)
             num_deliveries = await self._num_deliveries(delivery.entry_id)
             if self._max_deliveries is not None and num_deliveries >= self._max_deliveries:
-                await delivery.bury(f"its consumer died {num_deliveries - 1} times while working on it")
+                await delivery.bury(
+                    f"it was delivered {num_deliveries - 1} times; its consumers died or restarted without a result"
+                )
             else:
                 self._redelivered.append(delivery)
 

@@ -97,7 +97,7 @@ async def test_an_entry_that_kills_its_consumer_is_buried_on_the_fourth_delivery
 
     ((_, letter),) = await entries(redis, run_keys.dead)
     assert letter["group_id"] == b"00000000"
-    assert letter["reason"] == b"its consumer died 3 times while working on it"
+    assert letter["reason"] == b"it was delivered 3 times; its consumers died or restarted without a result"
     assert await redis.xlen(run_keys.prompts) == 0
 
 
