@@ -73,6 +73,8 @@ class RewardCall(msgspec.Struct, frozen=True):
     """Extra keyword arguments, by function."""
     environments: list[PlayedEnvironment] | None = None
     """None unless the rollouts were played in environments."""
+    timeout_s: float | None = None
+    """Deadline of a function that is called in a worker, in seconds."""
 
     def completion_id_lists(self) -> list[list[int]] | None:
         """Return the token ids of each completion, in new lists."""

@@ -18,7 +18,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from services.rewarder.built_ins.gold_answers import GSM8K_MARK, gold_answers
-from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
+from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, out_of_time, time_limit
 from services.rewarder.reward_call import Verdict, text_of
 from shared.messages import Completion
 
@@ -97,12 +97,12 @@ def _judge(gold: str, text: str, *, timeout_s: float) -> Verdict:
         except Exception:  # noqa: BLE001  expressions that cannot be compared are not equal
             continue
     if timed_out:
-        return Verdict("timeout", None, f"comparing took longer than {timeout_s:g} s of processor time")
+        return Verdict("timeout", None, out_of_time("comparing", timeout_s))
     return Verdict("scored", 0.0)
 
 
 def _parsing_timed_out(timeout_s: float) -> Verdict:
-    return Verdict("timeout", None, f"parsing took longer than {timeout_s:g} s of processor time")
+    return Verdict("timeout", None, out_of_time("parsing", timeout_s))
 
 
 def _parse_latex(text: str, *, timeout_s: float) -> list[Any]:

@@ -16,7 +16,7 @@ from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
 from services.rewarder.built_ins.fenced_blocks import fenced_blocks
-from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
+from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, out_of_time, time_limit
 from services.rewarder.reward_call import CallError, Verdict, text_of
 from shared.messages import Completion
 from shared.user_code.error_text import printable
@@ -44,7 +44,7 @@ def check_schema(kwargs: Mapping[str, Any]) -> str | None:
         with time_limit(VALIDATION_TIMEOUT_S):
             why_not = None if schema is None else _why_no_schema(json.dumps(schema))
     except TimeIsUpError:
-        why_not = f"checking it took longer than {VALIDATION_TIMEOUT_S:g} s of processor time"
+        why_not = out_of_time("checking it", VALIDATION_TIMEOUT_S)
     return f"cannot use its json_schema: {why_not}" if why_not else None
 
 
@@ -58,7 +58,7 @@ def _judge(text: str, schema: object, *, timeout_s: float) -> Verdict:
                 return _unusable(why_not)
             wrong = _what_is_wrong(text, json.loads(written))
     except TimeIsUpError:
-        return Verdict("timeout", None, f"validating it took longer than {timeout_s:g} s of processor time")
+        return Verdict("timeout", None, out_of_time("validating it", timeout_s))
     except re.error as error:
         return _unusable(f"{error} in a pattern")
     except (RecursionError, OverflowError) as error:  # an endless schema, or a number too large for a float

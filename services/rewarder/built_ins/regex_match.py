@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, time_limit
+from services.rewarder.built_ins.time_limit import Patience, TimeIsUpError, out_of_time, time_limit
 from services.rewarder.reward_call import Verdict, text_of
 from shared.messages import Completion
 from shared.user_code.error_text import printable
@@ -52,4 +52,4 @@ def _judge(text: str, pattern: object, mode: str, *, timeout_s: float) -> Verdic
         with time_limit(timeout_s):
             return Verdict("scored", 1.0 if match(text) else 0.0)
     except TimeIsUpError:
-        return Verdict("timeout", None, f"the pattern took longer than {timeout_s:g} s of processor time")
+        return Verdict("timeout", None, out_of_time("the pattern", timeout_s))

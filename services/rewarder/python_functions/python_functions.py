@@ -142,7 +142,7 @@ class PythonFunctions:
                 if inspected.kind == "async":
                     answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, sources=sources)
                 else:
-                    encoded = msgspec.msgpack.encode(call)
+                    encoded = msgspec.msgpack.encode(msgspec.structs.replace(call, timeout_s=timeout_s))
                     answer, seconds = await self._pool.call(
                         name, encoded, lane=lane, timeout_s=timeout_s, sources=sources
                     )

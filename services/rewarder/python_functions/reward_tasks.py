@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from services.rewarder.built_ins.built_in_rewards import built_in, check_name
+from services.rewarder.built_ins.time_limit import call_deadline
 from services.rewarder.logged_values import LoggedValues
 from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.reward_call import (
@@ -87,7 +88,8 @@ class RewardTasks(msgspec.Struct, frozen=True):
                 may_be_given=None if known is None else known.options,
                 logged=logged,
             )
-            returned = function(**arguments)
+            with call_deadline(rows.timeout_s):
+                returned = function(**arguments)
             return Answer(with_logged(judge(returned, num_completions, is_built_in=known is not None), logged))
         except CallError as error:
             return Answer(everyone(num_completions, "error", str(error)))

@@ -5,12 +5,14 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.module_watch import ModuleWatch
 from services.rewarder.python_functions.python_functions import PythonFunctions
-from services.rewarder.reward_answer import Inspected
+from services.rewarder.reward_answer import Answer, Inspected
+from services.rewarder.reward_call import RewardCall, Verdict
 from shared.user_code.module_sources import SourceFile, Sources, version_of
 from shared.user_code.places import Places
 from shared.user_code.worker_frames import Refused
@@ -43,6 +45,10 @@ class FakePool:
         file = SourceFile(module, str(path), is_package=False, code=code)
         version = version_of([file])
         return Inspected("sync", "", [], Sources(module, version, (file,)), version)
+
+    async def call(self, name: str, call: bytes, **_more: Any) -> tuple[Answer, float]:
+        rows = msgspec.msgpack.decode(call, type=RewardCall)
+        return Answer([Verdict("scored", rows.timeout_s)] * len(rows.completions)), 0.0
 
     def renew(self) -> None: ...
 
@@ -77,6 +83,11 @@ def in_use() -> set[str]:
 @pytest.fixture
 def files(tmp_path: Path, in_use: set[str]) -> Files:
     return Files(tmp_path, in_use)
+
+
+async def test_a_worker_is_told_the_deadline_of_its_call(files: Files) -> None:
+    answer, _ = await files.functions.call("regex_reward", RewardCall(["p"], ["c"], {}), timeout_s=7.0, lane="run")
+    assert answer.verdicts == [Verdict("scored", 7.0)]
 
 
 ONE, OTHER, BOTH = "def one(", "def other(", "def one( def other("
