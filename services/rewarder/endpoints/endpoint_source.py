@@ -126,7 +126,7 @@ class Endpoints:
         spec = registered.specs.get(name)
         if spec is None:
             raise RewardFailure("error", f"endpoint {name}: {self._why_not_there(name, registered)}")
-        return self._client(name, spec)
+        return self.client_of(name, spec)
 
     async def clients(self) -> list[EndpointClient]:
         """Return the clients of all endpoints, sorted by name.
@@ -135,7 +135,7 @@ class Endpoints:
             UnavailableError: Redis has not answered yet.
         """
         registered = await self._registered()
-        return [self._client(name, registered.specs[name]) for name in sorted(registered.specs)]
+        return [self.client_of(name, registered.specs[name]) for name in sorted(registered.specs)]
 
     async def check(self, spec: EndpointSpec) -> None:
         """Refuse an endpoint that can never be called. A host name that cannot be resolved now is accepted.
@@ -172,7 +172,8 @@ class Endpoints:
                 self._metrics.forget_endpoint(name)
         return registered
 
-    def _client(self, name: str, spec: EndpointSpec) -> EndpointClient:
+    def client_of(self, name: str, spec: EndpointSpec) -> EndpointClient:
+        """Return the client of an endpoint that is registered with this specification."""
         client = self._clients.get(name)
         if client is None or client.spec != spec:
             client = EndpointClient(

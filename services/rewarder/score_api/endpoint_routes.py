@@ -98,7 +98,8 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
     )
     async def register(body: RegisterRequest, response: Response) -> RewardDetails:
         name_subject(body.name)
-        written = await endpoints.register(body.name, body.spec(), replace=body.replace)
+        spec = body.spec()
+        written = await endpoints.register(body.name, spec, replace=body.replace)
         if written == "different":
             detail = f'Another endpoint is registered as {body.name}. Choose another name, or send "replace": true.'
             raise RewardProblem(409, "Endpoint exists", detail)
@@ -107,7 +108,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
         if written == "created":
             response.status_code = 201
             response.headers["Location"] = f"/v1/rewards/{body.name}"
-        return _details(await _client(endpoints, body.name))
+        return _details(endpoints.client_of(body.name, spec))  # not read again: Redis may have stopped answering
 
     @app.get("/v1/rewards/{name}", summary="One built-in function or endpoint", responses=one)
     async def get_reward(name: str) -> RewardDetails:
