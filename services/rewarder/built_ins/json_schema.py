@@ -29,10 +29,11 @@ def json_schema_reward(
     completions: list[Completion], json_schema: dict[str, Any] | list[object], **_columns: object
 ) -> list[Verdict]:
     """1.0 if the completion, or its last fenced block, is JSON that meets ``json_schema``, 0.0 if not."""
+    is_of_run = isinstance(json_schema, dict)
     schemas = [json_schema] * len(completions) if isinstance(json_schema, dict) else json_schema
     patience = Patience()
     return [
-        _judge(text_of(completion), schema, timeout_s=patience.limit(VALIDATION_TIMEOUT_S))
+        _judge(text_of(completion), schema, is_of_run=is_of_run, timeout_s=patience.limit(VALIDATION_TIMEOUT_S))
         for completion, schema in zip(completions, schemas, strict=True)
     ]
 
@@ -48,7 +49,7 @@ def check_schema(kwargs: Mapping[str, Any]) -> str | None:
     return f"cannot use its json_schema: {why_not}" if why_not else None
 
 
-def _judge(text: str, schema: object, *, timeout_s: float) -> Verdict:
+def _judge(text: str, schema: object, *, is_of_run: bool, timeout_s: float) -> Verdict:
     if schema is None:
         return Verdict("not_applicable", None, "the row has no schema")
     written = schema if isinstance(schema, str) else json.dumps(schema)
@@ -64,7 +65,9 @@ def _judge(text: str, schema: object, *, timeout_s: float) -> Verdict:
     except (RecursionError, OverflowError) as error:  # an endless schema, or a number too large for a float
         return Verdict("error", None, printable(f"validating it ended with {type(error).__name__}: {error}"))
     except Unresolvable as error:
-        raise CallError(f"has a schema with a reference to something outside it: {error}") from error
+        if is_of_run:
+            raise CallError(f"has a schema with a reference to something outside it: {error}") from error
+        return _unusable(f"it refers to something outside it: {error}")
     return Verdict("scored", 1.0) if wrong is None else Verdict("scored", 0.0, printable(wrong))
 
 

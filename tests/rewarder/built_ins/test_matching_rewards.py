@@ -207,8 +207,12 @@ def test_a_row_s_schema_may_be_text_and_an_invalid_schema_is_not_applicable() ->
 def test_a_schema_refers_to_itself_and_to_nothing_elsewhere() -> None:
     within = {"$defs": {"n": {"type": "integer"}}, "items": {"$ref": "#/$defs/n"}}
     assert said(json_schema_reward(texts("[1]", '["1"]'), json_schema=within)) == [RIGHT, WRONG]
+    outside = {"$ref": "http://127.0.0.1:1/schema"}
     with pytest.raises(CallError, match="has a schema with a reference to something outside it"):
-        json_schema_reward(texts("1"), json_schema={"$ref": "http://127.0.0.1:1/schema"})
+        json_schema_reward(texts("1"), json_schema=outside)
+    verdicts = json_schema_reward(texts("1", "[1]"), json_schema=[outside, within])
+    assert said(verdicts) == [NOT_APPLICABLE, RIGHT]
+    assert verdicts[0].detail.startswith("the row's schema cannot be used: it refers to something outside it: ")
 
 
 def test_a_schema_whose_pattern_has_no_end_is_a_timeout() -> None:
