@@ -4,7 +4,7 @@
                  |         |                      |
                  |         |                      inflight_window.py, by the engine's load
                  |         fair_share.py, by the number of replicas
-                 open while this replica holds the version the trainer requires
+                 open while this replica holds the version the trainer requires, verified by its probe
 
 Generation waits for no particular step of training. It stops when the trainer, which has fallen behind, admits no more
 prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished group
@@ -70,7 +70,7 @@ class WeightGate(Protocol):
         ...
 
     async def wait_open(self, required: LineageVersion) -> None:
-        """Return once the held version satisfies ``required`` and decoding is not paused."""
+        """Return once the held version is verified and satisfies ``required``, and decoding is not paused."""
         ...
 
 

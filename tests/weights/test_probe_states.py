@@ -10,6 +10,7 @@ from services.generator.engine.output_gate import UnverifiedError
 from services.trainer.push.prober import Prober
 from services.trainer.push.weight_sender import WeightSender
 from shared.errors import PushError
+from shared.lineage import NO_WEIGHTS
 from shared.redis.redis_connection import Redis
 from tests.weights.fake_engine import PROBE_LOGPROBS
 from tests.weights.senders import make_sender
@@ -51,6 +52,23 @@ async def test_a_version_is_verified_by_the_probe_before_its_tokens_are_publishe
     assert pushing.result().probe_max_diff == 0.25
     assert pushing.result().num_probes_failed == 0
     assert passed == ["a", "b"]
+
+
+async def test_no_prompts_are_taken_before_the_weights_have_passed_their_probe(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    one.engine.answers_probes.clear()
+    pushing = asyncio.create_task(quick_sender.push(weights(0.0), policy_version=0, prober=prober()), name="push")
+    waiting = asyncio.create_task(one.receiver.wait_open(NO_WEIGHTS), name="wait for any version")
+    async with asyncio.timeout(120):
+        while "probe" not in one.engine.calls:  # noqa: ASYNC110  the fake has no event for it
+            await asyncio.sleep(0.01)
+        assert not one.receiver.is_open(NO_WEIGHTS)
+        assert not waiting.done()
+        one.engine.answers_probes.set()
+        assert (await pushing).is_confirmed
+        await waiting
+    assert one.receiver.is_open(NO_WEIGHTS)
 
 
 async def test_a_replica_whose_probe_fails_is_taken_out_and_its_tokens_are_not_published(

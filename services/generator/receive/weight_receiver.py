@@ -124,11 +124,12 @@ class WeightReceiver:
         self._notify()
 
     def is_open(self, required: LineageVersion) -> bool:
-        """Return whether prompts may be taken: weights of this run are held, and they are not older than ``required``.
+        """Return whether prompts may be taken: verified weights of this run are held, not older than ``required``.
 
         Weights of an earlier incarnation of the trainer are older than all weights of its successor.
         """
-        return not self.decoding_is_paused and self.held_version.satisfies(required)
+        is_verified = not self.outputs.is_shut
+        return is_verified and not self.decoding_is_paused and self.held_version.satisfies(required)
 
     async def wait_open(self, required: LineageVersion) -> None:
         """Wait until ``is_open(required)``. The caller sets the deadline, because the next push may be far off."""

@@ -60,7 +60,7 @@ class WeightSwap:
         identity: Description of the replica, the run and the engine, as it was before the first push.
         outputs: The gate that everything the engine samples must pass.
         is_staged: Whether arriving weights are staged. If not, decoding is paused while they arrive.
-        on_change: Called when ``held_version`` or ``decoding_is_paused`` has changed.
+        on_change: Called when ``held_version`` or ``decoding_is_paused`` has changed, or the outputs were opened.
 
     Attributes:
         epoch: Current communicator epoch; 0 means none.
@@ -189,6 +189,7 @@ class WeightSwap:
                 difference, failure = await self.engine.compare_probe(body.probe, answer)
                 if failure is None:
                     self._outputs.open()
+                    self._on_change()
                 else:
                     await self._refuse(f"policy version {body.policy_version} failed its probe: {failure}")
             finally:
