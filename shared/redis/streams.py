@@ -3,6 +3,7 @@
     own pending entries      --+                      +-- hand_off   published downstream and acked, in one step
     new entries              --+--> read() --> finish +-- bury       malformed, or its consumers ended several times
     entries of the dead      --+                      +-- (nothing)  stays pending; read again after a restart
+                                                      +-- give_back  left to other consumers
 
 An entry belongs to its consumer while the consumer renews its lease (lease.py), however long the work takes. Delivery
 is at least once. The trainer's ledger, not this module, ensures that each group is trained exactly once.
@@ -13,8 +14,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -184,6 +185,18 @@ class StreamConsumer:
         while await self._reclaim_from_the_dead(_MAX_RECLAIMED):
             pass
 
+    async def give_back(self, *, keep: Collection[str] = ()) -> None:
+        """Leave pending entries to other consumers, except those in ``keep``; see the function.
+
+        No delivery of the others may be in work any more. This consumer may get them again.
+
+        Raises:
+            UnavailableError: Redis did not answer for a minute.
+        """
+        await give_back(self.redis, stream=self.stream, consumer_group=self.consumer_group, name=self.name, keep=keep)
+        self._redelivered = deque(delivery for delivery in self._redelivered if delivery.entry_id in keep)
+        self._in_hand &= set(keep)
+
     def forget(self, entry_id: str) -> None:
         """Forget an entry that was handed off, buried or acked."""
         self._in_hand.discard(entry_id)
@@ -293,22 +306,33 @@ class StreamConsumer:
         return Delivery(consumer=self, entry_id=entry_id, group_id=group_id, payload=payload)
 
 
-async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str) -> None:
-    """Leave all pending entries of a consumer to the others, although it lives on and keeps its lease.
+async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str, keep: Collection[str] = ()) -> None:
+    """Leave the pending entries of a consumer to the others, although it lives on and keeps its lease.
 
-    The entries move to a name without a lease, so they are reclaimed like a dead consumer's. This is not a delivery.
+    The entries move to a name without a lease, so they are reclaimed like a dead consumer's. Their last delivery is not
+    counted, because nothing has died of it. Entries with the ids of ``keep`` stay.
 
     Raises:
         UnavailableError: Redis did not answer for a minute.
     """
 
     async def claim() -> None:
-        while pending := await redis.xpending_range(
+        pending: list[Any] = await redis.xpending_range(
             stream, consumer_group, min="-", max="+", count=_MAX_PENDING, consumername=name
-        ):
-            ids: list[Any] = [entry["message_id"] for entry in pending]
+        )
+        by_deliveries: defaultdict[int, list[Any]] = defaultdict(list)
+        for entry in pending:
+            if entry["message_id"].decode() not in keep:
+                by_deliveries[int(entry["times_delivered"])].append(entry["message_id"])
+        for num_deliveries, ids in by_deliveries.items():
             await redis.xclaim(
-                stream, consumer_group, f"{name} gave it back", min_idle_time=0, message_ids=ids, justid=True
+                stream,
+                consumer_group,
+                f"{name} gave it back",
+                min_idle_time=0,
+                message_ids=ids,
+                retrycount=max(num_deliveries - 1, 0),
+                justid=True,
             )
 
     with contextlib.suppress(ResponseError):  # the run and all of its streams are gone
