@@ -8,7 +8,8 @@
 
 Generation waits for no particular step of training. It stops when the trainer, which has fallen behind, admits no more
 prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished group
-stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim it.
+stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim it. A
+replica that has had no weights for WITHOUT_WEIGHTS_S leaves its groups to others itself.
 In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change. The prompts
 of agent runs are read by the sessions service, which asks this replica for turns (turns/).
 """
@@ -31,6 +32,7 @@ from shared.arrays import unpack_ids
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.messages import PromptGroup, decode_prompt_group, encode, require_place
 from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.lease import LEASE_S
 from shared.redis.redis_connection import Redis, patiently
 from shared.redis.streams import Delivery, StreamConsumer, bury_malformed
 from shared.run_options.run_config import RunConfig
@@ -38,6 +40,8 @@ from shared.service.logs import about
 
 log = logging.getLogger(__name__)
 
+WITHOUT_WEIGHTS_S = LEASE_S
+"""Seconds without usable weights after which a replica leaves its work to others, as if it had died."""
 _SampledT = TypeVar("_SampledT")
 
 
@@ -120,6 +124,7 @@ class GenerationLoop:
         self._metrics = metrics
         self._patience_s = patience_s
         self._num_inflight = 0
+        self._generating: dict[asyncio.Task[None], Delivery] = {}
         self._window = InflightWindow(first=engine.first_window(config), most=config.max_inflight_groups)
         self._place_freed = asyncio.Event()
         self._fair_share = FairShare()
@@ -147,9 +152,12 @@ class GenerationLoop:
                 # Groups that were claimed together begin together, so that the engine decodes them in one batch.
                 for claimed in await self._begin(await self._claim(demand)):
                     self._num_inflight += 1
-                    groups.create_task(self._generate(claimed), name=f"group {claimed.delivery.group_id}")
+                    task = groups.create_task(self._generate(claimed), name=f"group {claimed.delivery.group_id}")
+                    self._generating[task] = claimed.delivery
+                    task.add_done_callback(self._generating.pop)
 
     async def _until_open(self) -> Demand:
+        give_back_at = time.monotonic() + WITHOUT_WEIGHTS_S
         while True:
             # Before the gate: a replica must count while it waits, or the first replica through the gate claims
             # everything.
@@ -160,6 +168,18 @@ class GenerationLoop:
                 async with asyncio.timeout(READ_BLOCK_S):
                     await self._gate.wait_open(self.required_version)
                     return demand
+            if time.monotonic() >= give_back_at:
+                await self._give_back()
+                give_back_at = time.monotonic() + WITHOUT_WEIGHTS_S
+
+    async def _give_back(self) -> None:
+        """Leave groups to other replicas: all of them without weights, otherwise those that have not begun."""
+        if self._gate.held_version == NO_WEIGHTS and (stuck := [*self._generating]):
+            log.warning("without weights, %d groups are left to other replicas", len(stuck))
+            for task in stuck:
+                task.cancel()
+            await asyncio.wait(stuck)
+        await self._prompts.give_back(keep={delivery.entry_id for delivery in self._generating.values()})
 
     async def _claim(self, demand: Demand) -> list[Delivery]:
         """Return the groups to begin next, perhaps none: limited by the engine's room and this replica's fair share."""

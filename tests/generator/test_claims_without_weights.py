@@ -1,18 +1,22 @@
-"""A group that is claimed just before the weights are taken away is sampled with the next weights, and says so."""
+"""Weights that are taken away: a claimed group waits for the next ones, and goes to others if none come."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from services.generator import generation_loop
+from services.generator.fair_share import Demand, look
 from services.generator.generation_loop import GenerationLoop
 from services.generator.metrics import GeneratorMetrics
 from shared.lineage import NO_WEIGHTS, LineageVersion
-from shared.redis.keys import RunKeys
+from shared.redis.keys import GENERATORS, RunKeys
+from shared.redis.lease import lease
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.generator.test_generation_loop import CommandedEngine, admit
+from tests.shared.redis.prompts_stream import generator
 
 pytestmark = pytest.mark.unit
 
@@ -72,6 +76,106 @@ async def test_no_group_begins_without_weights(
         gate.open(LineageVersion(1, 4))
         await eventually(lambda: engine.started)
         assert await redis.hgetall(run_keys.started) == {b"00000000": b"1:4"}
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def pending(redis: Redis, keys: RunKeys) -> dict[str, int]:
+    """Return how often each group that the replica has claimed was delivered to it."""
+    found = await redis.xpending_range(keys.prompts, GENERATORS, min="-", max="+", count=8, consumername="generator-0")
+    return {item["message_id"].decode(): item["times_delivered"] for item in found}
+
+
+async def test_without_weights_for_long_claimed_groups_go_to_others(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_loop, "WITHOUT_WEIGHTS_S", 0.1)
+    gate, engine = Gate(), CommandedEngine()
+    engine.may_answer.clear()  # as an engine that stands still
+    await admit(redis, run_keys, "00000000")
+    loop = GenerationLoop(
+        redis, keys=run_keys, config=run_config, engine=engine, gate=gate, replica_id="generator-0",
+        metrics=GeneratorMetrics(),
+    )  # fmt: skip
+    async with lease(redis, leases=run_keys.leases(GENERATORS), consumer="generator-0", lease_s=600):
+        task = asyncio.create_task(loop.run(), name="loop under test")
+        try:
+            await eventually(lambda: engine.started)
+            (claimed,) = await pending(redis, run_keys)
+            gate.close()
+            await eventually(lambda: engine.aborted)
+
+            async def is_given_back() -> bool:
+                return not await pending(redis, run_keys)
+
+            await eventually(is_given_back)
+            other = generator(redis, run_keys, "generator-1")
+            (delivery,) = await other.read(count=8, block_s=0.1)
+            assert (delivery.entry_id, delivery.group_id) == (claimed, "00000000")
+
+            engine.may_answer.set()
+            gate.open(LineageVersion(1, 4))
+            await eventually(lambda: redis.xlen(run_keys.completions))
+            assert len(engine.started) == 2, "generator-1 has no lease, so the group was reclaimed"
+            assert not task.done()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def test_groups_of_an_earlier_life_go_to_others_if_no_weights_come(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_loop, "WITHOUT_WEIGHTS_S", 0.1)
+    await admit(redis, run_keys, "00000000")
+    await generator(redis, run_keys, "generator-0").read(count=1, block_s=0.1)
+    gate = Gate()
+    gate.close()
+    loop = GenerationLoop(
+        redis, keys=run_keys, config=run_config, engine=CommandedEngine(), gate=gate, replica_id="generator-0",
+        metrics=GeneratorMetrics(),
+    )  # fmt: skip
+    task = asyncio.create_task(loop.run(), name="loop under test")
+    try:
+
+        async def is_given_back() -> bool:
+            return not await pending(redis, run_keys)
+
+        await eventually(is_given_back)
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_old_weights_go_on_with_the_groups_that_they_began(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_loop, "WITHOUT_WEIGHTS_S", 0.1)
+    gate, engine = Gate(), CommandedEngine()
+    engine.may_answer.clear()
+    await admit(redis, run_keys, "00000000")
+    loop = GenerationLoop(
+        redis, keys=run_keys, config=run_config, engine=engine, gate=gate, replica_id="generator-0",
+        metrics=GeneratorMetrics(),
+    )  # fmt: skip
+    looks = 0
+
+    async def count_looks(*args: Any, **kwargs: Any) -> Demand:
+        nonlocal looks
+        looks += 1
+        return await look(*args, **kwargs)
+
+    task = asyncio.create_task(loop.run(), name="loop under test")
+    try:
+        await eventually(lambda: engine.started)
+        gate.opened.clear()  # a newer version is required, and the push of it has failed here
+        monkeypatch.setattr(generation_loop, "look", count_looks)
+        await eventually(lambda: looks >= 3)
+        assert (engine.aborted, len(await pending(redis, run_keys))) == ([], 1)
+        engine.may_answer.set()
+        await eventually(lambda: redis.xlen(run_keys.completions))
     finally:
         task.cancel()
         await asyncio.wait({task})
