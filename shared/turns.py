@@ -50,7 +50,7 @@ RefusalKind = Literal["context_length", "chat_template", "malformed", "sampling"
 FailureKind = Literal["unavailable", "failed"]
 """Why a turn may be asked for again:
 
-    unavailable      the run ended on this replica, or its engine failed
+    unavailable      the run ended on this replica, its engine failed, or no weights came for long
     failed           an error of the generator, whose log has it
 """
 

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from services.generator.generation_loop import WeightGate, until_verified
+from services.generator.generation_loop import WITHOUT_WEIGHTS_S, WeightGate, until_verified
 from services.generator.metrics import GeneratorMetrics
 from services.generator.rollouts import SampledCompletion, version_spans
 from services.generator.service_state import ServiceState
@@ -23,10 +23,12 @@ from services.generator.turns.chat_format import ChatFormat
 from services.generator.turns.turn_answers import TurnAnswers
 from shared.arrays import pack_ids, pack_logprobs, unpack_ids
 from shared.errors import MessageError, UnavailableError
-from shared.lineage import LineageVersion
+from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.run_options.run_config import RunConfig
 from shared.turns import SampledTurn, TurnRefusal, TurnRefusedError, TurnRequest
 
+_LOOK_EVERY_S: Final = 1.0
+"""Seconds between two looks whether there are weights."""
 _ResultT = TypeVar("_ResultT")
 
 
@@ -90,20 +92,12 @@ class TurnSampler:
         Raises:
             TurnRefusedError: The conversation cannot be rendered, or leaves no room for a completion.
             MessageError: The model cannot take these token ids.
-            UnavailableError, EngineDiedError: The engine failed.
+            UnavailableError, EngineDiedError: The engine failed, or the replica has had no weights for long.
         """
         started_at_s = time.time()
         appended, prompt_ids = await self._in_thread(lambda: self._prompt(request))
         max_tokens = self._max_tokens(request, num_prompt_tokens=len(prompt_ids))
-        await self._gate.wait_open(self._required_version())
-        completions = await until_verified(
-            lambda request_id: self._engine.complete(
-                prompt_ids, num_completions=request.n, config=self._config, request_id=request_id, max_tokens=max_tokens
-            ),
-            request_id=f"{request.run_id}-{request.request_id}",
-            gate=self._gate,
-            required_version=self._required_version,
-        )
+        completions = await self._while_there_are_weights(self._complete(request, prompt_ids, max_tokens=max_tokens))
         self._metrics.tokens.inc(sum(len(completion.token_ids) for completion in completions))
         return await self._in_thread(
             lambda: [self._turn(request, appended, completion, started_at_s) for completion in completions]
@@ -112,6 +106,39 @@ class TurnSampler:
     def close(self) -> None:
         """Begin nothing more in the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _complete(
+        self, request: TurnRequest, prompt_ids: Sequence[int], *, max_tokens: int
+    ) -> Sequence[SampledCompletion]:
+        await self._gate.wait_open(self._required_version())
+        return await until_verified(
+            lambda request_id: self._engine.complete(
+                prompt_ids, num_completions=request.n, config=self._config, request_id=request_id, max_tokens=max_tokens
+            ),
+            request_id=f"{request.run_id}-{request.request_id}",
+            gate=self._gate,
+            required_version=self._required_version,
+        )
+
+    async def _while_there_are_weights(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
+        """Return the result of ``work``. Without weights for long, cancel it: its client can ask another replica.
+
+        Raises:
+            UnavailableError: There were no weights for WITHOUT_WEIGHTS_S.
+        """
+        task = asyncio.create_task(work, name="turn with weights")
+        had_weights_at = time.monotonic()
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK_EVERY_S))[0]:
+                now = time.monotonic()
+                if self._gate.held_version != NO_WEIGHTS:
+                    had_weights_at = now
+                elif now - had_weights_at > WITHOUT_WEIGHTS_S:
+                    raise UnavailableError(f"this replica has had no weights for {WITHOUT_WEIGHTS_S:.0f} s")
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
     def _prompt(self, request: TurnRequest) -> tuple[list[int], list[int]]:
         """Return the appended ids, and all ids that the engine is given."""

@@ -13,10 +13,11 @@ from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.simulated_chat_format import SimulatedChatFormat
 from services.generator.simulated.simulated_engine import SimulatedEngine
 from services.generator.simulated.simulation_settings import SimulationSettings
+from services.generator.turns import turn_sampler
 from services.generator.turns.turn_sampler import TurnSampler
 from shared.arrays import unpack_ids, unpack_logprobs
 from shared.errors import MessageError, UnavailableError
-from shared.lineage import LineageVersion
+from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.messages import VersionSpan
 from shared.turns import TURN_PATH, ChatMessage, decode_turn_answer
 from tests.generator.turns.turn_rig import CONFIG, QUESTION, CommandedEngine, RawClient, Rig, sampled, turn, until
@@ -219,6 +220,25 @@ async def test_a_turn_waits_while_decoding_is_paused(rig: Rig) -> None:
         assert not engine.asked
         rig.gate.opened.set()
         assert (await asking).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("aborted", [[], ["run-1-r1"]], ids=["at the gate", "in an engine that stands still"])
+async def test_a_turn_may_be_asked_for_elsewhere_once_there_have_been_no_weights_for_long(
+    aborted: list[str], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_sampler, "WITHOUT_WEIGHTS_S", 0.05)
+    monkeypatch.setattr(turn_sampler, "_LOOK_EVERY_S", 0.01)
+    engine = CommandedEngine(None)
+    if not aborted:
+        rig.gate.opened.clear()
+    with rig.serving(engine):
+        asking = asyncio.create_task(rig.refused(turn(QUESTION)), name="ask")
+        await until(lambda: engine.asked if aborted else rig.format.threads)
+        rig.gate.held_version = NO_WEIGHTS
+        kind, reason = await asyncio.wait_for(asking, 120)
+    assert kind == "unavailable"
+    assert "no weights" in reason
+    assert engine.aborted == aborted
 
 
 async def test_a_client_that_hangs_up_aborts_its_turns(rig: Rig) -> None:
