@@ -173,7 +173,8 @@ class RunFollower:
                 config = record.parsed_config()
                 roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
                 require_places(config, **roots, opens_data_sets=False)
-                engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
+                spec = await asyncio.to_thread(spec_for, config, has_cuda=has_cuda)
+                engine = await self._engine_for(spec, has_cuda=has_cuda)
                 turns = await self._turn_sampler(record.run_id, config, engine)
                 receiving = await self._receiving_with(engine, config)
             except UserError as error:

@@ -1,8 +1,9 @@
-"""Defines how an engine is started, and which runs may share an engine. Pure: does not import vLLM."""
+"""Defines how an engine is started, and which runs may share an engine. Does not import vLLM."""
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from services.generator.engine.adapter import AdapterSpec, check_can_serve
@@ -11,6 +12,9 @@ from shared.run_options.engine_args import why_not_at_all
 from shared.run_options.run_config import RunConfig
 
 _WORKER_EXTENSION = "services.generator.worker.worker_transfer.WorkerExtension"
+_FILES_NOT_PUSHED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "additional_chat_templates/*.jinja")
+"""Files of a model's directory that an engine reads only at its start."""
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
@@ -27,6 +31,10 @@ class EngineSpec:
     """The run's ``vllm:`` section."""
     sleeps: bool = False
     """Whether the engine releases its GPU memory between two batches."""
+    files: tuple[tuple[str, int, int], ...] = ()
+    """Name, size in bytes and modification time in ns of the files in the model's directory that are not pushed. They
+    differ if a file has changed. Empty for a model of the hub.
+    """
 
     def engine_args(self, of_replica: Mapping[str, Any], *, has_cuda: bool) -> dict[str, Any]:
         """Return the arguments of vLLM's AsyncEngineArgs. The replica's override the run's, and the run's override
@@ -79,7 +87,7 @@ class EngineSpec:
 
 
 def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
-    """Return the engine spec of a run.
+    """Return the engine spec of a run. Looks at the files in the model's directory.
 
     Raises:
         UserError: The run needs a GPU and this replica has none, or this replica's GPU cannot serve the run.
@@ -104,7 +112,19 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
         adapter=AdapterSpec.of(config),
         of_run=config.vllm,
         sleeps=config.vllm_enable_sleep_mode,
+        files=_fingerprint(Path(config.model), has_pushed_weights=not config.use_peft),
     )
+
+
+def _fingerprint(directory: Path, *, has_pushed_weights: bool) -> tuple[tuple[str, int, int], ...]:
+    """Return EngineSpec.files; empty if the directory does not exist or cannot be read, which loading reports."""
+    patterns = _FILES_NOT_PUSHED if has_pushed_weights else (*_FILES_NOT_PUSHED, *_WEIGHT_FILES)
+    try:
+        paths = sorted({path for pattern in patterns for path in directory.glob(pattern)})
+        stats = [(path, path.stat()) for path in paths]
+    except OSError:
+        return ()
+    return tuple((str(path.relative_to(directory)), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
 def check_engine_args(of_replica: Mapping[str, Any], known: set[str]) -> None:

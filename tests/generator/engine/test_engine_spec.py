@@ -1,6 +1,7 @@
 """The arguments that an engine is started with."""
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,24 @@ def test_runs_that_differ_only_in_training_share_an_engine() -> None:
 )  # fmt: skip
 def test_another_model_precision_or_length_needs_another_engine(changes: dict[str, Any]) -> None:
     assert spec_for(a_config(**changes), has_cuda=False) != spec_for(a_config(), has_cuda=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "by_all_weights", "by_adapters"),
+    [("config.json", True, True), ("tokenizer.json", True, True), ("chat_template.jinja", True, True),
+     ("model-00001-of-00002.safetensors", False, True), ("README.md", False, False)],
+)  # fmt: skip
+def test_a_changed_model_directory_needs_another_engine_unless_all_that_changed_is_pushed(
+    changed: str, by_all_weights: bool, by_adapters: bool, tmp_path: Path
+) -> None:
+    configs = [a_config(model=str(tmp_path)), a_config(model=str(tmp_path), use_peft=True)]
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model-00001-of-00002.safetensors"):
+        (tmp_path / name).write_text("{}")
+    before = [spec_for(config, has_cuda=False) for config in configs]
+    assert [spec_for(config, has_cuda=False) for config in configs] == before
+    (tmp_path / changed).write_text('{"eos_token_id": 7}')
+    is_another = [spec_for(config, has_cuda=False) != spec for config, spec in zip(configs, before, strict=True)]
+    assert is_another == [by_all_weights, by_adapters]
 
 
 def test_the_longest_rollout_decides_the_models_length() -> None:
