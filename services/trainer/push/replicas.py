@@ -39,6 +39,7 @@ from shared.service.tls import why_away
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 60.0
+_MAX_KEPT_CONNECTIONS = 256
 _ReplyT = TypeVar("_ReplyT", bound=BaseModel)
 
 
@@ -159,7 +160,9 @@ class RunReplicas:
         self._settings = settings
         self._own = own
         headers = {"authorization": f"Bearer {settings.internal_key}"} if settings.internal_key else {}
-        self._client = httpx.AsyncClient(headers=headers, **settings.peers.for_async_client())
+        # Without a limit of connections: at a rendezvous no replica answers before all of them were asked.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_KEPT_CONNECTIONS)
+        self._client = httpx.AsyncClient(headers=headers, limits=limits, **settings.peers.for_async_client())
 
     async def reconcile(self, *, without: Collection[str] = ()) -> Fleet:
         """Return the members and the transport of the next push, and the replicas that it leaves out, with reasons.
