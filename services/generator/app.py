@@ -129,7 +129,7 @@ class _Bounded:
             is_whole = not message.get("more_body", False)
         body = b"".join(pieces)
         try:
-            refuse_nested(body, max_nested=_MAX_NESTED)
+            refuse_nested(body, max_nested=_max_nested(scope))
         except BodyError as error:
             await reply(send, problem(error.status, error.title, error.detail))
             return
@@ -139,6 +139,11 @@ class _Bounded:
             return messages.pop() if messages else await receive()
 
         await self._app(scope, again, send)
+
+
+def _max_nested(scope: Scope) -> int:
+    route = GENERATOR.find(str(scope["method"]), str(scope["path"])).route
+    return _MAX_NESTED if route is None or route.max_nested is None else route.max_nested
 
 
 class Health(BaseModel):

@@ -55,6 +55,7 @@ class Route:
         lists: The query parameters that may be given several times.
         errors: Form of the errors.
         max_body_bytes: Largest body, if it is not the service's.
+        max_nested: Most arrays, objects and object keys of a body, if it is not the service's number.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Route:
     lists: tuple[str, ...] = ()
     errors: ErrorForm = "problem"
     max_body_bytes: int | None = None
+    max_nested: int | None = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,10 @@ SESSIONS: Final = RouteTable(
     Route("end_session", "POST", f"{_SESSION}/end", SESSION, errors="openai"),
     Route("check_tools", "POST", "/v1/tools/check", "score"),
 )
+_WEIGHTS = "/internal/v1/weights"
+_MAX_ANNOUNCEMENT: Final = 64 * 1024 * 1024
+_MAX_ANNOUNCED: Final = 1_000_000
+"""The announcement of a push has the name and shape of each parameter: models with many experts have over 70,000."""
 GENERATOR: Final = RouteTable(
     *_OPEN,
     Route("get_health", "GET", "/health", None),
@@ -212,10 +218,18 @@ GENERATOR: Final = RouteTable(
     Route("create_chat_completion", "POST", "/v1/chat/completions", "infer", query=None),
     Route("generate_completions", "POST", "/v1/generate", "infer"),
     Route("list_models", "GET", "/v1/models", "infer", query=None),
-    Route("get_weights", "GET", "/internal/v1/weights", INTERNAL),
+    Route("get_weights", "GET", _WEIGHTS, INTERNAL),
+    Route(
+        "begin_weights",
+        "POST",
+        f"{_WEIGHTS}/begin",
+        INTERNAL,
+        max_body_bytes=_MAX_ANNOUNCEMENT,
+        max_nested=_MAX_ANNOUNCED,
+    ),
     *(
-        Route(f"{step}_weights", "POST", f"/internal/v1/weights/{step}", INTERNAL)
-        for step in ("join", "begin", "commit", "abort", "sleep")
+        Route(f"{step}_weights", "POST", f"{_WEIGHTS}/{step}", INTERNAL)
+        for step in ("join", "commit", "abort", "sleep")
     ),
     Route("check_engine", "POST", "/internal/v1/engine/check", INTERNAL),
     Route("sample_turn", "POST", "/internal/v1/turns", INTERNAL),
