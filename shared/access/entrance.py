@@ -9,7 +9,7 @@ import asyncio
 from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
-from shared.access.route_table import RouteTable
+from shared.access.route_table import Route, RouteTable
 from shared.serving.http_guard import App, HttpGuard, Message, Receive, Scope, Send
 from shared.serving.http_limits import HttpLimits
 
@@ -17,11 +17,19 @@ from shared.serving.http_limits import HttpLimits
 def guarded(app: App, *, routes: RouteTable, keyring: Keyring, limits: HttpLimits) -> App:
     """Return the application with everything that guards it."""
 
+    def route_of(scope: Scope) -> Route | None:
+        return routes.find(str(scope["method"]), str(scope["path"])).route
+
     def max_body_bytes(scope: Scope) -> int | None:
-        route = routes.find(str(scope["method"]), str(scope["path"])).route
+        route = route_of(scope)
         return None if route is None else route.max_body_bytes
 
-    door = Door(HttpGuard(app, limits, max_body_bytes=max_body_bytes), routes=routes, keyring=keyring)
+    def is_counted(scope: Scope) -> bool:
+        route = route_of(scope)
+        return route is None or route.is_counted
+
+    guard = HttpGuard(app, limits, max_body_bytes=max_body_bytes, is_counted=is_counted)
+    door = Door(guard, routes=routes, keyring=keyring)
     return RequestLog(HeadRequests(door), routes=routes)
 
 

@@ -56,6 +56,7 @@ class Route:
         errors: Form of the errors.
         max_body_bytes: Largest body, if it is not the service's.
         max_nested: Most arrays, objects and object keys of a body, if it is not the service's number.
+        is_counted: Whether its requests count towards the most that the service works on.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Route:
     errors: ErrorForm = "problem"
     max_body_bytes: int | None = None
     max_nested: int | None = None
+    is_counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,8 @@ GENERATOR: Final = RouteTable(
     Route("create_chat_completion", "POST", "/v1/chat/completions", "infer", query=None),
     Route("generate_completions", "POST", "/v1/generate", "infer"),
     Route("list_models", "GET", "/v1/models", "infer", query=None),
-    Route("get_weights", "GET", _WEIGHTS, INTERNAL),
+    # Not counted: however many requests others send, the trainer must reach the generator.
+    Route("get_weights", "GET", _WEIGHTS, INTERNAL, is_counted=False),
     Route(
         "begin_weights",
         "POST",
@@ -226,9 +229,10 @@ GENERATOR: Final = RouteTable(
         INTERNAL,
         max_body_bytes=_MAX_ANNOUNCEMENT,
         max_nested=_MAX_ANNOUNCED,
+        is_counted=False,
     ),
     *(
-        Route(f"{step}_weights", "POST", f"{_WEIGHTS}/{step}", INTERNAL)
+        Route(f"{step}_weights", "POST", f"{_WEIGHTS}/{step}", INTERNAL, is_counted=False)
         for step in ("join", "commit", "abort", "sleep")
     ),
     Route("check_engine", "POST", "/internal/v1/engine/check", INTERNAL),

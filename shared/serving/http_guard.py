@@ -3,11 +3,11 @@
     request --> [worked on: <= max_requests] --> body: max_body_bytes, body_timeout_s --> application
                             503                           413            408
 
-Pure ASGI, behind the door (access/door.py); all services use it. Probes are neither counted nor refused. The time of a
-body counts only while the guard waits for the client, not while the request waits in a queue here. A client that
-disconnects before its body is complete causes one log line and no stack trace. Errors are RFC 9457 problem+json. No
-service speaks websockets: the server answers a request to upgrade as plain HTTP, and everything else that is not HTTP
-is closed before it opens.
+Pure ASGI, behind the door (access/door.py); all services use it. Probes are neither counted nor refused, and neither
+are the routes that its entrance exempts. The time of a body counts only while the guard waits for the client, not while
+the request waits in a queue here. A client that disconnects before its body is complete causes one log line and no
+stack trace. Errors are RFC 9457 problem+json. No service speaks websockets: the server answers a request to upgrade as
+plain HTTP, and everything else that is not HTTP is closed before it opens.
 """
 
 import asyncio
@@ -63,6 +63,7 @@ class HttpGuard:
         app: The application behind it.
         limits: The most requests at a time, and the largest size and duration of a body.
         max_body_bytes: Returns the largest size of a request's body, if it is not that of the limits.
+        is_counted: Returns whether a request that is not a probe counts, and is refused if there are too many.
     """
 
     def __init__(
@@ -71,10 +72,12 @@ class HttpGuard:
         limits: HttpLimits = _DEFAULTS,
         *,
         max_body_bytes: Callable[[Scope], int | None] = lambda _: None,
+        is_counted: Callable[[Scope], bool] = lambda _: True,
     ) -> None:
         self._app = app
         self._limits = limits
         self._max_body_bytes = max_body_bytes
+        self._is_counted = is_counted
         self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,19 +87,21 @@ class HttpGuard:
         elif scope["type"] != "http":
             await receive()
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-        elif scope["path"] in PROBES:
-            await _Exchange(scope, receive, send, self._limits).run(self._app)
+        elif scope["path"] in PROBES or not self._is_counted(scope):
+            await _Exchange(scope, receive, send, self._limits_of(scope)).run(self._app)
         elif self._num_requests >= self._limits.max_requests:
             detail = f"{self._num_requests} requests are in progress, which is the limit. Try again in a moment."
             await reply(send, problem(503, "Too many requests", detail), extra=[(b"retry-after", b"1")])
         else:
             self._num_requests += 1
-            own = self._max_body_bytes(scope)
-            limits = self._limits if own is None else replace(self._limits, max_body_bytes=own)
             try:
-                await _Exchange(scope, receive, send, limits).run(self._app)
+                await _Exchange(scope, receive, send, self._limits_of(scope)).run(self._app)
             finally:
                 self._num_requests -= 1
+
+    def _limits_of(self, scope: Scope) -> HttpLimits:
+        own = self._max_body_bytes(scope)
+        return self._limits if own is None else replace(self._limits, max_body_bytes=own)
 
 
 class _Exchange:

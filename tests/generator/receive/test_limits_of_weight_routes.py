@@ -1,4 +1,4 @@
-"""The limits of the generator's HTTP server leave room for pushes of large models."""
+"""The limits of the generator's HTTP server leave room for pushes: of large models, and beside many requests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -69,3 +69,14 @@ async def test_a_model_of_125000_parameters_can_be_announced(client: httpx.Async
     assert (await client.post(f"{WEIGHTS_PATH}/commit", json=body)).status_code == 413
     few = body | {"names": names[:60_000], "dtype_names": [], "shapes": [[1]] * 60_000}
     assert (await client.post(f"{WEIGHTS_PATH}/commit", json=few)).json()["type"] == "/problems/invalid-request"
+
+
+async def test_requests_of_others_do_not_keep_the_trainer_out(client: httpx.AsyncClient, handlers: Handlers) -> None:
+    asking = asyncio.create_task(client.post("/v1/completions", json={}), name="ask")
+    await asyncio.wait_for(handlers.is_asked.wait(), 120)
+    assert (await client.post("/v1/completions", json={})).status_code == 503
+    assert (await client.get(WEIGHTS_PATH)).status_code == 200
+    refused = await client.post(f"{WEIGHTS_PATH}/abort", json={"run_id": "run-1", "epoch": 1, "reason": "late"})
+    assert refused.json()["type"] == NOT_READY
+    asking.cancel()
+    await asyncio.wait({asking})
