@@ -41,7 +41,8 @@ class EngineSpec:
         ours.
 
         Raises:
-            UserError: The combined arguments would sample from something other than the policy.
+            UserError: The combined arguments would sample from something other than the policy, or cannot serve the
+                run's adapters.
         """
         args: dict[str, Any] = {
             "model": self.model,
@@ -77,6 +78,14 @@ class EngineSpec:
             raise UserError(
                 "speculative decoding needs a GPU: vLLM's CPU build divides the logits by uninitialised memory, so it "
                 "does not sample from the policy. Leave speculative_config out",
+                field="vllm",
+            )
+        num_stages = int(args.get("pipeline_parallel_size") or 1)
+        if self.adapter is not None and num_stages > 1:
+            # Each stage has only its own layers, and all of the run's adapters are loaded into each.
+            raise UserError(
+                f"adapters cannot be pushed to an engine with pipeline_parallel_size={num_stages}: use "
+                "tensor_parallel_size, or train all weights (use_peft: false)",
                 field="vllm",
             )
         return args

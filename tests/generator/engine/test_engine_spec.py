@@ -53,6 +53,16 @@ def test_a_changed_model_directory_needs_another_engine_unless_all_that_changed_
     assert is_another == [by_all_weights, by_adapters]
 
 
+@pytest.mark.parametrize("of_replica", [{}, {"pipeline_parallel_size": 2}], ids=["the run's", "the replica's"])
+def test_adapters_in_a_pipeline_are_refused_before_the_engine_starts(of_replica: dict[str, Any]) -> None:
+    of_run = {} if of_replica else {"vllm": {"pipeline_parallel_size": 2}}
+    spec = spec_for(a_config(use_peft=True, **of_run), has_cuda=False)
+    with pytest.raises(UserError, match="adapters cannot be pushed to an engine with pipeline_parallel_size=2"):
+        spec.engine_args(of_replica, has_cuda=False)
+    assert spec_for(a_config(**of_run), has_cuda=False).engine_args(of_replica, has_cuda=False)
+    assert spec.engine_args({"pipeline_parallel_size": 1}, has_cuda=False)
+
+
 def test_the_longest_rollout_decides_the_models_length() -> None:
     limited = spec_for(a_config(max_prompt_length=100, max_completion_length=28), has_cuda=False)
     assert limited.engine_args({}, has_cuda=False)["max_model_len"] == 128
