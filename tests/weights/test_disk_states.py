@@ -115,6 +115,20 @@ async def test_a_late_replica_that_fails_costs_the_others_nothing(
         assert one.engine.calls.count("receive") == 1
 
 
+async def test_a_version_that_was_written_for_an_attempt_that_failed_counts_once(
+    one: ServedReceiver, sender: WeightSender, redis: Redis, run_keys: RunKeys, tmp_path: Path
+) -> None:
+    async with serve("generator-2") as two:
+        await two.register(redis, run_keys)
+        two.engine.failing = {"enter"}
+        result = await sender.push(weights(0), policy_version=0)
+    assert result.members == ("generator-1",)
+    assert set(result.failed) == {"generator-2"}
+    assert holds(one, 0)
+    assert len(written(tmp_path)) == 1
+    assert result.num_bytes == 4 * (100 * 100 + 3)
+
+
 async def test_a_version_number_that_comes_again_with_other_weights_is_read_again(
     one: ServedReceiver, sender: WeightSender, redis: Redis, run_keys: RunKeys, incarnation: int, tmp_path: Path
 ) -> None:

@@ -169,7 +169,8 @@ class WeightSender:
         if result.fleet.transport == "disk":
             result.find_holding(LineageVersion(self._incarnation, result.policy_version), checksum=parcel.checksum)
             parcel = await self._outgoing.write(parcel, deadline=deadline)
-        result.num_bytes = parcel.num_bytes
+        # For disk, a second attempt finds the version that the first one wrote.
+        result.num_bytes = max(result.num_bytes, parcel.num_bytes)
         if newcomers := self._epochs.enter(result.fleet):
             await self._epochs.join(newcomers, weight_dir=self._outgoing.run_dir, deadline=deadline)
         if members := result.lacking():
