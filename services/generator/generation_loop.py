@@ -57,7 +57,7 @@ class SamplingEngine(Protocol):
         ...
 
     def first_window(self, config: RunConfig) -> int:
-        """Return a number of groups that is certain to fit at once."""
+        """Return the number of groups that fit at once at full length. Prompts without a limit are not counted."""
         ...
 
     def take_load(self) -> EngineLoad:

@@ -5,7 +5,7 @@
 
 The window grows only after a *turnover*, which is when as many groups have finished as the window holds. These groups
 then ran from start to end with the current window; a group that has just begun uses almost no cache. The first size is
-one at which even groups of full length fit (``first_size``). The window shrinks at once when the cache is too full. It
+one at which groups of full length fit (``first_size``). The window shrinks at once when the cache is too full. It
 also shrinks after a turnover in which requests waited inside the engine for reasons other than memory (max_num_seqs),
 because they only grow stale there. Its size is between 1 and ``max_inflight_groups``. How many groups are admitted at
 all is the trainer's decision (admission.py).

@@ -83,7 +83,9 @@ class Engine:
         return root_cause(otherwise=how_ended(ended) or otherwise)
 
     def first_window(self, config: RunConfig) -> int:
-        """Return a number of groups that is certain to fit at once."""
+        """Return the number of groups that fit at once at full length. Prompts without a limit are not counted: the
+        model's maximum instead would leave one group in flight. The window shrinks if they turn out long.
+        """
         vllm: Any = self.client.vllm_config
         cache, num_cores = vllm.cache_config, int(vllm.parallel_config.data_parallel_size)
         num_tokens = cache.num_gpu_blocks * cache.block_size
