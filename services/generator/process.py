@@ -5,6 +5,7 @@ import logging
 
 from services.generator.app import make_app
 from services.generator.engine import engine_failure, fork_server
+from services.generator.engine.adapter import remove_left_adapters
 from services.generator.engine.engine import import_vllm, kill_children
 from services.generator.engine.engine_check import EngineChecker, make_check_router
 from services.generator.engine.vllm_environment import is_cpu_build
@@ -36,6 +37,7 @@ def run_process(settings: GeneratorSettings) -> int:
     Raises:
         UserError: A setting is wrong.
     """
+    remove_left_adapters()
     try:
         return asyncio.run(_serve(settings))
     finally:

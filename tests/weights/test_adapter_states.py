@@ -1,9 +1,14 @@
 """Failures in the push of a LoRA run, with the real wire and HTTP, and engines without a model."""
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
-from services.generator.engine.adapter import AdapterSpec
+from services.generator.engine import adapter as adapter_module
+from services.generator.engine.adapter import AdapterSpec, adapter_directory, remove_left_adapters
 from services.trainer.push.packing import Weights
 from services.trainer.push.weight_sender import WeightSender
 from shared.redis.keys import RunKeys
@@ -76,3 +81,47 @@ async def test_adapters_that_all_came_but_were_never_confirmed_are_not_served(
     assert not one.engine.is_paused
     assert not is_there(one.engine.announced["adapter"]["directory"])
     assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Return directories that stand for the one in memory and the one on disk."""
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    for place in (memory, disk):
+        place.mkdir()
+    monkeypatch.setattr(adapter_module, "_MEMORY", str(memory))
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    return memory, disk
+
+
+def test_adapters_that_a_killed_generator_left_in_memory_are_removed_and_others_are_not(
+    places: tuple[Path, Path],
+) -> None:
+    with adapter_directory([[1]]) as living:
+        left = [place / f"{living.name[:-4]}left" for place in places]
+        for directory in left:
+            directory.mkdir()
+            (directory / "adapter_model.safetensors").write_bytes(b"x")
+        (places[0] / "of-somebody-else").mkdir()
+        remove_left_adapters()
+        assert living.is_dir()
+        assert not any(directory.exists() for directory in left)
+        assert (places[0] / "of-somebody-else").is_dir()
+    assert not living.exists()
+
+
+def test_adapters_are_in_memory_only_if_it_has_room(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    room = shutil.disk_usage(places[0])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(free=64 * 2**20))
+    for num_numbers, place in ((8 * 2**20, places[0]), (32 * 2**20, places[1])):
+        with adapter_directory([[num_numbers]]) as directory:
+            assert directory.parent == place
+
+
+async def test_a_push_says_how_much_room_its_adapters_need(
+    sender: WeightSender, one: ServedReceiver, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = shutil.disk_usage(places[0])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(free=60))
+    assert (await sender.push(adapters(0.5), policy_version=4)).is_confirmed
+    assert Path(one.engine.announced["adapter"]["directory"]).parent == places[1], "16 numbers of 4 bytes do not fit"

@@ -1,4 +1,4 @@
-"""The LoRA adapter of a run, as vLLM gets it. Pure, except for the requests.
+"""The LoRA adapter of a run, as vLLM gets it, and the directory in which it arrives.
 
     adapters arrive --> a PEFT directory in memory --add_lora--> in the engine, in place of those before
                                                                      |                    (directory gone)
@@ -9,10 +9,13 @@ cache salt (salted_llm.py) keeps requests from reusing what an older adapter com
 """
 
 import contextlib
+import fcntl
 import importlib.util
+import math
 import os
+import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,11 @@ _NAME, _ID = "policy", 1
 _NOWHERE = "/nonexistent/headrace-adapter"
 """Path in requests. vLLM reads it if the adapter is not loaded, and must find nothing there."""
 _MEMORY = "/dev/shm"
+_PREFIX = "headrace-adapters-"
+_BESIDE_BYTES = 2**20
+"""Room for everything in the directory but the numbers of the adapters."""
+_MOST_BYTES_A_NUMBER = 4
+"""Adapters are trained, and may be sent, in float32."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +102,53 @@ def loading_request(directory: Path) -> Any:
 
 
 @contextlib.contextmanager
-def adapter_directory() -> Generator[Path]:
-    """Make a temporary directory, in memory if possible, and remove it with its content when the block ends."""
-    where = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="headrace-adapter-", dir=where, ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
+def adapter_directory(shapes: Iterable[Sequence[int]]) -> Generator[Path]:
+    """Make a temporary directory for adapters of these shapes, in memory if that has room. The block's end removes it.
+
+    If the process is killed before, ``remove_left_adapters`` of a later one does. It spares directories that are
+    locked, which lasts as long as their process.
+    """
+    num_bytes = _BESIDE_BYTES + _MOST_BYTES_A_NUMBER * sum(math.prod(shape) for shape in shapes)
+    has_room = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= num_bytes
+    with contextlib.ExitStack() as closing:
+        while True:
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY if has_room else None))
+            closing.enter_context(_locked(directory, waits=True))
+            if directory.exists():  # a process that starts now may have removed it before it was locked
+                break
+        closing.callback(shutil.rmtree, directory, ignore_errors=True)
+        yield directory
+
+
+def remove_left_adapters() -> None:
+    """Remove the directories of generators that were killed in the middle of a push."""
+    for place in (_MEMORY, tempfile.gettempdir()):
+        for directory in Path(place).glob(f"{_PREFIX}*"):
+            with _locked(directory, waits=False) as is_left:
+                if is_left:
+                    shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, *, waits: bool) -> Generator[bool]:
+    """Lock a directory while the block runs. Yields False if it is gone, another user's, or cannot be locked."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        yield os.fstat(descriptor).st_uid == os.getuid() and _lock(descriptor, waits=waits)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, *, waits: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def check_can_serve(config: RunConfig, *, has_cuda: bool) -> None:

@@ -139,7 +139,7 @@ class WeightSwap:
         if self._update is not None:
             raise ConflictError(f"policy version {self._update.body.policy_version} is being received; abort it")
         closing = ExitStack()
-        directory = closing.enter_context(adapter_directory()) if self.engine.has_adapters else None
+        directory = closing.enter_context(adapter_directory(body.shapes)) if self.engine.has_adapters else None
         update = self._update = Update(body, time.monotonic(), directory, closing)
         self.staged_checksum = None
         try:
