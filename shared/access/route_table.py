@@ -207,8 +207,8 @@ SESSIONS: Final = RouteTable(
     Route("check_tools", "POST", "/v1/tools/check", "score"),
 )
 _WEIGHTS = "/internal/v1/weights"
-_MAX_ANNOUNCEMENT: Final = 64 * 1024 * 1024
-_MAX_ANNOUNCED: Final = 1_000_000
+_MAX_ANNOUNCEMENT: Final = 32 * 1024 * 1024
+_MAX_ANNOUNCED: Final = 200_000
 """The announcement of a push has the name and shape of each parameter: models with many experts have over 70,000."""
 GENERATOR: Final = RouteTable(
     *_OPEN,
