@@ -188,12 +188,20 @@ class StreamConsumer:
     async def give_back(self, *, keep: Collection[str] = ()) -> None:
         """Leave pending entries to other consumers, except those in ``keep``; see the function.
 
-        No delivery of the others may be in work any more. This consumer may get them again.
+        No delivery of the others may be in work any more. This consumer may get them again. Deliveries of this process
+        are not counted, because it has not died of them.
 
         Raises:
             UnavailableError: Redis did not answer for a minute.
         """
-        await give_back(self.redis, stream=self.stream, consumer_group=self.consumer_group, name=self.name, keep=keep)
+        await give_back(
+            self.redis,
+            stream=self.stream,
+            consumer_group=self.consumer_group,
+            name=self.name,
+            keep=keep,
+            uncounted=self._in_hand,
+        )
         self._redelivered = deque(delivery for delivery in self._redelivered if delivery.entry_id in keep)
         self._in_hand &= set(keep)
 
@@ -306,11 +314,19 @@ class StreamConsumer:
         return Delivery(consumer=self, entry_id=entry_id, group_id=group_id, payload=payload)
 
 
-async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str, keep: Collection[str] = ()) -> None:
+async def give_back(
+    redis: Redis,
+    *,
+    stream: str,
+    consumer_group: str,
+    name: str,
+    keep: Collection[str] = (),
+    uncounted: Collection[str] = (),
+) -> None:
     """Leave the pending entries of a consumer to the others, although it lives on and keeps its lease.
 
-    The entries move to a name without a lease, so they are reclaimed like a dead consumer's. Their last delivery is not
-    counted, because nothing has died of it. Entries with the ids of ``keep`` stay.
+    The entries move to a name without a lease, so they are reclaimed like a dead consumer's. This is not a delivery.
+    Entries with the ids of ``keep`` stay. The last delivery of those of ``uncounted`` is not counted.
 
     Raises:
         UnavailableError: Redis did not answer for a minute.
@@ -322,8 +338,10 @@ async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str
         )
         by_deliveries: defaultdict[int, list[Any]] = defaultdict(list)
         for entry in pending:
-            if entry["message_id"].decode() not in keep:
-                by_deliveries[int(entry["times_delivered"])].append(entry["message_id"])
+            entry_id = entry["message_id"].decode()
+            if entry_id not in keep:
+                num_deliveries = int(entry["times_delivered"]) - (entry_id in uncounted)
+                by_deliveries[max(num_deliveries, 0)].append(entry["message_id"])
         for num_deliveries, ids in by_deliveries.items():
             await redis.xclaim(
                 stream,
@@ -331,7 +349,7 @@ async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str
                 f"{name} gave it back",
                 min_idle_time=0,
                 message_ids=ids,
-                retrycount=max(num_deliveries - 1, 0),
+                retrycount=num_deliveries,
                 justid=True,
             )
 

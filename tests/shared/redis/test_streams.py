@@ -38,8 +38,6 @@ async def test_entries_that_are_given_back_go_to_others_although_the_lease_is_ke
         other = generator(redis, run_keys, "other")
         found = [*await other.read(count=8, block_s=0.1), *await other.read(count=8, block_s=0.1)]
     assert [delivery.group_id for delivery in found] == [*(delivery.group_id for delivery in had), "00000002"]
-    pending = await redis.xpending_range(run_keys.prompts, GENERATORS, min="-", max="+", count=8)
-    assert [item["times_delivered"] for item in pending] == [1, 1, 1], "nothing died of these entries"
 
 
 async def test_a_consumer_gives_back_what_it_does_not_work_on_and_may_get_it_again(
@@ -52,7 +50,20 @@ async def test_a_consumer_gives_back_what_it_does_not_work_on_and_may_get_it_aga
     await consumer.give_back(keep={second.entry_id})
     again = await consumer.read(count=8, block_s=0.1)
     assert [delivery.entry_id for delivery in again] == [first.entry_id, third.entry_id]
+    pending = await redis.xpending_range(run_keys.prompts, GENERATORS, min="-", max="+", count=8)
+    assert [item["times_delivered"] for item in pending] == [1, 1, 1], "nothing died of them"
     assert await second.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"done")
+
+
+async def test_entries_of_which_a_consumer_may_have_died_count_as_delivered_when_it_gives_them_back(
+    redis: Redis, run_keys: RunKeys
+) -> None:
+    await admit(redis, run_keys, "00000000")
+    await generator(redis, run_keys).read(count=1, block_s=0.1)
+    await generator(redis, run_keys).give_back()  # its next life, which has not read it
+    (found,) = await generator(redis, run_keys, "other").read(count=1, block_s=0.1)
+    (pending,) = await redis.xpending_range(run_keys.prompts, GENERATORS, min="-", max="+", count=8)
+    assert (found.group_id, pending["times_delivered"]) == ("00000000", 2)
 
 
 async def test_giving_back_entries_of_a_deleted_run_does_nothing(redis: Redis) -> None:
