@@ -51,7 +51,7 @@ def upload(api: ApiConnection, path: Path, *, on_progress: OnProgress | None = N
         UserError: There is nothing to upload, or a file changed in the meantime.
         HeadraceApiError: The API refused the upload, or was unreachable for a minute.
     """
-    sources = dict(itertools.islice(_sources(path), MAX_FILES + 1))
+    sources = dict(itertools.islice(files_in(path), MAX_FILES + 1))
     if len(sources) > MAX_FILES:
         raise UserError(f"{path} cannot be uploaded: it has more than {MAX_FILES} files")
     files = [SetFile(name, source.stat().st_size, _hash(source)) for name, source in sources.items()]
@@ -192,7 +192,7 @@ class _Patience:
         self._backoff_s = min(2 * self._backoff_s, _LAST_BACKOFF_S)
 
 
-def _sources(path: Path) -> Iterator[tuple[str, Path]]:
+def files_in(path: Path) -> Iterator[tuple[str, Path]]:
     """Yield the name in the upload and the file, for each file."""
     if path.is_file():
         yield path.name, path

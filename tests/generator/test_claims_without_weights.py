@@ -83,7 +83,9 @@ async def test_no_group_begins_without_weights(
 
 async def pending(redis: Redis, keys: RunKeys) -> dict[str, int]:
     """Return how often each group that the replica has claimed was delivered to it."""
-    found = await redis.xpending_range(keys.prompts, GENERATORS, min="-", max="+", count=8, consumername="generator-0")
+    found: list[Any] = await redis.xpending_range(
+        keys.prompts, GENERATORS, min="-", max="+", count=8, consumername="generator-0"
+    )
     return {item["message_id"].decode(): item["times_delivered"] for item in found}
 
 

@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from headrace import file_transfer
 from headrace.api_connection import ApiConnection
-from headrace.file_transfer import download
+from headrace.file_transfer import download, files_in
 from shared.errors import UserError
 
 pytestmark = pytest.mark.unit
@@ -79,4 +78,4 @@ def test_a_directory_with_a_link_to_nothing_is_not_uploaded(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "5b")
     with pytest.raises(UserError, match=r"model\.safetensors is a link to a file that is not there"):
-        [*file_transfer._sources(tmp_path)]
+        list(files_in(tmp_path))

@@ -57,6 +57,7 @@ def test_functions_own_the_environments_with_everything_in_them() -> None:
     game = PlayedEnvironment("my_envs:Game", False, attributes={"board": [1, 2]})
     call = called(group_of(msgspec.structs.replace(rollout(), environment=game)))
     for other in (own_copy(call), call):
+        assert other.environments is not None
         assert other.environments == [game]
         other.environments[0].attributes["board"].append(3)
         assert game.attributes == {"board": [1, 2]}
