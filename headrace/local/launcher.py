@@ -102,9 +102,10 @@ class Launcher:
     async def run(self) -> int:
         """Start everything, wait for a reason to stop, end everything."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
-                loop.add_signal_handler(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            loop.add_signal_handler(signal.SIGHUP, self._on_signal)
         loop.add_signal_handler(signal.SIGUSR1, self._scaled.set)
         try:
             async with self._http, asyncio.TaskGroup() as tasks:

@@ -225,7 +225,7 @@ def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_
 def test_no_secret_stands_in_an_environment(name: str) -> None:
     for variable, value in ALL[name].get("environment", {}).items():
         if re.search("KEY|PASSWORD|SECRET|TOKEN", variable):
-            assert variable.endswith(("_FILE", "_PATH")), variable
+            assert variable.endswith(("_FILE", "_PATH", "_DIR")), variable
             assert not value or str(value).startswith(("/run/secrets/headrace/", "/run/secrets/headrace-")), value
         assert not re.search(r"://[^@/]*:[^@/]*@", str(value)), f"a password in {variable}"
 

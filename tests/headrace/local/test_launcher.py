@@ -24,9 +24,13 @@ def open_redis(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, socket_timeout=60, socket_connect_timeout=60)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything_and_leaves_no_process(rig: LauncherRig, number: signal.Signals) -> None:
-    launcher = rig.launch_until_ready(num_generators=2)
+    before = signal.signal(number, signal.SIG_DFL)  # nohup, for one, has its commands ignore SIGHUP
+    try:
+        launcher = rig.launch_until_ready(num_generators=2)
+    finally:
+        signal.signal(number, before)
     processes = rig.processes_of(launcher)
     assert len(processes) == 6, "Redis, trainer, rewarder, sessions and two generators"
     launcher.send_signal(number)
