@@ -43,7 +43,7 @@ class LiveModel:
         self.peft_config = peft_config
         self._trained: Path | Callable[[], Path] | None = None
         self._checkpoint = ""
-        self._so_far: Callable[[], Path] | None = None
+        self._so_far: Callable[[], Path | None] | None = None
         self._has: Path | None = None
         self._init_kwargs = init_kwargs
         self._given_tokenizer = tokenizer
@@ -144,7 +144,7 @@ class LiveModel:
         if self._model is not None and self.trained is not None:
             self._use(self.trained)
 
-    def take_so_far(self, fetch: Callable[[], Path] | None) -> None:
+    def take_so_far(self, fetch: Callable[[], Path | None] | None) -> None:
         """Use the weights of a training that has not ended, which a function returns when they are needed.
 
         A training never begins with them. None if they cannot be had.

@@ -186,9 +186,14 @@ class ScriptRun:
         """Have the model use the weights of the run, which trains, was interrupted or failed, once they are needed."""
         self._live.take_so_far(functools.partial(self._weights_so_far, self._followed()))
 
-    def _weights_so_far(self, run: Run) -> Path:
+    def _weights_so_far(self, run: Run) -> Path | None:
+        """Return the directory of a run's present weights; None if it has made no step and began with the model's."""
         services = self._connected()
         run = once_paused(services.client, run, sees=services.see_here(Path(run["run_dir"])), say=say)
+        source, last = run.get("beginning"), self._trained_run
+        has_the_models = source is None or (last is not None and source["run_id"] == last["run_id"])
+        if run["status"] in ("queued", "running") and not run["progress"]["step"] and has_the_models:
+            return None
         if run["status"] in ("finished", "stopped"):
             directory = Path(run["run_dir"]) / "model"
             if services.see_here(directory):

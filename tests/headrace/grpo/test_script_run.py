@@ -231,12 +231,27 @@ def test_a_model_that_is_saved_while_the_training_runs_is_not_the_one_that_it_be
     pytest.importorskip("transformers")
     args, callback = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True), AtTheBeginning()
     script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[callback])
-    callback.call = script.save_model
-    with elsewhere(NewRun(), monkeypatch):
+    callback.call, run = script.save_model, NewRun()
+    run.record["progress"]["step"] = 3
+    with elsewhere(run, monkeypatch):
         with pytest.raises(HeadraceError, match=r"the weights of run-a are on the services' machine, .* has ended$"):
             script.train()
         script.client.close()
     assert [path.name for path in tmp_path.iterdir()] == ["headrace-run.json"]
+
+
+def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, live = GRPOConfig(), LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    with elsewhere(NewRun(), monkeypatch) as api:
+        script = Script(live, ["length"], args)
+        training = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
+        training._take_run(training.client.get("run-a"))
+        training._give_weights_so_far()
+        assert live.so_far is None
+        training.client.close()
+    assert api.asked
 
 
 @pytest.mark.parametrize("said", ["note: it may surprise", "run-a trains with", "nothing"])
