@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.addresses import redis_address
+from headrace.known_keys import secret_of
 from headrace.local import launcher, process_table
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
@@ -16,6 +17,7 @@ from headrace.local.state_dir import StateDir, choose_state_dir
 from headrace.terminal import say
 from shared.errors import UserError
 from shared.install_commands import install_extras
+from shared.service.secret_files import with_password
 from shared.service.tls import ServerCertificate, trusted, why_refused
 
 _DOWN_PATIENCE_S = 75.0
@@ -106,8 +108,18 @@ def scale(arguments: argparse.Namespace) -> int:
 
 def _redis_url() -> str | None:
     """Return HEADRACE_REDIS_URL with the password from HEADRACE_REDIS_PASSWORD_FILE; None if no URL is set."""
-    url = os.environ.get("HEADRACE_REDIS_URL") or ""
-    return (url if url.startswith("unix://") else redis_address(url, os.environ)) or None
+    url, file = os.environ.get("HEADRACE_REDIS_URL"), os.environ.get("HEADRACE_REDIS_PASSWORD_FILE")
+    if not url:
+        return None
+    if not url.startswith("unix://"):
+        redis_address(url, {})  # refuses what cannot be read, without showing a password
+    if not file:
+        return url
+    password = secret_of(file, "HEADRACE_REDIS_PASSWORD_FILE")
+    try:
+        return with_password(url, password)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _is_installed(package: str) -> bool:

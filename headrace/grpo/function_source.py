@@ -183,13 +183,12 @@ def _is_changed(value: Any, written: ast.expr | None) -> bool:
     """Whether an attribute is plain, and not what its class's text makes it. A container may be any expression's."""
     if type(value) in _SCALARS:
         return written is None or ast.unparse(written) != repr(value)
-    if type(value) not in _CONTAINERS:
+    if type(value) not in _CONTAINERS or written is None:  # Python itself gives classes such as enums containers
         return False
-    if written is None:
-        return True
     try:
+        _expression(value)
         return not _is_same(ast.literal_eval(written), value)
-    except ValueError:  # it is computed
+    except (ValueError, RecursionError, _NotPlainError):  # it is computed, or holds what is not plain
         return False
 
 

@@ -81,6 +81,11 @@ class LiveModel:
         return self._is_given
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether a training runs or was interrupted."""
+        return self._so_far is not None
+
+    @property
     def so_far(self) -> Path | None:
         """Directory of the weights so far of a training that runs or was interrupted; None without one.
 
@@ -97,6 +102,11 @@ class LiveModel:
             HeadraceError: It runs or was interrupted, and its weights cannot be had.
         """
         so_far = self.so_far
+        if so_far is None and self._has not in (None, self._trained):  # it has the weights of a run that was given up
+            if self.trained is not None:
+                self._use(self.trained)
+            elif not self._is_given:
+                self._model = self._has = None
         if self._model is None:
             from transformers import AutoModelForCausalLM
 

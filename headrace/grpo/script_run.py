@@ -50,6 +50,8 @@ class ScriptRun:
         """Whether the training that is asked for has come to ``run``, so that an error must not leave it alone."""
         self._trained_run: Run | None = None
         """The run that has left the model's weights."""
+        self._downloaded: dict[str, Path] = {}
+        """Final models of runs that had been interrupted, by run."""
         self._script = script
         self._events = events
         self._services: ScriptServices | None = None
@@ -179,20 +181,27 @@ class ScriptRun:
 
     def _take_weights(self, run: Run, directory: Path | Callable[[], Path]) -> None:
         self._trained_run = run
-        step = ":best" if run["config"].get("load_best_model_at_end") else ""
+        has_best = run["config"].get("load_best_model_at_end") and run["progress"].get("best")
+        step = ":best" if has_best else ""
         self._live.take(directory, checkpoint=f"{run['run_id']}{step}")
 
     def _give_weights_so_far(self) -> None:
         """Have the model use the weights of the run, which trains, was interrupted or failed, once they are needed."""
         self._live.take_so_far(functools.partial(self._weights_so_far, self._followed()))
 
-    def _weights_so_far(self, run: Run) -> Path | None:
-        """Return the directory of a run's present weights; None if it has made no step and began with the model's."""
+    def _weights_so_far(self, run: Run, *, for_saving: bool = False) -> Path | None:
+        """Return the directory of a run's newest weights; None if they are the model's, as it has made no step.
+
+        While it trains, weights that cannot be had are None, too, unless they are to be saved.
+        """
+        if (downloaded := self._downloaded.get(run["run_id"])) is not None:
+            return downloaded
         services = self._connected()
         run = once_paused(services.client, run, sees=services.see_here(Path(run["run_dir"])), say=say)
         source, last = run.get("beginning"), self._trained_run
         has_the_models = source is None or (last is not None and source["run_id"] == last["run_id"])
-        if run["status"] in ("queued", "running") and not run["progress"]["step"] and has_the_models:
+        is_training = run["status"] in ("queued", "running")
+        if is_training and not run["progress"]["step"] and has_the_models:
             return None
         if run["status"] in ("finished", "stopped"):
             directory = Path(run["run_dir"]) / "model"
@@ -200,8 +209,14 @@ class ScriptRun:
                 return directory
             if services.are_elsewhere:
                 directory = services.own_directory() / str(run["run_id"])
-                return services.download_model(run, directory, base=self._live.name)
-        return export_newest(services, run, say=say)
+                self._downloaded[run["run_id"]] = services.download_model(run, directory, base=self._live.name)
+                return directory
+        try:
+            return export_newest(services, run, say=say)
+        except HeadraceError:
+            if is_training and not for_saving:
+                return None
+            raise
 
     def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
         """Return transformers' metrics of a whole training, of ``steps`` steps with these losses."""
@@ -224,7 +239,8 @@ class ScriptRun:
             HeadraceError: The training runs or was interrupted, and its weights cannot be had.
         """
         live = self._live
-        if (so_far := live.so_far) is not None:
+        so_far = self._weights_so_far(self._followed(), for_saving=True) if live.is_unfinished else None
+        if so_far is not None:
             shutil.copytree(so_far, directory, dirs_exist_ok=True)
             name_base(directory, self._followed(), base=live.name)
         elif self._trained_run is None:

@@ -231,7 +231,7 @@ def _running(state: StateDir) -> Endpoint | None:
 
 
 def _start(state: StateDir, *, say: Callable[[str], None]) -> Endpoint:
-    for directory in _started:  # they may have died
+    for directory in [it for it, process in _started.items() if it != state.path and process.poll() is None]:
         say(f"ending this process's services in {directory}, because a process has one set of services")
     end_started()
     say(f"starting headrace's services for this process; `headrace watch --state-dir {state.path}` shows its run")

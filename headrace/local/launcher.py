@@ -50,7 +50,7 @@ _REAP_EVERY_S = 5.0
 
 
 def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
-    """Run until SIGINT or SIGTERM, and return the exit status.
+    """Run until SIGINT, SIGTERM or SIGHUP, and return the exit status.
 
     Raises:
         UserError: Another launcher runs on this state directory, or the directory cannot be used or repaired.
@@ -105,7 +105,7 @@ class Launcher:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-            loop.add_signal_handler(signal.SIGHUP, self._on_signal)
+            loop.add_signal_handler(signal.SIGHUP, self._stop.set)  # a shell sends it twice, which is no hurry
         loop.add_signal_handler(signal.SIGUSR1, self._scaled.set)
         try:
             async with self._http, asyncio.TaskGroup() as tasks:

@@ -98,10 +98,11 @@ class RunFollower:
         timeout_s = self._settings.check_timeout_s
         try:
             async with (
-                asyncio.timeout(timeout_s + _GRACE_S),
+                asyncio.timeout(timeout_s + _GRACE_S) as limit,
                 self._checks,
                 self._code.loaded(options, lane="check", timeout_s=timeout_s) as code,
             ):
+                limit.reschedule(None)  # servers that are slow to disconnect were loaded all the same
                 return code.schemas
         except TimeoutError as error:
             raise UserError(

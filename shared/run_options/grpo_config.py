@@ -27,12 +27,13 @@ def _explaining_unknown_options(kind: type[_Options]) -> type[_Options]:
 
     @functools.wraps(construct)
     def explaining(self: _Options, *values: Any, **options: Any) -> None:
+        options.pop("_given", None)  # from vars() of another one
         if unknown := [name for name in options if name not in known and type(self) is kind]:
             raise TypeError("; ".join(_unknown(name, known) for name in unknown))
         construct(self, *values, **options)
         named = dict(zip(known, values, strict=False)) | options
         if len(named) < len(known):  # a parser of a command line gives every option
-            self.__dict__["_given"] = frozenset(name for name, value in named.items() if value is not None)
+            self.__dict__["_given"] = [name for name, value in named.items() if value is not None]
 
     kind.__init__ = explaining  # type: ignore[method-assign, assignment]
     return kind

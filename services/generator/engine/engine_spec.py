@@ -80,8 +80,8 @@ class EngineSpec:
                 "does not sample from the policy. Leave speculative_config out",
                 field="vllm",
             )
-        num_stages = int(args.get("pipeline_parallel_size") or 1)
-        if self.adapter is not None and num_stages > 1:
+        num_stages = args.get("pipeline_parallel_size")
+        if self.adapter is not None and isinstance(num_stages, int) and num_stages > 1:  # vLLM refuses other values
             # Each stage has only its own layers, and all of the run's adapters are loaded into each.
             raise UserError(
                 f"adapters cannot be pushed to an engine with pipeline_parallel_size={num_stages}: use "

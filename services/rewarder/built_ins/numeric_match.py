@@ -27,6 +27,8 @@ _OF_A_UNIT = re.compile(
     r"|_\{[^{}]{0,50}\}"
 )
 """Exponents of letters, and indices."""
+_REMOVED = "\ue000"
+"""Stands for an exponent or an index that was left out, so that ``x^2`` is still known as a formula."""
 _BRACES = r"\{(?:[^{}]|\{[^{}]{0,100}\}){0,100}\}"
 _ROOT = rf"(?:\\sqrt|√)(?:\[[^\[\]]{{0,20}}\])?\s?(?:{_BRACES}|\(?\d+)?"
 _ANY_FRACTION = rf"\\[dt]?frac\s?{_BRACES}\s?{_BRACES}"
@@ -95,7 +97,7 @@ def gold_number(gold: object) -> Fraction | None:
 
 def completion_number(text: str, *, announced_only: bool = False) -> Fraction | None:
     """Return the number that a completion gives as its answer, or None if it gives none, or a formula."""
-    text = _OF_A_UNIT.sub(r"\1 ", _plain(text))
+    text = _OF_A_UNIT.sub(rf"\1 {_REMOVED}", _plain(text))
     try:
         for found in reversed(list(_ANNOUNCED.finditer(text))):
             number = _announced(found)
@@ -111,7 +113,10 @@ def _announced(found: re.Match[str]) -> Fraction | None:
         end = re.sub(r".*(?:=|\\approx)", "", found["boxed"], flags=re.DOTALL)
         if any(term["formula"] for term in _TERM.finditer(end)):
             raise _FormulaError
-        return _last(found["boxed"])
+        number = _last(found["boxed"])
+        if number is None and _REMOVED in found["boxed"]:
+            raise _FormulaError
+        return number
     if found["said"] is not None:
         term = _TERM.match(found.string, found.start("said"))
         return None if term is None else _first_of([term])

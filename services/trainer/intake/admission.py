@@ -133,7 +133,7 @@ class Admission:
     async def admit(self, count: int) -> list[int]:
         """Admit the next ``count`` usable groups, and return their numbers.
 
-        Unusable rows in between are dropped with their reason.
+        Unusable rows in between are dropped with their reason. Behind 1,000 of them in a row, fewer are admitted.
 
         Raises:
             UserError: As many rows in a row were unusable as a pass over the data has, and at least 1,000.
@@ -142,6 +142,8 @@ class Admission:
         while len(admitted) < count:
             is_again = bool(self._again)
             groups = await self._next_groups(count - len(admitted), is_again=is_again)
+            if not groups and not is_again:
+                break
             labelled = {group_id(number): payload for number, payload in groups.items()}
             await send_off(self._redis, self._keys, self._incarnation, labelled, is_again=is_again)
             self._again = deque(number for number in self._again if number not in groups)
@@ -151,6 +153,7 @@ class Admission:
     async def _next_groups(self, count: int, *, is_again: bool) -> dict[int, bytes]:
         """Return the payloads of up to ``count`` groups by number, and drop the unusable ones in between."""
         groups: dict[int, bytes] = {}
+        unusable_before = self._unusable_in_a_row
         for number in list(self._again) if is_again else self._new_numbers():
             payload = self._payload(number, await self._row(number))
             if payload is not None:
@@ -167,6 +170,8 @@ class Admission:
                     f"the last one: {self._why}",
                     field="dataset_name",
                 )
+            if self._unusable_in_a_row - unusable_before >= _MIN_UNUSABLE_IN_A_ROW:
+                break  # the loop looks at requests to stop in between
             await asyncio.sleep(0)  # encoding a long prompt takes a while
         return groups
 

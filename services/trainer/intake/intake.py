@@ -122,7 +122,7 @@ class Intake:
         if not count:
             return
         numbers = await self._admission.admit(count)
-        if paused_by == "rewards":
+        if paused_by == "rewards" and numbers:
             self._batches.failures.expect_test_group(numbers[-1])
 
     async def next_batch(self, *, policy_version: int, num_steps_left: int) -> Batch:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
 from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
+from services.trainer.data.dataset import PromptDataset
 from services.trainer.fence import check_not_fenced
 from services.trainer.intake.admission import Admission
 from services.trainer.intake.admission_pace import AdmissionPace
@@ -138,7 +139,7 @@ async def _make_intake(
         keys=keys,
         config=config,
         rows=inputs.rows_left(row_cursor(run)),
-        num_rows=inputs.num_rows(config),
+        num_rows=len(inputs.rows) if isinstance(inputs.rows, PromptDataset) else 0,
         encoder=inputs.encoder,
         ledger=ledger,
         incarnation=run.incarnation,

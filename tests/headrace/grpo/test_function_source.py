@@ -1,6 +1,7 @@
 """Functions of a script become the text of a module: with what they use, and not with anything else."""
 
 import dataclasses
+import enum
 import functools
 import logging
 import math
@@ -252,6 +253,18 @@ def of_lists(completions: list[str], **_: Any) -> list[bool]:
 def test_a_list_that_a_class_was_given_after_its_definition_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Words, "known", ["a"])
     assert module_of(of_lists=of_lists).of_lists(["a", "b"]) == [True, False]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+def of_enums(completions: list[str], **_: Any) -> list[bool]:
+    return [text == Color.RED.value for text in completions]
+
+
+def test_containers_that_python_gives_a_class_stay_behind() -> None:
+    assert module_of(of_enums=of_enums).of_enums(["red", "a"]) == [True, False]
 
 
 STOP_WORDS = {"the", "a", "of", "and", "to"}

@@ -172,6 +172,8 @@ def test_a_default_of_trl_that_the_script_gives_counts(files: Files) -> None:
     chosen = {"save_steps": 500, "gradient_checkpointing": True, "max_staleness": 2}
     settings, _ = training_settings(make_script(**chosen, num_iterations=2), files)
     assert {name: settings[name] for name in chosen} == chosen
+    again = GRPOConfig(**vars(make_script(**chosen).args))
+    assert again.save_steps == 500
     every = {option.name: getattr(GRPOConfig(), option.name) for option in fields(GRPOConfig)}
     settings, _ = training_settings(make_script(**every), files)
     assert "save_steps" not in settings, "a parser of a command line gives every option"

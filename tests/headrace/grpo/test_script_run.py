@@ -193,7 +193,8 @@ def test_a_saved_adapter_names_the_scripts_model_as_its_base(tmp_path: Path) -> 
     script = Script(live, ["length"], GRPOConfig())
     training = ScriptRun(lambda: script, TrainingEvents(script.args, state=None, control=None))
     config = {"model": copy_of_model, "load_best_model_at_end": True}
-    training._take_weights({"run_id": "run-a", "config": config}, tmp_path / "run-a" / "model")
+    run = {"run_id": "run-a", "config": config, "progress": {"best": {"step": 2, "value": 0.5}}}
+    training._take_weights(run, tmp_path / "run-a" / "model")
     assert live.weights_for_run(cast(Any, None)).source == "run-a:best"
     training.save_model(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())

@@ -78,7 +78,7 @@ def test_the_exponent_of_a_unit_is_not_the_number(text: str, number: str) -> Non
         r"\boxed{3 \times 10^8}", "the answer is 3 * 10^8", r"\boxed{\left(\frac{1}{2}\right)^{3}}", r"\frac{1}{2}^2",
         r"\boxed{2\sqrt{3}}", r"the answer is 2\sqrt{3}", r"\boxed{\sqrt{2} + 1}", r"\boxed{2\sqrt[3]{5}}", "2√3",
         r"\boxed{\frac{\sqrt{3}}{2}}", r"\boxed{\frac{1.5}{2}}", r"\boxed{3\frac{1}{2}}", r"#### 3 \frac{1}{2}",
-        "The answer is 3 1/2", r"\boxed{3 1/2}", r"x = 2 or \boxed{x = 2\sqrt{3}}",
+        "The answer is 3 1/2", r"\boxed{3 1/2}", r"x = 2 or \boxed{x = 2\sqrt{3}}", r"We get 3 terms. \boxed{x^2}",
     ],
 )  # fmt: skip
 def test_roots_powers_and_mixed_numbers_are_not_read_as_another_number(text: str) -> None:

@@ -154,7 +154,8 @@ class Held:
         self.num_held = 0
         monkeypatch.setattr(pool.inspections, "_ask_new_process", self.ask)
 
-    async def ask(self, request: Inspect) -> Inspected:
+    async def ask(self, request: Inspect, step: str) -> Inspected:
+        del step
         if request.function.startswith("held:"):
             self.num_held += 1
             await asyncio.Event().wait()

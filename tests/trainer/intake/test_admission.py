@@ -45,6 +45,7 @@ async def test_unusable_rows_are_passed_over_as_long_as_they_may_be_a_part_of_th
         redis, keys=run_keys, config=run_config, rows=FakeRows(dict.fromkeys(range(1500), "it has no prompt")),
         num_rows=1501, encoder=FakeEncoder(), ledger=ledger, incarnation=0,
     )  # fmt: skip
+    assert await admission.admit(1) == [], "the loop looks at requests to stop after 1,000 of them"
     assert await admission.admit(1) == [1500]
     assert ledger.dropped_by_reason() == {"bad_row": 1500}
 
