@@ -103,6 +103,20 @@ async def copy_redis(redis: Redis, data: Path, to: Path, *, num_torn_bytes: int 
     return num_meanwhile
 
 
+@pytest.fixture(autouse=True)
+async def a_short_file(redis: Redis) -> None:
+    """Begin with a short append-only file: other tests may have left hundreds of megabytes in it."""
+    client = cast("Any", redis)
+
+    async def is_rewritten() -> bool:
+        info = await client.info("persistence")
+        return not (info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
+
+    await eventually(is_rewritten)
+    await client.bgrewriteaof()
+    await eventually(is_rewritten)
+
+
 @pytest.fixture
 def restored(tmp_path: Path) -> Iterator[RedisServer]:
     """Return a server on the restored files of a test."""
