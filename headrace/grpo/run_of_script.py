@@ -313,7 +313,7 @@ def _arguments_of_built_in(function: Any, args: GRPOConfig) -> dict[str, Any]:
         ArgumentError: It counts from another length than the run's.
     """
     is_plain = isinstance(function, FunctionType)
-    given = dict(inspect.getclosurevars(function).nonlocals if is_plain else vars(function))
+    given: dict[str, Any] = {**(inspect.getclosurevars(function).nonlocals if is_plain else vars(function))}
     most = args.run_options.get("max_completion_length", args.max_completion_length)
     if (counts_from := given.pop("max_completion_len", most)) != most:
         raise ArgumentError(

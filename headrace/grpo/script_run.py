@@ -78,7 +78,7 @@ class ScriptRun:
         self._is_begun, is_first = False, self.run is None
         earlier = self._run_of_another_process() if is_first and resume is True else self.run
         run = self._begun(resume, earlier)
-        self._take_run(run)
+        self.take_run(run)
         if run["status"] not in ENDED:
             say(f"{run['run_id']} trains with {self._connected().in_words}; it is in {run['run_dir']}")
         self._own_code.follow(run)
@@ -86,7 +86,7 @@ class ScriptRun:
         if is_first and earlier is not None and earlier["run_id"] == run["run_id"]:
             with self._events.told_before(epochs_per_step=self._epochs_per_step):
                 self._catch_up(to_step=int(run["progress"]["step"]))
-        self._give_weights_so_far()
+        self.give_weights_so_far()
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
@@ -113,7 +113,7 @@ class ScriptRun:
         with contextlib.suppress(HeadraceApiError):  # it may have ended
             self.client.pause(run_id)
             say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
-        self._give_weights_so_far()
+        self.give_weights_so_far()
 
     def _how_to_go_on(self) -> str:
         where = f"the run is in {self._followed()['run_dir']}"
@@ -170,22 +170,23 @@ class ScriptRun:
         ended = f"{run['run_id']} {run['status']} after {run['progress']['step']} steps"
         if services.see_here(directory):
             say(final_sentence(run) if run["status"] == "finished" else f"{ended}; the model is in {directory}")
-            self._take_weights(run, directory)
+            self.take_weights(run, directory)
         elif services.are_elsewhere:
             say(f"{ended}; `model` and save_model() download the model")
             directory = services.own_directory() / str(run["run_id"])
-            self._take_weights(run, lambda: services.download_model(run, directory, base=self._live.name))
+            self.take_weights(run, lambda: services.download_model(run, directory, base=self._live.name))
         else:
             self._live.take_so_far(None)
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
 
-    def _take_weights(self, run: Run, directory: Path | Callable[[], Path]) -> None:
+    def take_weights(self, run: Run, directory: Path | Callable[[], Path]) -> None:
+        """Have the model use the weights that a run has left in a directory, or that a function fetches."""
         self._trained_run = run
         has_best = run["config"].get("load_best_model_at_end") and run["progress"].get("best")
         step = ":best" if has_best else ""
         self._live.take(directory, checkpoint=f"{run['run_id']}{step}")
 
-    def _give_weights_so_far(self) -> None:
+    def give_weights_so_far(self) -> None:
         """Have the model use the weights of the run, which trains, was interrupted or failed, once they are needed."""
         self._live.take_so_far(functools.partial(self._weights_so_far, self._followed()))
 
@@ -262,7 +263,8 @@ class ScriptRun:
             weakref.finalize(self, self._services.client.close)
         return self._services
 
-    def _take_run(self, run: Run) -> None:
+    def take_run(self, run: Run) -> None:
+        """Follow a run from now on."""
         self.run, self._is_begun = run, True
 
     def _begun(self, resume: bool | str | None, known: Run | None) -> Run:
@@ -286,7 +288,7 @@ class ScriptRun:
                 return earlier
             old = replaced(self._connected(), earlier, settings, say=say)
             if old is None:
-                self._take_run(earlier)
+                self.take_run(earlier)
                 run = client.resume(earlier["run_id"])
                 say(f"continuing {run['run_id']} from step {run['progress']['step']}")
                 return run
@@ -321,7 +323,7 @@ class ScriptRun:
     def _remember(self, submission: Submission) -> None:
         """Take a new run, and write its id for another process. Without an end of its data, it is one epoch long."""
         assert submission.run is not None
-        self._take_run(submission.run)
+        self.take_run(submission.run)
         derived = submission.derived
         epoch_prompts = derived.get("epoch_prompts") or derived["prompt_groups"]
         self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * epoch_prompts)

@@ -112,7 +112,11 @@ def test_adapters_that_a_killed_generator_left_in_memory_are_removed_and_others_
 
 def test_adapters_are_in_memory_only_if_it_has_room(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     room = shutil.disk_usage(places[0])
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(free=64 * 2**20))
+
+    def little_room(_: object) -> object:
+        return room._replace(free=64 * 2**20)
+
+    monkeypatch.setattr(shutil, "disk_usage", little_room)
     for num_numbers, place in ((8 * 2**20, places[0]), (32 * 2**20, places[1])):
         with adapter_directory([[num_numbers]]) as directory:
             assert directory.parent == place
@@ -122,6 +126,10 @@ async def test_a_push_says_how_much_room_its_adapters_need(
     sender: WeightSender, one: ServedReceiver, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = shutil.disk_usage(places[0])
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: room._replace(free=60))
+
+    def little_room(_: object) -> object:
+        return room._replace(free=60)
+
+    monkeypatch.setattr(shutil, "disk_usage", little_room)
     assert (await sender.push(adapters(0.5), policy_version=4)).is_confirmed
     assert Path(one.engine.announced["adapter"]["directory"]).parent == places[1], "16 numbers of 4 bytes do not fit"

@@ -194,7 +194,7 @@ def test_a_saved_adapter_names_the_scripts_model_as_its_base(tmp_path: Path) -> 
     training = ScriptRun(lambda: script, TrainingEvents(script.args, state=None, control=None))
     config = {"model": copy_of_model, "load_best_model_at_end": True}
     run = {"run_id": "run-a", "config": config, "progress": {"best": {"step": 2, "value": 0.5}}}
-    training._take_weights(run, tmp_path / "run-a" / "model")
+    training.take_weights(run, tmp_path / "run-a" / "model")
     assert live.weights_for_run(cast(Any, None)).source == "run-a:best"
     training.save_model(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
@@ -248,8 +248,8 @@ def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
     with elsewhere(NewRun(), monkeypatch) as api:
         script = Script(live, ["length"], args)
         training = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
-        training._take_run(training.client.get("run-a"))
-        training._give_weights_so_far()
+        training.take_run(training.client.get("run-a"))
+        training.give_weights_so_far()
         assert live.so_far is None
         training.client.close()
     assert api.asked

@@ -229,8 +229,8 @@ def test_files_go_where_those_of_transformers_go(tmp_path: Path, monkeypatch: py
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for options, directory in (({}, "trainer_output"), ({"output_dir": "~/mine"}, "mine")):
-        script = GRPOTrainer("org/model", brevity, GRPOConfig(**options), [{"prompt": "a"}])
+    for output_dir, directory in ((None, "trainer_output"), ("~/mine", "mine")):
+        script = GRPOTrainer("org/model", brevity, GRPOConfig(output_dir=output_dir), [{"prompt": "a"}])
         script.save_state()
         script.create_model_card()
         assert sorted(it.name for it in (tmp_path / directory).iterdir()) == ["README.md", "trainer_state.json"]

@@ -40,7 +40,7 @@ def test_without_a_checkpoint_there_is_no_model_to_save(
         monkeypatch.setenv("HEADRACE_API_KEY", "k")
         script = Script(live, ["length"], args)
         training = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
-        training._take_run(run)
+        training.take_run(run)
         training.leave()
         with pytest.raises(HeadraceError, match=says):
             training.save_model(tmp_path / "saved")

@@ -211,10 +211,13 @@ def test_a_launcher_that_is_waited_for_ends_with_ctrl_c(tmp_path: Path, monkeypa
 
     launched = Launched()
 
+    def start(*_: object, **__: object) -> Launched:
+        return launched
+
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(up, "start_detached", lambda *_, **__: launched)
+    monkeypatch.setattr(up, "start_detached", start)
     monkeypatch.setattr(up, "wait_until_up", interrupted)
     assert main(["up", "--detach", "--state-dir", str(tmp_path / "state")]) == 130
     assert launched.is_ended
