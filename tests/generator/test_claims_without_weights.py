@@ -81,6 +81,12 @@ async def test_no_group_begins_without_weights(
         await asyncio.wait({task})
 
 
+def loop_of(redis: Redis, keys: RunKeys, config: RunConfig, *, engine: CommandedEngine, gate: Gate) -> GenerationLoop:
+    return GenerationLoop(
+        redis, keys=keys, config=config, engine=engine, gate=gate, replica_id="generator-0", metrics=GeneratorMetrics()
+    )
+
+
 async def pending(redis: Redis, keys: RunKeys) -> dict[str, int]:
     """Return how often each group that the replica has claimed was delivered to it."""
     found: list[Any] = await redis.xpending_range(
@@ -96,10 +102,7 @@ async def test_without_weights_for_long_claimed_groups_go_to_others(
     gate, engine = Gate(), CommandedEngine()
     engine.may_answer.clear()  # as an engine that stands still
     await admit(redis, run_keys, "00000000")
-    loop = GenerationLoop(
-        redis, keys=run_keys, config=run_config, engine=engine, gate=gate, replica_id="generator-0",
-        metrics=GeneratorMetrics(),
-    )  # fmt: skip
+    loop = loop_of(redis, run_keys, run_config, engine=engine, gate=gate)
     async with lease(redis, leases=run_keys.leases(GENERATORS), consumer="generator-0", lease_s=600):
         task = asyncio.create_task(loop.run(), name="loop under test")
         try:
@@ -134,10 +137,7 @@ async def test_groups_of_an_earlier_life_go_to_others_if_no_weights_come(
     await generator(redis, run_keys, "generator-0").read(count=1, block_s=0.1)
     gate = Gate()
     gate.close()
-    loop = GenerationLoop(
-        redis, keys=run_keys, config=run_config, engine=CommandedEngine(), gate=gate, replica_id="generator-0",
-        metrics=GeneratorMetrics(),
-    )  # fmt: skip
+    loop = loop_of(redis, run_keys, run_config, engine=CommandedEngine(), gate=gate)
     task = asyncio.create_task(loop.run(), name="loop under test")
     try:
 
@@ -158,10 +158,7 @@ async def test_old_weights_go_on_with_the_groups_that_they_began(
     gate, engine = Gate(), CommandedEngine()
     engine.may_answer.clear()
     await admit(redis, run_keys, "00000000")
-    loop = GenerationLoop(
-        redis, keys=run_keys, config=run_config, engine=engine, gate=gate, replica_id="generator-0",
-        metrics=GeneratorMetrics(),
-    )  # fmt: skip
+    loop = loop_of(redis, run_keys, run_config, engine=engine, gate=gate)
     looks = 0
 
     async def count_looks(*args: Any, **kwargs: Any) -> Demand:

@@ -1,7 +1,7 @@
 """Loads what a run begins with, or goes on with: its data, its model, and the state of its newest checkpoint.
 
 load_inputs  record --> data sets, tokenizer, model
-resume       newest valid checkpoint, or the one that the run begins from --> the model's weights, the loop's state
+resume       newest valid checkpoint, or the run's beginning --> the model's weights, the loop's state
 open_log     the run's log, without the steps that are going to be repeated
 """
 
@@ -50,7 +50,7 @@ class Inputs:
         return max(1, BatchShape.of(config).groups(num_steps=self.length.total_steps))
 
     def rows_left(self, cursor: RowCursor) -> PromptRows:
-        """Return the rows of the run's groups: all rows, or those that another run left."""
+        """Return the rows of the run's groups: all rows, or the rows that another run left."""
         return self.rows if cursor == RowCursor() else ContinuedRows(self.rows, cursor)
 
 

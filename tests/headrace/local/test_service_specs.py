@@ -135,22 +135,22 @@ def test_services_are_given_the_keys_here_and_not_files_with_keys_for_elsewhere(
         assert settings.redis_url.get_secret_value() == "redis://127.0.0.1:1/0"
 
 
-def test_a_redis_of_one_s_own_may_have_its_password_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("redis://trainer@redis.example:6379/0", "redis://trainer:p%40ss@redis.example:6379/0"),
+        ("unix:///run/redis.sock", "unix://:p%40ss@/run/redis.sock"),
+    ],
+)
+def test_a_redis_of_one_s_own_may_have_its_password_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, whole: str
+) -> None:
     seen = launches_seen(monkeypatch)
-    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://trainer@redis.example:6379/0")
+    monkeypatch.setenv("HEADRACE_REDIS_URL", url)
     monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
     (tmp_path / "password").write_text("p@ss\n")
     assert main(["up", "--state-dir", str(tmp_path / "state")]) == 0
-    assert seen[0].redis_url == "redis://trainer:p%40ss@redis.example:6379/0"
-
-
-def test_a_redis_on_a_socket_has_its_password_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = launches_seen(monkeypatch)
-    monkeypatch.setenv("HEADRACE_REDIS_URL", "unix:///run/redis.sock")
-    monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
-    (tmp_path / "password").write_text("pw\n")
-    assert main(["up", "--state-dir", str(tmp_path / "state")]) == 0
-    assert seen[0].redis_url == "unix://:pw@/run/redis.sock"
+    assert seen[0].redis_url == whole
 
 
 def test_a_password_file_is_of_no_account_to_the_redis_that_is_brought_along(
