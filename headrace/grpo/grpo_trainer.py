@@ -22,7 +22,8 @@ from headrace.client import HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.hub_upload import Card, complete_card, repository_name, upload
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.run_of_script import Script, data_of_environment
+from headrace.grpo.run_of_script import data_of_environment
+from headrace.grpo.script import Script
 from headrace.grpo.script_check import check_script
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.short_traceback import short_on_ctrl_c

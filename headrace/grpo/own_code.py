@@ -11,7 +11,7 @@ from typing import Any, cast
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.function_source import plain_name
-from headrace.grpo.run_of_script import Script
+from headrace.grpo.script import Script
 from headrace.grpo.script_check import columns_of
 from headrace.grpo.trainer_attributes import as_list
 from services.rewarder.reward_call import required_columns

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.run_weights import once_paused
 from headrace.grpo.script_services import ScriptServices
-from headrace.grpo.weights_so_far import once_paused
 from shared.errors import UserError
 from shared.run_options.run_config import parse_run_config
 

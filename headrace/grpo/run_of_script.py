@@ -4,17 +4,17 @@ options ------------------------> run_config_of_trl.py --> settings
 live objects --> run_inputs.py --> paths, names --^
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
-from types import FunctionType
 from typing import Any, cast
 
+from headrace.grpo.adapter_settings import about_quantization, adapter_settings
 from headrace.grpo.argument_error import ArgumentError, in_python
-from headrace.grpo.live_model import LiveModel, Weights, is_own_tokenizer, own_tokenizer
+from headrace.grpo.live_model import Weights
+from headrace.grpo.reward_settings import reward_settings
 from headrace.grpo.run_inputs import RunInputs
-from headrace.grpo.trainer_attributes import reward_func_names
+from headrace.grpo.script import Files, Script
 from headrace.grpo.training_events import is_early_stopping
 from shared.errors import UserError
 from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
@@ -33,57 +33,6 @@ _OF_A_TRAINING = ("push_to_hub", "hub_", "report_to", "project", "log_completion
 """Beginnings of options about what a training shows and publishes."""
 _READ_LOGGING_STEPS = ("report_to", "log_completions")
 _SAVING = ("save_steps", "save_total_limit")
-_LORA = {
-    "r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-    "modules_to_save": "lora_modules_to_save",
-    "target_parameters": "lora_target_parameters",
-}
-_WITHOUT_EFFECT = frozenset(
-    {
-        *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
-        *("inference_mode", "fan_in_fan_out", "runtime_config", "ensure_weight_tying"),
-    }
-)
-"""Options of a ``LoraConfig`` that PEFT fills in, or that do not change what an adapter of linear layers computes."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """The arguments of a trainer, as in TRL's constructor."""
-
-    model: LiveModel
-    reward_funcs: Sequence[Any]
-    args: GRPOConfig
-    train_dataset: Any = None
-    eval_dataset: Any = None
-    reward_processing_classes: Sequence[Any] = ()
-    quantization_config: Any = None
-    tools: Sequence[Any] = ()
-    environment_factory: Any = None
-
-
-@dataclass
-class Files:
-    """Writes inputs when they are needed. Trainings and evaluations share the files.
-
-    Functions and lists of rows are written each time, because they may have changed; the same content has the same
-    file. All other inputs are written once.
-    """
-
-    inputs: Callable[[], RunInputs]
-    written: dict[tuple[str, int], tuple[Any, str]] = field(default_factory=dict[tuple[str, int], tuple[Any, str]])
-    """The values are kept, so that no later object gets the id of an earlier one."""
-
-    def once(self, kind: str, value: Any, write: Callable[[RunInputs], str]) -> str:
-        """Return the path or name of ``value``, and write it the first time."""
-        key = (kind, id(value))
-        if key not in self.written:
-            self.written[key] = value, write(self.inputs())
-        return self.written[key][1]
 
 
 def training_settings(
@@ -133,9 +82,9 @@ def settings_with_weights(
     if args.eval_strategy != "no" or args.eval_on_start:
         options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
     options |= {name: args.run_options[name] for name in _SAVING if name in args.run_options}
-    settings, notes = _translated(options | {"model_name_or_path": weights.model} | _lora(script))
-    notes += _about_quantization(script.quantization_config)
-    settings |= _rewards(script, files) | _agent(script, files)
+    settings, notes = _translated(options | {"model_name_or_path": weights.model} | _adapter(script))
+    notes += about_quantization(script.quantization_config)
+    settings |= reward_settings(script, files) | _agent(script, files)
     _require_known_environments(script.environment_factory, script.train_dataset)
     groups_per_step = args.run_options.get("groups_per_step", settings["groups_per_step"])
     groups = int(groups_per_step) * args.max_steps if args.max_steps > 0 else None
@@ -159,8 +108,8 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
     options = {name: value for name, value in _options(args).items() if not name.startswith(left_out)}
     options["eval_dataset_name"] = _eval_data(data, args, files)
     weights = script.model.weights_for_run(files.inputs, evaluates=True)
-    settings, _ = _translated(options | {"model_name_or_path": weights.model} | _lora(script))
-    settings |= _rewards(script, files) | _agent(script, files)
+    settings, _ = _translated(options | {"model_name_or_path": weights.model} | _adapter(script))
+    settings |= reward_settings(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
     settings |= {
         name: it for name, it in args.run_options.items() if not name.startswith((*_BEGINNING, *_OF_A_TRAINING))
@@ -232,117 +181,24 @@ def _early_stopping(callbacks: Sequence[Any]) -> dict[str, Any]:
     return {}
 
 
-def _lora(script: Script) -> dict[str, Any]:
-    config, bits = script.model.peft_config, script.quantization_config
-    found: dict[str, Any] = {"load_in_4bit": True} if getattr(bits, "load_in_4bit", False) else {}
-    if bits is not None and not found:
-        raise ArgumentError("quantization_config: only 4 bits are supported: BitsAndBytesConfig(load_in_4bit=True)")
-    if config is None:
-        return found
-    if type(config).__name__ != "LoraConfig":
-        raise ArgumentError(
-            f"peft_config is a {type(config).__name__}, but only LoRA is trained here: give a LoraConfig"
-        )
-    targets, default = config.target_modules, type(config)()
-    known = {*_LORA, *_WITHOUT_EFFECT, "target_modules"}
-    unknown = [it.name for it in fields(config) if getattr(config, it.name) != getattr(default, it.name)]
-    if unknown := [name for name in unknown if name not in known]:
-        raise ArgumentError(
-            f"peft_config has {', '.join(unknown)}, which a run does not have; leave it out, or train all weights "
-            "without peft_config"
-        )
-    found["lora_dropout"] = config.lora_dropout  # 0 in PEFT, and 0.05 in TRL's ModelConfig
-    found |= {ours: getattr(config, theirs) for theirs, ours in _LORA.items() if getattr(config, theirs, None)}
-    found |= {"lora_target_modules": targets if isinstance(targets, str) else sorted(targets)} if targets else {}
-    return {"use_peft": True, **found}
-
-
-def _about_quantization(bits: Any) -> list[str]:
-    """Return a note if the options of 4 bits are not a run's own."""
-    kind = getattr(bits, "bnb_4bit_quant_type", "nf4")
-    is_double = getattr(bits, "bnb_4bit_use_double_quant", True)
-    if kind == "nf4" and is_double:
-        return []
-    given = f"{kind} {'with' if is_double else 'without'}"
-    return [f"quantization_config: 4 bits are nf4 with double quantization (given: {given})"]
-
-
-def _rewards(script: Script, files: Files) -> dict[str, Any]:
-    pairs = zip(script.reward_funcs, script.reward_processing_classes, strict=True)
-    found: dict[str, Any] = {
-        "reward_funcs": [_reward(function, it, files, number) for number, (function, it) in enumerate(pairs)]
-    }
-    kwargs = {name: _arguments_of_built_in(it, script.args) for it in script.reward_funcs if (name := _built_in(it))}
-    if kwargs := {name: given for name, given in kwargs.items() if given}:
-        found["reward_kwargs"] = kwargs
-    return found
-
-
-def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
-    if isinstance(function, str):
-        if tokenizer is not None and not is_own_tokenizer(tokenizer, function):
-            raise ArgumentError(
-                f"reward_processing_classes: {function} is scored with its own tokenizer; to use another one, load the "
-                "model, and give the object in reward_funcs"
-            )
-        if "/" in function and Path(function).expanduser().is_dir():
-            return files.once("path", function, lambda inputs: inputs.path(function))
-        return function
-    if hasattr(function, "save_pretrained"):
-        tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
-        (name,) = reward_func_names([function], None)
-        return files.once("model", function, lambda inputs: inputs.model(function, tokenizer, name=name))
-    if (built_in := _built_in(function)) is not None:
-        return built_in
-    return _function(function, files, otherwise=f"reward_{number}")
-
-
-def _built_in(function: Any) -> str | None:
-    """Return the name of a function of ``trl.rewards`` that is built in here."""
-    from services.rewarder.built_ins.built_in_rewards import BUILT_INS
-
-    name = str(getattr(function, "__name__", ""))
-    is_trls = str(getattr(function, "__module__", "")).startswith("trl.rewards")
-    return name if is_trls and name in BUILT_INS else None
-
-
-def _arguments_of_built_in(function: Any, args: GRPOConfig) -> dict[str, Any]:
-    """Return what a factory of ``trl.rewards`` was called with: attributes of its function, or variables of a closure.
-
-    Raises:
-        ArgumentError: It counts from another length than the run's.
-    """
-    is_plain = isinstance(function, FunctionType)
-    given: dict[str, Any] = {**(inspect.getclosurevars(function).nonlocals if is_plain else vars(function))}
-    most = args.run_options.get("max_completion_length", args.max_completion_length)
-    if (counts_from := given.pop("max_completion_len", most)) != most:
-        raise ArgumentError(
-            f"{function.__name__} counts from {counts_from} tokens, but is scored here with max_completion_length, "
-            f"which is {most}: give it the same number"
-        )
-    return given
+def _adapter(script: Script) -> dict[str, Any]:
+    return adapter_settings(script.model.peft_config, script.quantization_config)
 
 
 def _agent(script: Script, files: Files) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if script.tools:
-        found["tools"] = [_function(tool, files, otherwise=f"tool_{index}") for index, tool in enumerate(script.tools)]
+        found["tools"] = [files.function(tool, otherwise=f"tool_{index}") for index, tool in enumerate(script.tools)]
     if (factory := script.environment_factory) is not None:
         found["environment_factory"] = (
             {
-                str(name): _function(one, files, otherwise=f"make_environment_{number}")
+                str(name): files.function(one, otherwise=f"make_environment_{number}")
                 for number, (name, one) in enumerate(cast("Mapping[object, Any]", factory).items())
             }
             if isinstance(factory, Mapping)
-            else _function(factory, files, otherwise="make_environment")
+            else files.function(factory, otherwise="make_environment")
         )
     return found
-
-
-def _function(function: Any, files: Files, *, otherwise: str) -> str:
-    if isinstance(function, str):
-        return function
-    return files.inputs().function(function, otherwise=otherwise)
 
 
 def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:

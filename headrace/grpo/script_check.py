@@ -7,7 +7,8 @@ from typing import Any, cast
 from headrace.grpo.argument_error import ArgumentError, in_python
 from headrace.grpo.live_model import Weights
 from headrace.grpo.run_inputs import UnwrittenInputs
-from headrace.grpo.run_of_script import Files, Script, settings_with_weights
+from headrace.grpo.run_of_script import settings_with_weights
+from headrace.grpo.script import Files, Script
 from headrace.grpo.script_services import would_start_services
 from shared.errors import UserError
 from shared.near_name import nearest

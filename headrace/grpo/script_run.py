@@ -6,13 +6,11 @@ begin --> run --events--> training_events.py
 """
 
 import contextlib
-import functools
 import json
-import shutil
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -21,10 +19,11 @@ from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.own_code import OwnCode
 from headrace.grpo.resumption import has_made_all_steps, replaced, say_differences, without_beginning
-from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
-from headrace.grpo.script_services import ScriptServices, begin_run, find_services, name_base
+from headrace.grpo.run_of_script import evaluation_settings, training_settings
+from headrace.grpo.run_weights import RunWeights
+from headrace.grpo.script import Files, Script
+from headrace.grpo.script_services import ScriptServices, begin_run, find_services
 from headrace.grpo.training_events import TrainingEvents
-from headrace.grpo.weights_so_far import export_newest, once_paused
 from headrace.run_file import with_absolute_paths
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
@@ -48,17 +47,13 @@ class ScriptRun:
         """The training run, as the API shows it; None before it began."""
         self._is_begun = False
         """Whether the training that is asked for has come to ``run``, so that an error must not leave it alone."""
-        self._trained_run: Run | None = None
-        """The run that has left the model's weights."""
-        self._downloaded: dict[str, Path] = {}
-        """Final models of runs that had been interrupted, by run."""
         self._script = script
         self._events = events
         self._services: ScriptServices | None = None
         self._files = Files(lambda: self._connected().inputs())
         self._epochs_per_step = 0.0
         self._own_code = OwnCode(script(), {})
-        self._live = script().model
+        self._weights = RunWeights(script().model, self._connected)
 
     @property
     def client(self) -> HeadraceClient:
@@ -86,7 +81,7 @@ class ScriptRun:
         if is_first and earlier is not None and earlier["run_id"] == run["run_id"]:
             with self._events.told_before(epochs_per_step=self._epochs_per_step):
                 self._catch_up(to_step=int(run["progress"]["step"]))
-        self.give_weights_so_far()
+        self._weights.give_so_far(self._followed())
         self._events.begin(max_steps=int(run["progress"]["max_steps"]), epochs_per_step=self._epochs_per_step)
 
     def follow_to_the_end(self) -> list[float]:
@@ -113,7 +108,7 @@ class ScriptRun:
         with contextlib.suppress(HeadraceApiError):  # it may have ended
             self.client.pause(run_id)
             say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
-        self.give_weights_so_far()
+        self._weights.give_so_far(self._followed())
 
     def _how_to_go_on(self) -> str:
         where = f"the run is in {self._followed()['run_dir']}"
@@ -164,60 +159,16 @@ class ScriptRun:
         return evaluations[-1]
 
     def give_weights(self) -> None:
-        """Have the model use the run's weights. If the services are elsewhere, they are downloaded when needed."""
-        run, services = self._followed(), self._connected()
-        directory = Path(run["run_dir"]) / "model"
-        ended = f"{run['run_id']} {run['status']} after {run['progress']['step']} steps"
-        if services.see_here(directory):
-            say(final_sentence(run) if run["status"] == "finished" else f"{ended}; the model is in {directory}")
-            self.take_weights(run, directory)
-        elif services.are_elsewhere:
-            say(f"{ended}; `model` and save_model() download the model")
-            directory = services.own_directory() / str(run["run_id"])
-            self.take_weights(run, lambda: services.download_model(run, directory, base=self._live.name))
-        else:
-            self._live.take_so_far(None)
-            say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
+        """Have the model use the weights that the training has left."""
+        self._weights.give(self._followed())
 
-    def take_weights(self, run: Run, directory: Path | Callable[[], Path]) -> None:
-        """Have the model use the weights that a run has left in a directory, or that a function fetches."""
-        self._trained_run = run
-        has_best = run["config"].get("load_best_model_at_end") and run["progress"].get("best")
-        step = ":best" if has_best else ""
-        self._live.take(directory, checkpoint=f"{run['run_id']}{step}")
+    def save_model(self, directory: Path) -> None:
+        """Write the model, trained or not, to ``directory``.
 
-    def give_weights_so_far(self) -> None:
-        """Have the model use the weights of the run, which trains, was interrupted or failed, once they are needed."""
-        self._live.take_so_far(functools.partial(self._weights_so_far, self._followed()))
-
-    def _weights_so_far(self, run: Run, *, for_saving: bool = False) -> Path | None:
-        """Return the directory of a run's newest weights; None if they are the model's, as it has made no step.
-
-        While it trains, weights that cannot be had are None, too, unless they are to be saved.
+        Raises:
+            HeadraceError: The training runs or was interrupted, and its weights cannot be had.
         """
-        if (downloaded := self._downloaded.get(run["run_id"])) is not None:
-            return downloaded
-        services = self._connected()
-        run = once_paused(services.client, run, sees=services.see_here(Path(run["run_dir"])), say=say)
-        source, last = run.get("beginning"), self._trained_run
-        has_the_models = source is None or (last is not None and source["run_id"] == last["run_id"])
-        is_training = run["status"] in ("queued", "running")
-        if is_training and not run["progress"]["step"] and has_the_models:
-            return None
-        if run["status"] in ("finished", "stopped"):
-            directory = Path(run["run_dir"]) / "model"
-            if services.see_here(directory):
-                return directory
-            if services.are_elsewhere:
-                directory = services.own_directory() / str(run["run_id"])
-                self._downloaded[run["run_id"]] = services.download_model(run, directory, base=self._live.name)
-                return directory
-        try:
-            return export_newest(services, run, say=say)
-        except HeadraceError:
-            if is_training and not for_saving:
-                return None
-            raise
+        self._weights.save(self.run, directory)
 
     def summary(self, losses: Sequence[float], *, steps: int, seconds: float) -> dict[str, float]:
         """Return transformers' metrics of a whole training, of ``steps`` steps with these losses."""
@@ -230,27 +181,6 @@ class ScriptRun:
             "total_flos": 0.0,
             "train_loss": sum(losses) / len(losses) if losses else 0.0,
         }
-
-    def save_model(self, directory: Path) -> None:
-        """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded into it.
-
-        An adapter gets the script's name for the model as its base.
-
-        Raises:
-            HeadraceError: The training runs or was interrupted, and its weights cannot be had.
-        """
-        live = self._live
-        so_far = self._weights_so_far(self._followed(), for_saving=True) if live.is_unfinished else None
-        if so_far is not None:
-            shutil.copytree(so_far, directory, dirs_exist_ok=True)
-            name_base(directory, self._followed(), base=live.name)
-        elif self._trained_run is None:
-            live.save(directory)
-        elif live.is_fetched:
-            shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
-            name_base(directory, self._trained_run, base=live.name)
-        else:
-            self._connected().download_model(self._trained_run, directory, base=live.name)
 
     def _followed(self) -> Run:
         assert self.run is not None

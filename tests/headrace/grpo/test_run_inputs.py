@@ -11,7 +11,7 @@ import pytest
 from headrace.api_connection import HeadraceApiError
 from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.run_inputs import RunInputs
-from headrace.grpo.run_of_script import Files
+from headrace.grpo.script import Files
 from shared.user_code.function_loading import load_function
 from shared.user_code.places import Places
 

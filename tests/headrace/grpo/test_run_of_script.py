@@ -12,7 +12,8 @@ import pytest
 from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
-from headrace.grpo.run_of_script import Files, Script, evaluation_settings, training_settings
+from headrace.grpo.run_of_script import evaluation_settings, training_settings
+from headrace.grpo.script import Files, Script
 from services.trainer.beginning.fit import beginning_of
 from services.trainer.beginning.source import find_source
 from services.trainer.telemetry.step_metrics import metric_names

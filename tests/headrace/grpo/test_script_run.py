@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -14,13 +14,13 @@ from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
-from headrace.grpo.run_of_script import Files, Script, training_settings
+from headrace.grpo.run_of_script import training_settings
+from headrace.grpo.script import Files, Script
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.training_events import TrainingEvents
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
 from tests.headrace.scripted_api import Asked, ScriptedApi, event_stream, serving
-from tests.trainer.beginning.made_checkpoints import make_adapter
 
 pytestmark = pytest.mark.unit
 
@@ -186,21 +186,6 @@ def test_a_run_that_continues_one_of_the_process_has_its_model(tmp_path: Path, m
     assert (submitted["resume_from_checkpoint"], submitted["model"]) == ("run-a", "/runs/run-0/model")
 
 
-def test_a_saved_adapter_names_the_scripts_model_as_its_base(tmp_path: Path) -> None:
-    copy_of_model = "/state/inputs/model-5b"
-    make_adapter(tmp_path / "run-a" / "model", base_model_name_or_path=copy_of_model)
-    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
-    script = Script(live, ["length"], GRPOConfig())
-    training = ScriptRun(lambda: script, TrainingEvents(script.args, state=None, control=None))
-    config = {"model": copy_of_model, "load_best_model_at_end": True}
-    run = {"run_id": "run-a", "config": config, "progress": {"best": {"step": 2, "value": 0.5}}}
-    training.take_weights(run, tmp_path / "run-a" / "model")
-    assert live.weights_for_run(cast(Any, None)).source == "run-a:best"
-    training.save_model(tmp_path / "saved")
-    saved = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
-    assert saved["base_model_name_or_path"] == "org/model"
-
-
 class AtTheBeginning:
     """Calls something when the training begins."""
 
@@ -239,20 +224,6 @@ def test_a_model_that_is_saved_while_the_training_runs_is_not_the_one_that_it_be
             script.train()
         script.client.close()
     assert [path.name for path in tmp_path.iterdir()] == ["headrace-run.json"]
-
-
-def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args, live = GRPOConfig(), LiveModel("org/model", None, peft_config=None, init_kwargs={})
-    with elsewhere(NewRun(), monkeypatch) as api:
-        script = Script(live, ["length"], args)
-        training = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
-        training.take_run(training.client.get("run-a"))
-        training.give_weights_so_far()
-        assert live.so_far is None
-        training.client.close()
-    assert api.asked
 
 
 @pytest.mark.parametrize("said", ["note: it may surprise", "run-a trains with", "nothing"])

@@ -1,0 +1,73 @@
+"""The reward functions of a script as settings of a run: each is a name, a path, or source that is written."""
+
+import inspect
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from headrace.grpo.argument_error import ArgumentError
+from headrace.grpo.live_model import is_own_tokenizer, own_tokenizer
+from headrace.grpo.script import Files, Script
+from headrace.grpo.trainer_attributes import reward_func_names
+from shared.run_options.grpo_config import GRPOConfig
+
+
+def reward_settings(script: Script, files: Files) -> dict[str, Any]:
+    """Return ``reward_funcs`` by name, and ``reward_kwargs`` of the built-in ones.
+
+    Raises:
+        ArgumentError: A function or its tokenizer cannot be used.
+    """
+    pairs = zip(script.reward_funcs, script.reward_processing_classes, strict=True)
+    found: dict[str, Any] = {
+        "reward_funcs": [_reward(function, it, files, number) for number, (function, it) in enumerate(pairs)]
+    }
+    kwargs = {name: _arguments_of_built_in(it, script.args) for it in script.reward_funcs if (name := _built_in(it))}
+    if kwargs := {name: given for name, given in kwargs.items() if given}:
+        found["reward_kwargs"] = kwargs
+    return found
+
+
+def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
+    if isinstance(function, str):
+        if tokenizer is not None and not is_own_tokenizer(tokenizer, function):
+            raise ArgumentError(
+                f"reward_processing_classes: {function} is scored with its own tokenizer; to use another one, load the "
+                "model, and give the object in reward_funcs"
+            )
+        if "/" in function and Path(function).expanduser().is_dir():
+            return files.once("path", function, lambda inputs: inputs.path(function))
+        return function
+    if hasattr(function, "save_pretrained"):
+        tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
+        (name,) = reward_func_names([function], None)
+        return files.once("model", function, lambda inputs: inputs.model(function, tokenizer, name=name))
+    if (built_in := _built_in(function)) is not None:
+        return built_in
+    return files.function(function, otherwise=f"reward_{number}")
+
+
+def _built_in(function: Any) -> str | None:
+    """Return the name of a function of ``trl.rewards`` that is built in here."""
+    from services.rewarder.built_ins.built_in_rewards import BUILT_INS
+
+    name = str(getattr(function, "__name__", ""))
+    is_trls = str(getattr(function, "__module__", "")).startswith("trl.rewards")
+    return name if is_trls and name in BUILT_INS else None
+
+
+def _arguments_of_built_in(function: Any, args: GRPOConfig) -> dict[str, Any]:
+    """Return what a factory of ``trl.rewards`` was called with: attributes of its function, or variables of a closure.
+
+    Raises:
+        ArgumentError: It counts from another length than the run's.
+    """
+    is_plain = isinstance(function, FunctionType)
+    given: dict[str, Any] = {**(inspect.getclosurevars(function).nonlocals if is_plain else vars(function))}
+    most = args.run_options.get("max_completion_length", args.max_completion_length)
+    if (counts_from := given.pop("max_completion_len", most)) != most:
+        raise ArgumentError(
+            f"{function.__name__} counts from {counts_from} tokens, but is scored here with max_completion_length, "
+            f"which is {most}: give it the same number"
+        )
+    return given

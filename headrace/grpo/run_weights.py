@@ -1,0 +1,185 @@
+"""The weights that a script's trainings leave, for its model and for ``save_model``.
+
+ended ---> the run's model, here or downloaded
+Ctrl-C --> the run ends its batch, pauses, writes a checkpoint --export--> a directory of this process
+
+Until the first checkpoint there are none; the weights that a training began with are never taken for trained ones.
+"""
+
+import contextlib
+import functools
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from headrace.client import HeadraceApiError, HeadraceClient, Run
+from headrace.grpo.live_model import LiveModel
+from headrace.grpo.script_services import ScriptServices, name_base
+from headrace.terminal import say
+from headrace.watch.watch import final_sentence
+from shared.errors import HeadraceError
+
+_PAUSE_PATIENCE_S = 600.0
+_SILENT_S = 2.0
+_LOOK_EVERY_S = 0.25
+
+
+class RunWeights:
+    """Hands the weights of a trainer's runs to its model, and writes them to directories.
+
+    Args:
+        live: The model of the script.
+        services: Returns the services, and starts them if none run.
+    """
+
+    def __init__(self, live: LiveModel, services: Callable[[], ScriptServices]) -> None:
+        self._live, self._services = live, services
+        self._trained_run: Run | None = None
+        """The run that has left the model's weights."""
+        self._downloaded: dict[str, Path] = {}
+        """Final models of runs that had been interrupted, by run."""
+
+    def give(self, run: Run) -> None:
+        """Have the model use the weights of a run that has ended. Those of services elsewhere are downloaded later."""
+        services = self._services()
+        directory = Path(run["run_dir"]) / "model"
+        ended = f"{run['run_id']} {run['status']} after {run['progress']['step']} steps"
+        if services.see_here(directory):
+            say(final_sentence(run) if run["status"] == "finished" else f"{ended}; the model is in {directory}")
+            self.take(run, directory)
+        elif services.are_elsewhere:
+            say(f"{ended}; `model` and save_model() download the model")
+            directory = services.own_directory() / str(run["run_id"])
+            self.take(run, lambda: services.download_model(run, directory, base=self._live.name))
+        else:
+            self._live.take_so_far(None)
+            say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
+
+    def take(self, run: Run, directory: Path | Callable[[], Path]) -> None:
+        """Have the model use the weights that a run has left in a directory, or that a function fetches."""
+        self._trained_run = run
+        has_best = run["config"].get("load_best_model_at_end") and run["progress"].get("best")
+        step = ":best" if has_best else ""
+        self._live.take(directory, checkpoint=f"{run['run_id']}{step}")
+
+    def give_so_far(self, run: Run) -> None:
+        """Have the model use the weights of a run that trains, was interrupted or failed, once they are needed."""
+        self._live.take_so_far(functools.partial(self._so_far, run))
+
+    def _so_far(self, run: Run, *, for_saving: bool = False) -> Path | None:
+        """Return the directory of a run's newest weights; None if they are the model's, as it has made no step.
+
+        While it trains, weights that cannot be had are None, too, unless they are to be saved.
+        """
+        if (downloaded := self._downloaded.get(run["run_id"])) is not None:
+            return downloaded
+        services = self._services()
+        run = once_paused(services.client, run, sees=services.see_here(Path(run["run_dir"])), say=say)
+        source, last = run.get("beginning"), self._trained_run
+        has_the_models = source is None or (last is not None and source["run_id"] == last["run_id"])
+        is_training = run["status"] in ("queued", "running")
+        if is_training and not run["progress"]["step"] and has_the_models:
+            return None
+        if run["status"] in ("finished", "stopped"):
+            directory = Path(run["run_dir"]) / "model"
+            if services.see_here(directory):
+                return directory
+            if services.are_elsewhere:
+                directory = services.own_directory() / str(run["run_id"])
+                self._downloaded[run["run_id"]] = services.download_model(run, directory, base=self._live.name)
+                return directory
+        try:
+            return export_newest(services, run, say=say)
+        except HeadraceError:
+            if is_training and not for_saving:
+                return None
+            raise
+
+    def save(self, run: Run | None, directory: Path) -> None:
+        """Write the model, trained or not, to ``directory``. From services elsewhere, it is downloaded into it.
+
+        An adapter gets the script's name for the model as its base.
+
+        Args:
+            run: The training, if there was one.
+            directory: It may have other files.
+
+        Raises:
+            HeadraceError: The training runs or was interrupted, and its weights cannot be had.
+        """
+        live = self._live
+        if run is not None and live.is_unfinished and (so_far := self._so_far(run, for_saving=True)) is not None:
+            shutil.copytree(so_far, directory, dirs_exist_ok=True)
+            name_base(directory, run, base=live.name)
+        elif self._trained_run is None:
+            live.save(directory)
+        elif live.is_fetched:
+            shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
+            name_base(directory, self._trained_run, base=live.name)
+        else:
+            self._services().download_model(self._trained_run, directory, base=live.name)
+
+
+def checkpoint_file(run: Run, step: int) -> Path:
+    """Return the file that a complete checkpoint of ``step`` has."""
+    return Path(run["run_dir"]) / "checkpoints" / f"step_{step:08d}" / "manifest.json"
+
+
+def once_paused(client: HeadraceClient, run: Run, *, sees: bool, say: Callable[[str], None]) -> Run:
+    """Return a run that was asked to pause once it is paused, and its checkpoint written if this machine sees it.
+
+    If the services do not answer, or it takes ten minutes, the run is returned as it is known.
+    """
+    began_at, has_said = time.monotonic(), False
+    with contextlib.suppress(HeadraceApiError):
+        while time.monotonic() - began_at < _PAUSE_PATIENCE_S:
+            run = client.get(run["run_id"])
+            if not _is_pausing(run, sees=sees):
+                break
+            if not has_said and time.monotonic() - began_at > _SILENT_S:
+                has_said = True
+                say(f"waiting for {run['run_id']} to end its batch and write a checkpoint")
+            time.sleep(_LOOK_EVERY_S)
+    return run
+
+
+def _is_pausing(run: Run, *, sees: bool) -> bool:
+    if run["status"] == "running":
+        return bool(run["desired"] == "pause")
+    pause, progress = run.get("pause"), run["progress"]
+    if run["status"] != "paused" or pause is None or pause["by"] != "user":
+        return False
+    if progress.get("updated_at_s", 0.0) <= pause["since_s"]:
+        return True  # the count of its steps is older than the pause
+    return sees and progress["step"] > 0 and not checkpoint_file(run, progress["step"]).exists()
+
+
+def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], None]) -> Path:
+    """Export the newest checkpoint of a run into a directory of this process, and say which it is.
+
+    Raises:
+        HeadraceError: The run has not made a checkpoint, or this machine does not see it.
+    """
+    run_id, root = str(run["run_id"]), Path(run["run_dir"]) / "checkpoints"
+    is_running = run["status"] == "running"
+    if not services.see_here(Path(run["run_dir"])):
+        raise HeadraceError(
+            f"the weights of {run_id} are on the services' machine, and a model is only there once the run has ended"
+            + ("" if is_running else f": train() goes on with it, and trainer.client.stop('{run_id}') ends it")
+        )
+    from services.trainer.checkpoints.checkpoint import newest_valid
+    from services.trainer.export.export import export_checkpoint
+
+    checkpoint: Any = newest_valid(root)
+    if checkpoint is None:
+        raise HeadraceError(
+            f"{run_id} has not reached a checkpoint, so trained weights do not exist yet"
+            + ("" if is_running else ": train() goes on with it")
+        )
+    directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
+    if not directory.exists():
+        export_checkpoint(checkpoint.path, directory, title=run.get("name") or run_id)
+        say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
+    return directory

@@ -1,0 +1,92 @@
+"""The weights of an interrupted training are never those that it began with."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.grpo.live_model import LiveModel
+from headrace.grpo.run_weights import RunWeights
+from headrace.grpo.script import Script
+from headrace.grpo.script_run import ScriptRun
+from headrace.grpo.script_services import ScriptServices, find_services
+from headrace.grpo.training_events import TrainingEvents
+from shared.errors import HeadraceError
+from shared.run_options.grpo_config import GRPOConfig
+from tests.headrace.scripted_api import Asked, serving
+from tests.trainer.beginning.made_checkpoints import make_adapter
+
+pytestmark = pytest.mark.unit
+
+
+def no_services() -> ScriptServices:
+    raise AssertionError("what this test saves is on this machine")
+
+
+@pytest.mark.parametrize(
+    ("is_here", "says"), [(True, "run-a has not reached a checkpoint"), (False, "are on the services' machine")]
+)
+def test_without_a_checkpoint_there_is_no_model_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_here: bool, says: str
+) -> None:
+    run_dir = tmp_path / "run-a"
+    if is_here:
+        pytest.importorskip("torch")  # reads checkpoints
+        run_dir.mkdir()
+    pause = {"by": "user", "since_s": 1.0}
+    run: dict[str, Any] = {"run_id": "run-a", "name": None, "run_dir": str(run_dir), "status": "paused", "pause": pause}
+    run["progress"] = {"step": 0, "updated_at_s": 2.0}
+
+    def answer(_: Asked) -> Any:
+        return run
+
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    args = GRPOConfig()
+    with serving(answer) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        script = Script(live, ["length"], args)
+        training = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
+        training.take_run(run)
+        training.leave()
+        with pytest.raises(HeadraceError, match=says):
+            training.save_model(tmp_path / "saved")
+        with pytest.raises(HeadraceError, match=says):
+            _ = live.model
+        training.client.close()
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_saved_adapter_names_the_scripts_model_as_its_base(tmp_path: Path) -> None:
+    copy_of_model = "/state/inputs/model-5b"
+    make_adapter(tmp_path / "run-a" / "model", base_model_name_or_path=copy_of_model)
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    weights = RunWeights(live, no_services)
+    config = {"model": copy_of_model, "load_best_model_at_end": True}
+    run = {"run_id": "run-a", "config": config, "progress": {"best": {"step": 2, "value": 0.5}}}
+    weights.take(run, tmp_path / "run-a" / "model")
+    assert live.weights_for_run(cast(Any, None)).source == "run-a:best"
+    weights.save(None, tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == "org/model"
+
+
+def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run: dict[str, Any] = {"run_id": "run-a", "run_dir": "/r", "status": "running", "desired": "run"}
+    run["progress"] = {"step": 0, "max_steps": 8}
+
+    def answer(_: Asked) -> Any:
+        return run
+
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    with serving(answer) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        services = find_services(say=print)
+        RunWeights(live, lambda: services).give_so_far(run)
+        assert live.so_far is None
+        services.client.close()
+    assert api.asked
