@@ -19,10 +19,12 @@ from shared.files.file_roots import FileRoots, default_roots, default_weight_roo
 from shared.redis.redis_url import why_no_redis_url
 from shared.service.child_secrets import SECRETS, in_memory, is_handed_on
 from shared.service.logs import LogFormat, LogLevel
+from shared.service.replica_name import replica_name
 from shared.service.secret_files import password_of, read_secret, with_password, without_password
 from shared.service.tls import ServerCertificate
 from shared.serving.http_limits import KEEP_ALIVE_S, MAX_BODY_BYTES, HttpLimits, that_fit
 
+_DEFAULT_PORT = 8000
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
@@ -41,7 +43,7 @@ class ServiceSettings(BaseSettings):
     redis_url: SecretStr = Field(default=SecretStr(_DEFAULT_REDIS_URL))
     redis_password_file: Path | None = Field(default=None, description="File with the password of redis_url")
     host: str = Field(default="127.0.0.1", description="Address the HTTP server binds to")
-    port: int = Field(default=8000, ge=0, le=65535)
+    port: int = Field(default=_DEFAULT_PORT, ge=0, le=65535)
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics; 0 turns it off")
     api_key: SecretStr = Field(default=SecretStr(""), description="Bearer key of the public routes")
     api_key_file: Path | None = Field(default=None, description="File with the API key, instead of the key")
@@ -68,7 +70,8 @@ class ServiceSettings(BaseSettings):
     )
     replica_id: str = Field(
         default="",
-        description="Stable name of this replica; if empty, its container's or its host's",
+        description="Stable name of this replica; if empty, its container's, or its host's and the port if that is not "
+        f"{_DEFAULT_PORT}",
     )
     redis_patience_s: float = Field(
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
@@ -133,6 +136,11 @@ class ServiceSettings(BaseSettings):
     def _roots_are_places(cls, text: str) -> str:
         parse_roots(text)
         return text
+
+    @property
+    def name(self) -> str:
+        """Stable name of this replica. After a restart it finds its unfinished work under this name."""
+        return self.replica_id or replica_name(port=None if self.port in (0, _DEFAULT_PORT) else self.port)
 
     def places_of_data(self) -> FileRoots:
         """Return the places where models and data sets may be."""

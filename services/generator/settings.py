@@ -7,7 +7,6 @@ from typing import Annotated, Any, cast
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from shared.service.replica_name import replica_name
 from shared.settings import AdvertisedSettings, from_environment
 
 
@@ -45,11 +44,6 @@ class GeneratorSettings(AdvertisedSettings):
         if not isinstance(parsed, dict):
             raise ValueError('must be a JSON object such as {"max_num_seqs": 64}')  # noqa: TRY004  pydantic's protocol
         return cast("dict[str, Any]", parsed)
-
-    @property
-    def name(self) -> str:
-        """Stable name of this replica. After a restart it finds its unfinished work under this name."""
-        return self.replica_id or replica_name()
 
 
 def read_settings() -> GeneratorSettings:

@@ -30,7 +30,6 @@ from shared.access.route_table import REWARDER
 from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.refusals import take_back
-from shared.service.replica_name import replica_name
 from shared.service_process import HTTP_SHUTDOWN_S, cancel, say_why_it_ended, serve_beside, why_redis_is_away
 from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
@@ -48,7 +47,7 @@ class RewarderService:
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._settings = settings
-        self._replica_id = settings.replica_id or replica_name()
+        self._replica_id = settings.name
         places = settings.reward_places()
         self._metrics = RewarderMetrics()
         self._metrics.name_replica(self._replica_id)

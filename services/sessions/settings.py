@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
 from services.sessions.origins import origin_of
-from shared.service.replica_name import replica_name
 from shared.settings import AdvertisedSettings
 from shared.user_code.limits import Limits
 from shared.user_code.places import Places, parse_modules
@@ -83,7 +82,7 @@ class SessionsSettings(AdvertisedSettings):
     @property
     def name(self) -> str:
         """The replica's name. By default no generator has it, because their leases are in the same set."""
-        return self.replica_id or f"sessions-{replica_name()}"
+        return self.replica_id or f"sessions-{super().name}"
 
     def limits(self) -> Limits:
         """Return the limits of a process that runs users' code."""

@@ -1,4 +1,4 @@
-"""The default name of a replica: the container's name, or the host's.
+"""The default name of a replica: the container's name, or the host's with its port.
 
 In a Docker container the host name is twelve hexadecimal digits, new for each container. Under Docker Compose, the
 engine's DNS also has the name that Compose gave the container, such as ``headrace-generator-2``, followed by the
@@ -20,11 +20,16 @@ _TIMEOUT_S = 5.0
 
 
 @functools.cache
-def replica_name() -> str:
-    """Return the container's name if Docker's DNS has one, else the host name. The first call may wait for DNS."""
+def replica_name(*, port: int | None = None) -> str:
+    """Return the container's name if Docker's DNS has one, else the host name. The first call may wait for DNS.
+
+    Args:
+        port: Port of the service, if it is not the default one. On a machine that is not a container, it is part of the
+            name, because other replicas of the service may run there.
+    """
     host = socket.gethostname()
     if not _CONTAINER_ID.fullmatch(host):
-        return host
+        return host if port is None else f"{host}-{port}"
     try:
         if not _ENGINE_DNS.search(_RESOLVERS.read_text()):
             return host

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from services.generator.settings import GeneratorSettings
+from services.rewarder.settings import RewarderSettings
+from services.sessions.settings import SessionsSettings
 from shared.service import replica_name as module
 from shared.service.replica_name import replica_name
 
@@ -84,3 +87,13 @@ def test_a_host_with_a_name_makes_no_request(monkeypatch: pytest.MonkeyPatch, tm
     _host(monkeypatch, "generator-7")
     _getent(monkeypatch, tmp_path, "echo 10.214.0.3 other")
     assert replica_name() == "generator-7"
+
+
+def test_replicas_on_one_host_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one name they would take over each other's registration and unfinished groups."""
+    _host(monkeypatch, "gpu-host")
+    monkeypatch.delenv("HEADRACE_REPLICA_ID", raising=False)
+    assert [GeneratorSettings(port=port).name for port in (8000, 8001)] == ["gpu-host", "gpu-host-8001"]
+    assert [RewarderSettings(port=port).name for port in (8000, 8001)] == ["gpu-host", "gpu-host-8001"]
+    assert SessionsSettings(port=8300).name == "sessions-gpu-host-8300"
+    assert GeneratorSettings(port=8001, replica_id="generator-b").name == "generator-b"
