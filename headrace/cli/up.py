@@ -20,7 +20,6 @@ from shared.install_commands import install_extras
 from shared.service.secret_files import with_password
 from shared.service.tls import ServerCertificate, trusted, why_refused
 
-_DOWN_PATIENCE_S = 75.0
 _SCALE_PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.1
 _LAST_PORT = 65535
@@ -60,10 +59,10 @@ def down(arguments: argparse.Namespace) -> int:
     if endpoint is None or not process_table.is_alive(endpoint.launcher):
         say(f"nothing is running on {state.path}")
         return 0
-    killed = process_table.end([endpoint.launcher], patience_s=_DOWN_PATIENCE_S)
+    killed = process_table.end([endpoint.launcher], patience_s=endpoint.end_patience_s)
     if killed:
         # A killed launcher ends no services, so end them here.
-        process_table.end(endpoint.processes.values(), patience_s=_DOWN_PATIENCE_S)
+        process_table.end(endpoint.processes.values(), patience_s=endpoint.end_patience_s)
         state.forget_endpoint()
     say(f"stopped; runs and logs are in {state.path}")
     return 0

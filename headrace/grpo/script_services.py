@@ -31,14 +31,13 @@ from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.run_inputs import RunInputs
 from headrace.local import process_table
 from headrace.local.detached import start_detached, wait_until_up
-from headrace.local.service_specs import UpSettings
+from headrace.local.service_specs import UpSettings, end_patience_s
 from headrace.local.state_dir import STATE_DIR_VARIABLE, Endpoint, StateDir, choose_state_dir
 from headrace.service_finder import ca_file_elsewhere, key_elsewhere
 from headrace.transfer_progress import progress
 
 INPUTS_VARIABLE = "HEADRACE_INPUTS_DIR"
 _ANSWER_S, _SUBMIT_S = 30.0, 300.0
-_END_PATIENCE_S = 75.0
 
 _started: "dict[Path, subprocess.Popen[bytes]]" = {}
 """The launchers that this process started, by state directory."""
@@ -213,7 +212,7 @@ def end_started() -> None:
         if process.poll() is None:
             process.terminate()
         try:
-            process.wait(timeout=_END_PATIENCE_S)
+            process.wait(timeout=end_patience_s())
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -27,6 +27,7 @@ from headrace.local.service_specs import (
     SESSIONS,
     TRAINER,
     UpSettings,
+    end_patience_s,
     generator_spec,
     redis_spec,
     service_specs,
@@ -255,6 +256,7 @@ class Launcher:
             launcher=launcher,
             processes=services.processes(),
             is_ready=self._is_ready,
+            end_patience_s=end_patience_s(),
         )
         try:
             self._state.write_endpoint(endpoint)

@@ -23,6 +23,10 @@ from shared.service.child_secrets import SECRETS
 from shared.service.secret_files import password_of, without_password
 
 _INTERNAL_KEY_FILE = "HEADRACE_INTERNAL_KEY_FILE"
+_RANK_STOP_GRACE = "HEADRACE_RANK_STOP_GRACE_S"
+_STOP_TIMEOUT_S = 15.0
+_OTHERS_END_S = 45.0
+"""For the services that end after the trainer, and for Redis."""
 REDIS, TRAINER, REWARDER, SESSIONS, SIMULATED = "redis", "trainer", "rewarder", "sessions", "simulated"
 
 
@@ -67,6 +71,20 @@ class UpSettings:
         return 1 if self.num_simulated else self.num_generators
 
 
+def trainer_stop_timeout_s(environment: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds that the trainer has to end: those of a rank for its checkpoint, and as many as a service."""
+    try:
+        rank_s = float(environment.get(_RANK_STOP_GRACE, _STOP_TIMEOUT_S))
+    except ValueError:  # the trainer refuses it
+        rank_s = _STOP_TIMEOUT_S
+    return max(rank_s, _STOP_TIMEOUT_S) + _STOP_TIMEOUT_S
+
+
+def end_patience_s() -> float:
+    """Return the seconds that a launcher in this environment has to end all services."""
+    return trainer_stop_timeout_s() + _OTHERS_END_S
+
+
 def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec:
     """Write the embedded server's configuration file, and return its spec. The server binds its port by itself."""
     port.let_bind()
@@ -77,7 +95,7 @@ def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec
         environment=dict(os.environ),
         log_path=state.logs / "redis.log",
         is_essential=True,
-        stop_timeout_s=15.0,
+        stop_timeout_s=_STOP_TIMEOUT_S,
         question=Question(port.number, PING),
         why_hopeless=lambda last_words: redis_repair.why_unreadable(state.redis, last_words=last_words),
     )
@@ -101,7 +119,12 @@ def service_specs(
     }
 
     def spec(
-        name: str, kind: str, doors: Doors, environment: Mapping[str, str], stop_timeout_s: float, *arguments: str
+        name: str,
+        kind: str,
+        doors: Doors,
+        environment: Mapping[str, str],
+        stop_timeout_s: float = _STOP_TIMEOUT_S,
+        *arguments: str,
     ) -> ServiceSpec:
         return ServiceSpec(
             name=name,
@@ -118,7 +141,7 @@ def service_specs(
     if settings.num_simulated:
         (doors,) = ports.generators
         how_many = ("--replicas", str(settings.num_simulated))
-        generators = [spec(SIMULATED, SIMULATED, doors, {"HEADRACE_REPLICA_ID": SIMULATED}, 15.0, *how_many)]
+        generators = [spec(SIMULATED, SIMULATED, doors, {"HEADRACE_REPLICA_ID": SIMULATED}, _STOP_TIMEOUT_S, *how_many)]
     else:
         num_generators = len(ports.generators)
         generators = [
@@ -128,10 +151,10 @@ def service_specs(
             for index, doors in enumerate(ports.generators)
         ]
     return [
-        spec(TRAINER, TRAINER, ports.trainer, trainer_environment, 30.0),
+        spec(TRAINER, TRAINER, ports.trainer, trainer_environment, trainer_stop_timeout_s()),
         *generators,
-        spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0"}, 15.0),
-        spec(SESSIONS, SESSIONS, ports.sessions, {"HEADRACE_REPLICA_ID": "sessions-0"}, 15.0),
+        spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0"}),
+        spec(SESSIONS, SESSIONS, ports.sessions, {"HEADRACE_REPLICA_ID": "sessions-0"}),
     ]
 
 
@@ -157,7 +180,7 @@ def generator_spec(
         listeners=doors.listeners,
         log_path=state.logs / f"{name}.log",
         is_essential=False,
-        stop_timeout_s=15.0,
+        stop_timeout_s=_STOP_TIMEOUT_S,
         question=doors.question,
     )
 
@@ -191,7 +214,7 @@ def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
         **inherited,
         "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,
         "HEADRACE_HOST": "127.0.0.1",
-        "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
+        "HEADRACE_API_KEYS_FILE": os.path.abspath(os.environ.get("HEADRACE_API_KEYS_FILE") or state.api_keys_file),
         # `my_rewards:function` and `my_tools:function` are also looked for in the user's working directory, where
         # Python scripts write theirs, and where clients upload theirs.
         **{

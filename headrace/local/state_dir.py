@@ -62,6 +62,8 @@ class Endpoint:
     sessions_url: str = ""
     ca_file: Path | None = None
     """File with the CA of the services' certificates; None if it is a public CA, or the services do not use TLS."""
+    end_patience_s: float = 75.0
+    """Seconds that the launcher has to end the services."""
 
     def simulated_note(self) -> str:
         """Return a note that results of simulated generators are worthless."""
@@ -157,6 +159,7 @@ class StateDir:
             "ca_file": str(endpoint.ca_file) if endpoint.ca_file is not None else "",
             "num_simulated": endpoint.num_simulated,
             "is_ready": endpoint.is_ready,
+            "end_patience_s": endpoint.end_patience_s,
             "launcher": _mark_to_json(endpoint.launcher),
             "processes": {name: _mark_to_json(mark) for name, mark in endpoint.processes.items()},
         }
@@ -180,6 +183,7 @@ class StateDir:
                 sessions_url=str(body.get("sessions_url", "")),
                 ca_file=Path(body["ca_file"]) if body.get("ca_file") else None,
                 num_simulated=int(body.get("num_simulated", 0)),
+                end_patience_s=float(body.get("end_patience_s", Endpoint.end_patience_s)),
             )
         except FileNotFoundError:
             return None

@@ -9,11 +9,12 @@ import pytest
 
 from headrace.cli import up
 from headrace.cli.command_line import main, make_parser
+from headrace.keys.command import keys_file
 from headrace.local import launcher
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.launch_ports import hold_ports
 from headrace.local.launcher import announcement
-from headrace.local.service_specs import UpSettings, service_specs
+from headrace.local.service_specs import UpSettings, end_patience_s, service_specs
 from headrace.local.state_dir import Endpoint, ProcessMark, StateDir
 from headrace.local.supervised_process import ServiceSpec
 from shared.errors import UserError
@@ -62,6 +63,30 @@ def test_each_real_generator_is_a_separate_process(tmp_path: Path) -> None:
     specs = specs_of(UpSettings(tmp_path / "state", num_generators=2))
     assert specs.keys() == {"trainer", "generator-0", "generator-1", "rewarder", "sessions"}
     assert specs["generator-1"].command[1:] == ("-m", "services.generator")
+
+
+def test_the_trainer_has_the_time_that_its_ranks_have_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADRACE_RANK_STOP_GRACE_S", raising=False)
+    assert specs_of(UpSettings(tmp_path / "state"))["trainer"].stop_timeout_s == 30.0
+    assert end_patience_s() == 75.0
+    monkeypatch.setenv("HEADRACE_RANK_STOP_GRACE_S", "300")
+    assert specs_of(UpSettings(tmp_path / "state"))["trainer"].stop_timeout_s == 315.0
+    assert end_patience_s() == 360.0
+
+
+def test_services_read_the_keys_file_that_the_keys_command_edits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = UpSettings(tmp_path / "state")
+    arguments = make_parser().parse_args(["keys", "list"])
+    monkeypatch.setenv("HEADRACE_STATE_DIR", str(settings.state_dir))
+    for file in (None, tmp_path / "named"):
+        if file is not None:
+            monkeypatch.setenv("HEADRACE_API_KEYS_FILE", str(file))
+        specs = specs_of(settings)
+        assert {spec.environment["HEADRACE_API_KEYS_FILE"] for spec in specs.values()} == {str(keys_file(arguments))}
 
 
 def test_simulated_generators_share_one_process_and_one_port_and_are_all_there_is(tmp_path: Path) -> None:

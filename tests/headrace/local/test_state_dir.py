@@ -83,6 +83,7 @@ def test_an_endpoint_is_read_as_it_was_written_and_forgotten(tmp_path: Path) -> 
         launcher=ProcessMark(10, 1000),
         processes={"redis": ProcessMark(11, 1001)},
         is_ready=True,
+        end_patience_s=360.0,
     )
     assert state.endpoint() is None
     state.write_endpoint(endpoint)
