@@ -96,8 +96,9 @@ def _settings_of_directory(path: Path) -> dict[str, Any]:
             continue
         if isinstance(found, dict) and "reward_funcs" in found:
             return cast("dict[str, Any]", found)
+    why = "is not in the directory of a run" if path.exists() else "is not on this machine"
     raise UserError(
-        f"{path} is not in the directory of a run, so its settings are not known: give a run file, "
+        f"{path} {why}, so its settings are not known: give a run file, or the config.json of that run's directory, "
         f"`headrace submit FILE --from {path}`"
     )
 
