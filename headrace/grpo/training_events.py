@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
+from services.trainer.telemetry.metric_catalogue import is_latest
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.run_config import parse_run_config
 from shared.run_options.section import steps_of
@@ -143,7 +144,7 @@ class TrainingEvents:
         self._window.append(self.newest)
         self.fire("on_step_end")
         if step % self.state.logging_steps == 0:
-            self.log(_means(self._window))
+            self.log(_summary(self._window))
             self._window.clear()
         self._is_save_due = step % self.state.save_steps == 0
         self._is_epoch_over = int(self.state.epoch) > int(epochs_before)
@@ -177,7 +178,7 @@ class TrainingEvents:
         """End the training with a last entry of the log, which as in TRL also has the steps since the entry before."""
         self._finish_step()
         self._end_epoch()
-        self.log({**_means(self._window), **summary})
+        self.log({**_summary(self._window), **summary})
         self._window.clear()
         self.fire("on_train_end")
 
@@ -217,8 +218,8 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the steps that have it."""
+def _summary(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the steps that have it; of totals and the like, the newest value."""
     names = dict.fromkeys(name for row in rows for name in row)
     found = {name: [row[name] for row in rows if name in row] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    return {name: values[-1] if is_latest(name) else sum(values) / len(values) for name, values in found.items()}

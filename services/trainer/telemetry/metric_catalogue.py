@@ -71,6 +71,12 @@ def find_metric(name: str) -> tuple[Metric, dict[str, str]] | None:
     return None
 
 
+def is_latest(name: str) -> bool:
+    """Return whether several steps are summarised by the newest value of this metric instead of the mean."""
+    found = find_metric(name)
+    return found is not None and found[0].is_latest
+
+
 def _trl(name: str, unit: str, meaning: str, *, when: str = "", is_latest: bool = False) -> Metric:
     return Metric(name, unit, meaning, in_trl=True, when=when, is_latest=is_latest)
 
@@ -211,7 +217,13 @@ METRICS = (
         "Evaluations that were due since the previous one and that this one replaces",
         when=_EVALUATION,
     ),
-    Metric("eval_groups/done", "groups", "Prompts whose completions were scored", when=_EVALUATION),
+    Metric("eval_groups/done", "groups", "Prompts whose groups came back from the rewarder", when=_EVALUATION),
     Metric("eval_groups/missing", "groups", "Prompts without a result", when=_EVALUATION),
+    Metric(
+        "eval_groups/unscored",
+        "groups",
+        "Of those, prompts without a scored completion, because reward functions or rollouts failed",
+        when=_EVALUATION,
+    ),
     Metric("eval_groups/unusable", "groups", "Prompts that are invalid or too long", when=_EVALUATION),
 )  # fmt: skip

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from services.trainer.telemetry.completions_table import completions_table, rendered
-from services.trainer.telemetry.metric_catalogue import EVALUATION, find_metric
+from services.trainer.telemetry.metric_catalogue import EVALUATION, is_latest
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from services.trainer.telemetry.tracker_process import TrackerProcess
 from shared.run_options.run_config import RunConfig
@@ -126,9 +126,7 @@ class MetricWindow:
     def take(self) -> dict[str, float]:
         """Return one number per metric, and start anew."""
         values, self._values = self._values, {}
-        return {
-            name: found[-1] if _is_latest(name) else math.fsum(found) / len(found) for name, found in values.items()
-        }
+        return {name: found[-1] if is_latest(name) else math.fsum(found) / len(found) for name, found in values.items()}
 
 
 def tracker_names(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -138,8 +136,3 @@ def tracker_names(metrics: Mapping[str, float]) -> dict[str, float]:
         for name, value in metrics.items()
         if math.isfinite(value) and name not in {"step", "at_s"}
     }
-
-
-def _is_latest(name: str) -> bool:
-    found = find_metric(name)
-    return found is not None and found[0].is_latest

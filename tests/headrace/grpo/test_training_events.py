@@ -150,6 +150,14 @@ def test_a_log_has_the_means_over_its_steps() -> None:
     assert [(entry["step"], entry["epoch"]) for entry in events.state.log_history] == [(3, 1.5), (4, 2.0)]
 
 
+def test_a_log_has_the_newest_value_of_totals_and_of_what_transformers_logs_so() -> None:
+    events, recorder = training(logging_steps=3)
+    for step, rate in ((1, 0.3), (2, 0.2), (3, 0.1)):
+        events.take(metrics(step, num_tokens=10.0 * step, learning_rate=rate, grad_norm=rate))
+    newest = {"num_tokens": 30.0, "learning_rate": 0.1, "grad_norm": 0.1}
+    assert recorder.logs == [{"loss": pytest.approx(0.2), **newest, "epoch": 1.5}]
+
+
 def test_logs_and_saves_come_at_the_steps_that_the_state_shows() -> None:
     state = SimpleNamespace(global_step=0, max_steps=0, epoch=None, log_history=[])
     events = TrainingEvents(GRPOConfig(logging_steps=0.5), state=state, control=SimpleNamespace())
