@@ -80,7 +80,9 @@ class EntropyControl:
         }
 
     def load_json(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `to_json` returned. Without adaptive control, the config's coefficient stays.
+        """Restore the state that `to_json` returned. The coefficient stays between the config's bounds.
+
+        It is the config's without adaptive control, here or in the run that wrote the state, and before its first step.
 
         Raises:
             HeadraceError: The state was not written by `to_json`.
@@ -90,6 +92,6 @@ class EntropyControl:
             raise HeadraceError(
                 f"the checkpoint's entropy control is damaged: {dict(state)!r}; use an older checkpoint"
             )
-        if self._config.use_adaptive_entropy:
-            self._coef = float(coef)
-            self._last_entropy = math.inf if last_entropy is None else float(last_entropy)
+        if self._config.use_adaptive_entropy and last_entropy is not None:
+            self._coef = min(max(float(coef), self._config.entropy_coef_min), self._config.entropy_coef_max)
+            self._last_entropy = float(last_entropy)

@@ -91,6 +91,19 @@ def test_a_control_that_was_saved_goes_on_where_it_was(entropies: list[float]) -
     assert second.to_json() == first.to_json()
 
 
+def test_a_run_that_did_not_adapt_leaves_the_coefficient_of_its_fork_alone() -> None:
+    fork = adaptive()
+    fork.load_json(control(entropy_coef=0.0).to_json())
+    assert fork.metrics() == {"entropy_coef": 0.1}
+
+
+@pytest.mark.parametrize(("saved", "taken_over"), [(0.9, 0.15), (0.0, 0.05)])
+def test_the_coefficient_of_a_run_with_other_bounds_is_moved_to_these(saved: float, taken_over: float) -> None:
+    fork = adaptive()
+    fork.load_json({"entropy_coef": saved, "last_entropy": 0.5})
+    assert fork.applied_coef == taken_over
+
+
 def test_a_constant_coefficient_is_the_configs_and_not_the_checkpoints() -> None:
     constant = control(entropy_coef=0.2)
     constant.load_json({"entropy_coef": 0.1, "last_entropy": 1.0})
