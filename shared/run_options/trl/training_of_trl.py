@@ -103,6 +103,15 @@ def _steps_per_generation(translation: Translation, *, accumulated: int, per_mic
         name, micro_steps = "generation_batch_size", size / per_micro_step
     else:
         name, micro_steps = "steps_per_generation", accumulated if micro_steps is None else micro_steps
+    if micro_steps < accumulated and translation.value("num_iterations") != 1:
+        translation.problems.append(
+            (
+                name,
+                f"the completions of one generation make {micro_steps:g} micro-steps, and with num_iterations TRL "
+                f"trains them more than once in one optimizer step of {accumulated} (gradient_accumulation_steps); "
+                "make it at least as many",
+            )
+        )
     if micro_steps <= accumulated:  # several generations make one optimizer step, and come from the same weights
         return 1
     if micro_steps % accumulated:
@@ -137,6 +146,9 @@ def optimizer(translation: Translation) -> None:
         translation.drop(*unused, why=f"optim {optim} does not use it")
         if not facts.arguments:
             translation.drop("optim_args", why=f"optim {optim} does not use it")
+    if translation.value("lr_scheduler_type") == "constant":
+        unused = ("warmup_steps", "warmup_ratio", "lr_scheduler_kwargs")
+        translation.drop(*unused, why="lr_scheduler_type constant does not use it")
     ratio = translation.left.pop("warmup_ratio", 0)
     if ratio and not translation.value("warmup_steps"):
         translation.run["warmup_steps"] = ratio

@@ -193,6 +193,14 @@ def test_options_without_meaning_are_left_out_with_one_line_for_one_reason() -> 
     assert any(note.startswith("vllm_mode: left out; the generator is always vLLM") for note in said)
 
 
+def test_a_warm_up_that_a_constant_rate_never_makes_is_left_out_as_transformers_does() -> None:
+    for warmup in ({"warmup_ratio": 0.1}, {"warmup_steps": 10}):
+        assert translated(lr_scheduler_type="constant", **warmup).warmup_steps == 0
+        (name,) = warmup
+        said = f"{name}: left out; lr_scheduler_type constant does not use it"
+        assert said in notes(lr_scheduler_type="constant", **warmup)
+
+
 def test_defaults_and_what_is_so_anyway_are_not_worth_a_note() -> None:
     silent: dict[str, Any] = {"use_vllm": True, "dataloader_num_workers": 0, "fp16": False, "deepspeed": None}
     assert notes(**silent) == notes()
@@ -213,6 +221,10 @@ def test_defaults_and_what_is_so_anyway_are_not_worth_a_note() -> None:
         ({"per_device_train_batch_size": 3}, "3 completions, which are not whole groups of num_generations=8"),
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 3}, "make it a multiple"),
         ({"steps_per_generation": 1, "generation_batch_size": 8}, "give only one"),
+        (
+            {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "num_iterations": 2},
+            "make it at least as many",
+        ),
         ({"per_device_train_batch_size": "8"}, "must be a whole number"),
         ({"accelerate_config": "mine.yaml"}, "set num_processes"),
     ],
