@@ -226,8 +226,9 @@ def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> 
         return float(abs(_std(np.concatenate([_normalised_sums(group) for group in groups]))) <= _CLOSE)
     if config.scale_rewards == "batch":
         return float(_std(np.concatenate([group.rewards_G for group in groups])) <= _CLOSE)
-    num_zero = sum(group.rewards_G.size for group in groups if _std(group.rewards_G) <= _CLOSE)
-    return num_zero / sum(group.rewards_G.size for group in groups)
+    sizes = [group.rewards_G.size for group in groups]
+    is_zero = [group.rewards_G.size == 1 or _std(group.rewards_G) <= _CLOSE for group in groups]
+    return sum(size for size, is_one in zip(sizes, is_zero, strict=True) if is_one) / sum(sizes)
 
 
 def _normalised_sums(group: TrainedGroup) -> Rewards:

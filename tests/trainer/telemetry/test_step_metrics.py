@@ -190,6 +190,10 @@ def test_the_share_without_std_is_of_the_std_that_divides(scale_rewards: str, sh
     assert found["frac_reward_zero_std"] == share
 
 
+def test_a_completion_without_a_sibling_counts_as_one_without_std() -> None:
+    assert metrics(trained(0, exact(1.0)), trained(1, exact(0.0)))["frac_reward_zero_std"] == 1.0
+
+
 def test_with_one_reward_for_all_nothing_has_a_std_however_it_is_scaled() -> None:
     groups = trained(0, exact(0.1, 0.1)), trained(1, exact(0.1, 0.1))
     assert metrics(*groups, scale_rewards="batch")["frac_reward_zero_std"] == 1.0
