@@ -4,8 +4,9 @@
 
 The rules are transformers' (Trainer and EarlyStoppingCallback). An equal value is not better, so the earlier
 step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
-evaluation without a value, because no group came back or it is not a number, is passed over. So is an evaluation that
-is missing prompts: the mean over some prompts cannot be compared with the mean over all of them.
+evaluation without a value, because no group came back or it is not a number, is passed over. So is an evaluation
+without a score for some prompts, because their groups did not come back or their reward functions failed: the mean over
+some prompts cannot be compared with the mean over all of them.
 
 The state follows from the evaluations in the run's log, which a resumed trainer cuts back to its checkpoint and judges
 again. So nothing else has to be stored.
@@ -27,7 +28,7 @@ from shared.run_options.run_config import RunConfig, parse_run_config
 
 log = logging.getLogger(__name__)
 
-_DONE, _MISSING = "eval_groups/done", "eval_groups/missing"
+_DONE, _WITHOUT_SCORE = "eval_groups/done", ("eval_groups/missing", "eval_groups/unscored")
 _NOT_OF_ROLLOUTS = ("eval_groups/", "eval_policy_version/", "eval_runtime", "eval_skipped")
 """Beginnings of metrics that say nothing about the policy."""
 
@@ -137,8 +138,8 @@ class BestCheckpoint:
 
 
 def num_missing(metrics: Mapping[str, Any]) -> int:
-    """Return the number of prompts of an evaluation whose groups did not come back."""
-    return int(metrics.get(_MISSING) or 0)
+    """Return the number of prompts of an evaluation that should have a score and have none."""
+    return sum(int(metrics.get(name) or 0) for name in _WITHOUT_SCORE)
 
 
 def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | None:

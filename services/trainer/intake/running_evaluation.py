@@ -11,7 +11,7 @@ import numpy as np
 from services.trainer.groups.waiting_group import WaitingGroup
 from services.trainer.objective.advantages import combined_rewards
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
-from shared.messages import ScoredGroup, oldest_policy_version
+from shared.messages import ScoredGroup, is_failure, oldest_policy_version
 from shared.run_options.run_config import RunConfig
 
 
@@ -64,8 +64,15 @@ class RunningEvaluation:
         metrics |= {
             "groups/done": float(len(groups)),
             "groups/missing": float(self.num_missing),
+            "groups/unscored": float(sum(map(_is_unscored, groups))),
             "groups/unusable": float(self.num_unusable),
             "skipped": float(self.num_skipped),
             "runtime": time.monotonic() - self.began_at,
         }
         return {f"eval_{name}": value for name, value in metrics.items()}
+
+
+def _is_unscored(group: TrainedGroup) -> bool:
+    """Return whether no completion of a group was scored because its reward functions failed, or its rollouts did."""
+    outcomes = [outcome.outcome for rollout in group.waiting.group.rollouts for outcome in rollout.rewards]
+    return bool(np.isnan(group.rewards_G).all()) and any(map(is_failure, outcomes))

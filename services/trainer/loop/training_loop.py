@@ -234,8 +234,8 @@ class TrainingLoop:
         await self.reporting.evaluation(result)
         if missing := num_missing(result.metrics):
             await self.reporting.note(
-                f"the evaluation of step {result.step} is missing {missing} of its prompts, so it counts neither for "
-                "the best checkpoint nor for early stopping"
+                f"the evaluation of step {result.step} has no score for {missing} of its prompts, so it counts neither "
+                "for the best checkpoint nor for early stopping"
             )
         self.best.judge(result.metrics, step=result.step)
         self.outflow.saver.keep_best(self.best.step)

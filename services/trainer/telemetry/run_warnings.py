@@ -190,11 +190,13 @@ def _skipped(evaluation: Mapping[str, Any], config: Mapping[str, Any]) -> RunWar
 
 def _incomplete(evaluation: Mapping[str, Any]) -> RunWarning | None:
     missing, done = evaluation.get("eval_groups/missing"), evaluation.get("eval_groups/done")
-    if not _is_number(missing) or not _is_number(done) or missing < 1:
+    unscored = evaluation.get("eval_groups/unscored", 0)
+    if not _is_number(missing) or not _is_number(done) or not _is_number(unscored) or missing + unscored < 1:
         return None
+    step, num_prompts = evaluation["step"], missing + done
     return RunWarning(
         "evaluation_incomplete",
-        f"the evaluation of step {evaluation['step']:.0f} is missing {missing:.0f} of {missing + done:.0f} prompts",
+        f"the evaluation of step {step:.0f} has no score for {missing + unscored:.0f} of {num_prompts:.0f} prompts",
     )
 
 

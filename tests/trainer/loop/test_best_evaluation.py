@@ -133,8 +133,8 @@ async def test_an_evaluation_that_is_missing_a_prompt_does_not_decide_and_an_eve
     assert (loop.best.step, loop.best.value) == (6, 0.5)
     events: Any = await redis.xrange(RunKeys(RUN_ID).events)
     said = (
-        "the evaluation of step 4 is missing 1 of its prompts, so it counts neither for the best checkpoint nor for "
-        "early stopping"
+        "the evaluation of step 4 has no score for 1 of its prompts, so it counts neither for the best checkpoint nor "
+        "for early stopping"
     )
     assert sum(said.encode() in b"".join(fields.values()) for _, fields in events) == 1
 

@@ -118,7 +118,11 @@ def test_an_evaluation_that_was_skipped_or_is_incomplete_is_reported_without_any
     assert said([], whole | {"eval_skipped": 2.0}).startswith(
         "2 evaluations were skipped before that of step 10, because an evaluation takes longer than eval_steps=5 steps"
     )
-    assert said([], whole | {"eval_groups/missing": 2.0}) == "the evaluation of step 10 is missing 2 of 10 prompts"
+    assert (
+        said([], whole | {"eval_groups/missing": 2.0}) == "the evaluation of step 10 has no score for 2 of 10 prompts"
+    )
+    unscored = {"eval_groups/missing": 1.0, "eval_groups/unscored": 3.0}
+    assert said([], whole | unscored) == "the evaluation of step 10 has no score for 4 of 9 prompts"
 
 
 def test_lines_without_rollouts_are_no_batches_but_their_time_counts() -> None:
