@@ -1,4 +1,4 @@
-"""The NCCL wire: the sender with torch only, against a worker's end with vLLM's communicator. Needs two GPUs."""
+"""The NCCL wire: the sender against a worker's end, each in a process of its own. Needs two GPUs."""
 
 import json
 import subprocess
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.push.nccl_communicator import NcclCommunicator, nccl_version, unique_id
+from services.trainer.push.nccl_communicator import NcclCommunicator
 from services.trainer.push.packing import announce, pack
 from shared.errors import PushError
+from shared.weights.nccl_group import nccl_version, unique_id
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL refuses two ranks on one GPU")
 
@@ -25,7 +26,7 @@ def test_without_nccl_the_message_says_what_to_do() -> None:
 
 @pytest.mark.gpu
 @two_gpus
-def test_vllm_receives_what_the_sender_broadcasts() -> None:
+def test_a_worker_receives_what_the_sender_broadcasts() -> None:
     named = [("a", torch.full((1000,), 0.5, device="cuda:0")), ("b", torch.ones(10, 10, device="cuda:0"))]
     communicator = NcclCommunicator()
     peer = subprocess.Popen(

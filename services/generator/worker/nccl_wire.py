@@ -1,19 +1,17 @@
-"""The receiving end of the NCCL wire: vLLM's communicator, on the stream of the receiving thread.
+"""The receiving end of the NCCL wire: a rank of an ``NcclGroup``, on the stream of the receiving thread.
 
-NCCL has no deadlines, so this thread polls, gives up at its own deadline, and aborts the communicator when it leaves.
-Even then, a kernel that waits for a dead trainer may stay on the GPU; weight_receiver.py then ends the process.
+After a deadline or an abort, a kernel that waits for a dead trainer may stay on the GPU; guarded_engine.py then ends
+the process.
 """
 
+import base64
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from vllm.distributed.weight_transfer import nccl_common
 
-cuda: Any = torch.cuda  # partly untyped
-rendezvous: Any = nccl_common
-_POLL_S = 0.0005
+from shared.weights.nccl_group import NcclGroup
 
 
 class NcclWire:
@@ -21,35 +19,36 @@ class NcclWire:
 
     Args:
         unique_id: NCCL's unique id of the rendezvous, in base64.
+        timeout_s: Deadline of the rendezvous in seconds; the constructor blocks until every rank is there.
+        is_given_up: Whether the push was given up, asked while a rank is waited for.
+
+    Raises:
+        PushError: Not all ranks came in time, or the push was given up.
     """
 
-    def __init__(self, *, unique_id: str, rank: int, world_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        unique_id: str,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        timeout_s: float,
+        is_given_up: Callable[[], bool],
+    ) -> None:
         self.device = device
-        identifier = rendezvous.decode_nccl_unique_id(
-            master_address=None, master_port=None, nccl_unique_id_b64=unique_id, ctx="the weight push"
-        )
-        self._group: Any = rendezvous.uid_init_process_group(identifier, rank, world_size, device)
+        self._group = NcclGroup(base64.b64decode(unique_id), rank=rank, device=device, is_given_up=is_given_up)
+        try:
+            self._group.enter(world_size=world_size, timeout_s=timeout_s)
+        except BaseException:
+            self.leave()
+            raise
 
     def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
         """See ChunkWire."""
-        group = self._group
-        if group is None:
-            raise RuntimeError("this worker has left the communicator")
-        stream = cuda.current_stream(self.device)
-        group.broadcast(chunk, src=0, stream=stream)
-        # Before it, the caller's copies out of the last chunk are queued.
-        done = cuda.Event()
-        done.record(stream)
-        while not done.query():
-            if self._group is None:
-                raise RuntimeError("the push was given up")
-            if time.monotonic() > deadline:
-                raise RuntimeError("the trainer stopped sending")
-            time.sleep(_POLL_S)
+        self._group.broadcast(chunk, timeout_s=deadline - time.monotonic())
 
     def leave(self) -> None:
         """See ChunkWire."""
-        group, self._group = self._group, None
-        if group is not None:
-            # It may wait seconds for the abort, and the calling loop also decodes.
-            threading.Thread(target=group.destroy, name="leave NCCL", daemon=True).start()
+        # The abort may wait for seconds, and the calling loop also decodes.
+        threading.Thread(target=self._group.close, name="leave NCCL", daemon=True).start()

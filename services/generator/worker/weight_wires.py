@@ -10,7 +10,7 @@ All of this runs in a thread of the worker (worker_transfer.py), except ``leave`
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +35,8 @@ class ChunkWire(Protocol):
         """Fill a uint8 tensor with the trainer's next chunk.
 
         Raises:
-            RuntimeError: It did not come by ``deadline`` (monotonic), the trainer gave up, or this worker has left.
+            RuntimeError, PushError: It did not come by ``deadline`` (monotonic), the trainer gave up, or this worker
+                has left.
         """
         ...
 
@@ -47,16 +48,19 @@ class ChunkWire(Protocol):
 Wire = ChunkWire | DiskWire
 
 
-def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire:
+def open_wire(
+    where: dict[str, Any], *, rank: int, device: torch.device, is_given_up: Callable[[], bool] = lambda: False
+) -> Wire:
     """Enter the trainer's communicator; blocks until every rank is there.
 
     Args:
         where: Fields of the join body, including ``transport``.
         rank: This worker's rank within its replica.
         device: Device on which the engine computes.
+        is_given_up: Whether the push was given up. NCCL asks; gloo and ipc see that the trainer has closed its socket.
 
     Raises:
-        RuntimeError: Not all ranks came in time, or the trainer gave up.
+        RuntimeError, PushError: Not all ranks came in time, or the trainer gave up.
     """
     if where["transport"] == "nccl":
         from services.generator.worker.nccl_wire import NcclWire
@@ -66,6 +70,8 @@ def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire
             rank=int(where["rank_offset"]) + rank,
             world_size=int(where["world_size"]),
             device=device,
+            timeout_s=float(where["timeout_s"]),
+            is_given_up=is_given_up,
         )
     if where["transport"] == "disk":
         return DiskWire(str(where["weight_dir"]))

@@ -117,7 +117,7 @@ class WorkerTransfer:
         """Begin to enter a communicator, and leave the current one, if any."""
 
         def job() -> None:
-            wire = open_wire(where, rank=self._rank, device=self._device)
+            wire = open_wire(where, rank=self._rank, device=self._device, is_given_up=lambda: self._is_given_up)
             self._wire = wire
             if self._is_given_up:
                 self._close_wire()

@@ -1,168 +1,34 @@
-"""The sending end over NCCL, between GPUs: calls torch's own copy of NCCL's C library, without blocking forever.
-
-    unique id --> rendezvous --> broadcast, broadcast, ... --> abort
-
-``torch.distributed`` can neither share a bare unique id with vLLM's communicator nor abort one rank of it. The
-communicator is non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once, and its progress is polled up
-to a deadline. A generator that never enters, or dies in a broadcast, costs a deadline and not the run.
-"""
+"""The sending end over NCCL, between GPUs: rank 0 of an ``NcclGroup``."""
 
 import base64
-import ctypes
-import threading
-import time
-from functools import cache
-from typing import Any
 
 import torch
 
 from services.trainer.push.communicator import Communicator
-from shared.errors import PushError
-
-cuda: Any = torch.cuda  # partly untyped
-_UNIQUE_ID_BYTES = 128
-_SUCCESS, _IN_PROGRESS = 0, 7
-_UINT8, _FLOAT32 = 1, 7
-_SUM = 0
-_POLL_S = 0.0005
-_CONFIG_MAGIC = 0xCAFEBEEF
-_CONFIG_VERSION = 21400  # NCCL 2.14 added ``blocking``; later versions accept this shorter struct
-
-
-class _UniqueId(ctypes.Structure):
-    _fields_ = (("internal", ctypes.c_byte * _UNIQUE_ID_BYTES),)
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-    )
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """Return the NCCL that torch has loaded. A second copy in the process would not have its state."""
-    try:
-        library = ctypes.CDLL("libnccl.so.2")
-    except OSError as error:
-        raise PushError(f"libnccl.so.2 is not loaded ({error}); install a CUDA build of torch, or use gloo") from error
-    pointer = ctypes.c_void_p
-    library.ncclGetErrorString.restype = ctypes.c_char_p
-    library.ncclGetUniqueId.argtypes = [ctypes.POINTER(_UniqueId)]
-    library.ncclCommInitRankConfig.argtypes = [
-        ctypes.POINTER(pointer), ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.POINTER(_Config),
-    ]  # fmt: skip
-    library.ncclCommGetAsyncError.argtypes = [pointer, ctypes.POINTER(ctypes.c_int)]
-    library.ncclCommAbort.argtypes = [pointer]
-    library.ncclBroadcast.argtypes = library.ncclAllReduce.argtypes = [
-        pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer,
-    ]  # fmt: skip
-    return library
-
-
-def nccl_version() -> str | None:
-    """Return the version of torch's NCCL, or None in a build without CUDA."""
-    if torch.version.cuda is None:
-        return None
-    return ".".join(str(part) for part in cuda.nccl.version())
-
-
-def unique_id() -> bytes:
-    """Return a new unique id. This process then listens for ranks that present it."""
-    result = _UniqueId()
-    _check(_library().ncclGetUniqueId(ctypes.byref(result)), "making a unique id")
-    return bytes(result)
+from shared.weights.nccl_group import NcclGroup, unique_id
 
 
 class NcclCommunicator(Communicator):
-    """Rank 0 of an NCCL communicator on this thread's current device; the wire of vLLM's NCCL engine.
+    """Rank 0, on this thread's current device.
 
-    The unique id contains a port of NCCL's own. It is sent in the join body, over an authenticated route: anyone who
-    has it can enter.
+    The unique id contains a port of NCCL's own. It is sent in the join body, over an authenticated route.
     """
 
     is_streamed = True
 
     def __init__(self) -> None:
-        self._unique_id = unique_id()
-        self.nccl_unique_id = base64.b64encode(self._unique_id).decode()
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._handle = ctypes.c_void_p()
-        self._lock = threading.Lock()
-        """Held in every call with the handle, because an aborted one must not be used."""
-        self._is_closed = False
+        identifier = unique_id()
+        self.nccl_unique_id = base64.b64encode(identifier).decode()
+        self._group = NcclGroup(identifier, rank=0, device=torch.device("cuda", torch.cuda.current_device()))
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
-        """See Communicator. Ends with the one-element all-reduce that vLLM's communicator begins with."""
-        deadline = time.monotonic() + timeout_s
-        handle = ctypes.c_void_p()
-        identifier = _UniqueId.from_buffer_copy(self._unique_id)
-        config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0)
-        with torch.cuda.device(self._device):
-            code = _library().ncclCommInitRankConfig(
-                ctypes.byref(handle), world_size, identifier, 0, ctypes.byref(config)
-            )
-            _check(code, "entering NCCL")
-            with self._lock:
-                self._handle = handle
-                if self._is_closed:  # closed before the handle existed
-                    _library().ncclCommAbort(handle)
-                    raise PushError("the communicator was closed while it was formed")
-            self._wait("entering NCCL", deadline=deadline)
-            self._run("ncclAllReduce", torch.zeros(1), (_FLOAT32, _SUM), deadline=deadline)
+        """See Communicator."""
+        self._group.enter(world_size=world_size, timeout_s=timeout_s)
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
         """See Communicator."""
-        with torch.cuda.device(self._device):
-            self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=time.monotonic() + timeout_s)
+        self._group.broadcast(chunk, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Abort. NCCL then releases every rank it can reach."""
-        with self._lock:
-            if self._handle and not self._is_closed:
-                _library().ncclCommAbort(self._handle)
-            self._is_closed = True
-
-    def _wait(self, what: str, *, deadline: float) -> None:
-        """Poll until the communicator is idle again."""
-        while True:
-            with self._lock:
-                if self._is_closed:
-                    raise PushError(f"{what} was aborted")
-                state = ctypes.c_int(_SUCCESS)
-                _check(_library().ncclCommGetAsyncError(self._handle, ctypes.byref(state)), what)
-            _check(state.value, what)
-            if state.value != _IN_PROGRESS:
-                return
-            if time.monotonic() > deadline:
-                raise PushError(f"{what} did not finish in time")
-            time.sleep(_POLL_S)
-
-    def _run(self, function: str, tensor: torch.Tensor, kind: tuple[int, int], *, deadline: float) -> None:
-        """Start an operation on the current stream, on the device, and wait until it is done."""
-        stream = torch.cuda.current_stream()
-        with self._lock:
-            if self._is_closed or not self._handle:
-                raise PushError("the communicator is closed")
-            tensor = tensor.to(self._device)
-            pointer = ctypes.c_void_p(tensor.data_ptr())
-            code = getattr(_library(), function)(
-                pointer, pointer, tensor.numel(), *kind, self._handle, ctypes.c_void_p(stream.cuda_stream)
-            )
-        _check(code, function)
-        self._wait(function, deadline=deadline)
-        done = cuda.Event()
-        done.record(stream)
-        while not done.query():
-            self._wait(function, deadline=deadline)
-            if time.monotonic() > deadline:
-                raise PushError(f"{function} did not finish in time: a generator stopped taking part")
-            time.sleep(_POLL_S)
-
-
-def _check(code: int, what: str) -> None:
-    if code not in (_SUCCESS, _IN_PROGRESS):
-        raise PushError(f"{what} failed: NCCL says {_library().ncclGetErrorString(code).decode()}")
+        """See Communicator."""
+        self._group.close()

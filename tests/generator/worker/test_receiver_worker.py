@@ -259,26 +259,3 @@ def test_every_job_of_a_worker_runs_on_one_stream(wire: NamedWire, monkeypatch: 
         worker.enter({"buffer_bytes": 1000})
         until_idle(worker)
     assert cuda.num_streams == 1
-
-
-def test_leaving_nccl_does_not_wait_for_the_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.generator.worker import nccl_wire
-
-    may_end, has_ended = threading.Event(), threading.Event()
-
-    class Group:
-        def destroy(self) -> None:
-            assert may_end.wait(timeout=120)
-            has_ended.set()
-
-    nccl: Any = SimpleNamespace(decode_nccl_unique_id=giving("id"), uid_init_process_group=giving(Group()))
-    monkeypatch.setattr(nccl_wire, "rendezvous", nccl)
-    wire = nccl_wire.NcclWire(unique_id="", rank=1, world_size=2, device=torch.device("cuda", 0))
-    leaving = threading.Thread(target=wire.leave, name="worker's main loop")
-    leaving.start()
-    leaving.join(timeout=60)
-    is_waiting = leaving.is_alive()
-    may_end.set()
-    leaving.join(timeout=120)
-    assert not is_waiting
-    assert has_ended.wait(timeout=120)
