@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -175,6 +176,18 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     await wait_until_ready(client, timeout_s=120)
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+async def memory(redis: Redis) -> AsyncIterator[Any]:
+    """Return a function that sets the server's maxmemory. Afterwards it is 0 again, which means no limit."""
+    admin: Any = redis
+
+    async def at_most(size: str) -> None:
+        await admin.config_set("maxmemory", size)
+
+    yield at_most
+    await at_most("0")
 
 
 @pytest.fixture

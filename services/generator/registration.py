@@ -3,7 +3,8 @@
     registered --"loading the model"--+--> serve()      takes prompts; an earlier refusal is removed
                                       +--> refuse(why)  stays listed with the reason until the run is over
 
-A lease shows that the replica is alive. When it expires, other replicas can reclaim the replica's work.
+A lease shows that the replica is alive. When it expires, other replicas can reclaim the replica's work. The entry is
+written again with each renewal, because a Redis that is killed or wiped loses it.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from shared import refusals
+from shared.errors import NoRoomError
 from shared.redis.keys import FLEET, FLEET_LEASES, GENERATORS, RunKeys
 from shared.redis.lease import lease
 from shared.redis.redis_connection import Redis, patiently
@@ -44,6 +46,7 @@ class Seat:
         self._replica_id = replica_id
         self._url = url
         self._patience_s = patience_s
+        self._doing: str | None = None
 
     async def take(self) -> None:
         """List this replica as loading the model."""
@@ -66,11 +69,19 @@ class Seat:
         """Remove this replica's refusal."""
         await refusals.take_back(self._redis, "generator", self._replica_id, run_id=self._keys.run_id)
 
+    async def stay(self) -> None:
+        """List this replica again, in case Redis has lost its entry, unless it has left."""
+        if self._doing is not None:
+            entry = Registration(self._url, self._doing)
+            await _enter_again(self._redis, self._keys.generators, self._replica_id, entry, patience_s=self._patience_s)
+
     async def leave(self) -> None:
         """Remove this replica from the list."""
+        self._doing = None
         await _remove(self._redis, self._keys.generators, self._replica_id)
 
     async def _write(self, doing: str) -> None:
+        self._doing = doing
         entry = Registration(self._url, doing)
         await _enter(self._redis, self._keys.generators, self._replica_id, entry, patience_s=self._patience_s)
 
@@ -83,7 +94,7 @@ async def registered(
     seat = Seat(redis, keys, replica_id=replica_id, url=url, patience_s=patience_s)
     await seat.take()
     try:
-        async with lease(redis, leases=keys.leases(GENERATORS), consumer=replica_id):
+        async with lease(redis, leases=keys.leases(GENERATORS), consumer=replica_id, then=seat.stay):
             yield seat
     finally:
         await seat.leave()
@@ -97,19 +108,43 @@ async def in_fleet(
 
     ``doing`` is the replica's work before it can follow runs.
     """
-    await _enter(redis, FLEET, replica_id, Registration(url, doing), patience_s=patience_s)
+    entry = Registration(url, doing)
+
+    async def stay() -> None:
+        await _enter_again(redis, FLEET, replica_id, entry, patience_s=patience_s)
+
+    await _enter(redis, FLEET, replica_id, entry, patience_s=patience_s)
     try:
-        async with lease(redis, leases=FLEET_LEASES, consumer=replica_id):
+        async with lease(redis, leases=FLEET_LEASES, consumer=replica_id, then=stay):
             yield
     finally:
         await _remove(redis, FLEET, replica_id)
 
 
-async def _enter(redis: Redis, listed_in: str, replica_id: str, entry: Registration, *, patience_s: float) -> None:
+async def _enter(
+    redis: Redis,
+    listed_in: str,
+    replica_id: str,
+    entry: Registration,
+    *,
+    patience_s: float,
+    waits_for_room: bool = True,
+) -> None:
     data = msgspec.json.encode(entry)
     await patiently(
-        lambda: redis.hset(listed_in, replica_id, data), what="registering this generator", timeout_s=patience_s
+        lambda: redis.hset(listed_in, replica_id, data),
+        what="registering this generator",
+        timeout_s=patience_s,
+        waits_for_room=waits_for_room,
     )
+
+
+async def _enter_again(
+    redis: Redis, listed_in: str, replica_id: str, entry: Registration, *, patience_s: float
+) -> None:
+    """Write an entry that Redis may have lost. A full Redis refuses it, and usually still has it."""
+    with contextlib.suppress(NoRoomError):
+        await _enter(redis, listed_in, replica_id, entry, patience_s=patience_s, waits_for_room=False)
 
 
 async def _remove(redis: Redis, listed_in: str, replica_id: str) -> None:

@@ -13,13 +13,14 @@ Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 class Answer(msgspec.Struct, frozen=True, tag=True):
     """One verdict per completion.
 
-    ``trace`` is the stack trace for the log if the function raised. ``version`` is the version of the function,
-    endpoint or model.
+    ``trace`` is the stack trace for the log if the function raised, and ``origin`` the type and place of the exception.
+    ``version`` is the version of the function, endpoint or model.
     """
 
     verdicts: list[Verdict]
     trace: str = ""
     version: str = ""
+    origin: str = ""
 
 
 class Inspected(msgspec.Struct, frozen=True, tag=True):

@@ -211,7 +211,8 @@ class Scorer:
             self._metrics.observe_values(label, values)
         if failed is None:
             return
-        key = (name, failed.outcome if failed.outcome != "error" else failed.detail)
+        # The message of an exception may hold the completion, and so differ in every group.
+        key = (name, failed.outcome if failed.outcome != "error" else answer.origin or failed.detail)
         if key in self._logged:
             return
         if len(self._logged) >= _MAX_TRACES:

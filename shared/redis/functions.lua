@@ -21,9 +21,9 @@
 -- Times are the server's clock. A clock step can cause healthy work to be reclaimed. That costs work, never
 -- correctness, because hand_off drops the second result of a group.
 --
--- A full server still runs these functions (allow-oom, no-writes): settle and withdraw, which make room; take_over and
--- write_run, which a trainer needs before it can make room, and which overwrite; ask, point and list_run, which pause,
--- stop or start a run; renew, which keeps waiting consumers alive; and alive, which only reads.
+-- A full server still runs these functions (allow-oom, no-writes): settle and withdraw, which make room; take_over,
+-- write_run and require, which a trainer needs before it can make room, and which overwrite; ask, point and list_run,
+-- which pause, stop or start a run; renew, which keeps waiting consumers alive; and alive, which only reads.
 
 local function fence(epoch_key, mine)
   local current = tonumber(redis.call('GET', epoch_key) or '0')
@@ -136,12 +136,12 @@ redis.register_function{function_name='headrace_ack', flags={'allow-oom'}, callb
 end}
 
 -- keys: epoch required_version   args: epoch version
-redis.register_function('headrace_require', function(keys, args)
+redis.register_function{function_name='headrace_require', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[1])
   if refused then return refused end
   redis.call('SET', keys[2], args[2])
   return 1
-end)
+end}
 
 -- keys: run epoch   args: epoch (field value)...     the run API is not fenced: its epoch is ''
 redis.register_function{function_name='headrace_write_run', flags={'allow-oom'}, callback=function(keys, args)

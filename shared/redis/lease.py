@@ -8,9 +8,11 @@ A lease does not limit how long work may take. A clean shutdown gives the lease 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from shared.errors import UnavailableError
+from redis.exceptions import RedisError
+
+from shared.errors import HeadraceError, UnavailableError
 from shared.redis.redis_connection import Redis, call, patiently
 
 log = logging.getLogger(__name__)
@@ -19,12 +21,24 @@ LEASE_S = 15.0
 """Seconds without a renewal after which a consumer counts as dead."""
 
 
+async def _nothing() -> None:
+    """Renew only the lease."""
+
+
 @contextlib.asynccontextmanager
-async def lease(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> AsyncGenerator[None]:
-    """Hold a lease for ``consumer`` while the body runs."""
+async def lease(
+    redis: Redis,
+    *,
+    leases: str,
+    consumer: str,
+    lease_s: float = LEASE_S,
+    then: Callable[[], Awaitable[None]] = _nothing,
+) -> AsyncGenerator[None]:
+    """Hold a lease for ``consumer`` while the body runs. ``then`` is called after each renewal."""
     await renew(redis, leases=leases, consumer=consumer, lease_s=lease_s)
     task = asyncio.create_task(
-        _renew_for_ever(redis, leases=leases, consumer=consumer, lease_s=lease_s), name=f"lease of {consumer}"
+        _renew_for_ever(redis, leases=leases, consumer=consumer, lease_s=lease_s, then=then),
+        name=f"lease of {consumer}",
     )
     try:
         yield
@@ -52,10 +66,13 @@ async def alive(redis: Redis, *, leases: str) -> set[str]:
     return {name.decode() for name in names}
 
 
-async def _renew_for_ever(redis: Redis, *, leases: str, consumer: str, lease_s: float) -> None:
+async def _renew_for_ever(
+    redis: Redis, *, leases: str, consumer: str, lease_s: float, then: Callable[[], Awaitable[None]]
+) -> None:
     while True:
         await asyncio.sleep(lease_s / 3)
         try:
             await renew(redis, leases=leases, consumer=consumer, lease_s=lease_s)
-        except UnavailableError as error:
+            await then()
+        except (HeadraceError, RedisError) as error:  # a wiped server gets its functions and users back a bit later
             log.warning("lease of %s could not be renewed: %s", consumer, error)

@@ -84,7 +84,13 @@ class RunStore:
         await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
         await self.lists.enter(run_id, "queued", waits_for_room=False)
         await self.index.enter({run_id: config.name})
-        await self._asked(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
+
+        async def write() -> None:
+            # A first try, whose answer was lost, may have written the record, and the run may have begun since.
+            if not await self._redis.exists(keys.run):
+                await self._redis.hset(keys.run, mapping=fields)
+
+        await self._asked(write, "writing the run")
 
     async def _remove_half(self, run_id: str, name: str | None, cause: NoRoomError) -> None:
         try:

@@ -3,6 +3,7 @@
 import traceback
 
 MAX_DETAIL_CHARS = 300
+_MAX_TRACE_CHARS = 16_384
 
 
 def describe(error: BaseException) -> str:
@@ -20,9 +21,20 @@ def message_of(error: BaseException) -> str:
 
 
 def users_trace(error: BaseException) -> str:
-    """Return the stack trace without our own frame, for the log."""
+    """Return the stack trace without our own frame, for the log. A long one, or a long message, lacks its middle."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
-    return encodable("".join(traceback.format_exception(type(error), error, frames, limit=-8)))
+    trace = "".join(traceback.format_exception(type(error), error, frames, limit=-8))
+    if len(trace) > _MAX_TRACE_CHARS:
+        half = _MAX_TRACE_CHARS // 2
+        trace = f"{trace[:half]}\n[...]\n{trace[-half:]}"
+    return encodable(trace)
+
+
+def origin_of(error: BaseException) -> str:
+    """Return the type of an exception in user code and the place that raised it, whatever its message."""
+    last = traceback.extract_tb(error.__traceback__, limit=-1)
+    where = f" at {last[0].filename}:{last[0].lineno}" if last else ""
+    return encodable(f"{type(error).__name__}{where}")
 
 
 def printable(text: str) -> str:

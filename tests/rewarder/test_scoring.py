@@ -81,6 +81,19 @@ async def test_the_trace_of_a_user_s_error_is_logged_once_and_never_travels(
     assert "reward_worker.py" not in logged[0], "headrace's own frames do not help a user"
 
 
+@pytest.mark.parametrize("name", ["cannot_parse", "cannot_parse_async"])
+async def test_an_error_with_the_completion_in_its_message_is_logged_once_and_cut(
+    scorer: Scorer, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    for letter in "ab":
+        rows = await outcomes_of(scorer, user(name), call=call_with(letter * 1_000_000))
+        assert rows[0][0].detail.startswith(f"ValueError: cannot parse {letter}")
+    (logged,) = [record.getMessage() for record in caplog.records if "ValueError" in record.getMessage()]
+    assert len(logged) < 20_000
+    assert "rewards_under_test.py" in logged
+    assert logged.rstrip().endswith(", which ends here")
+
+
 @pytest.mark.parametrize("name", ["exits", "exits_async"])
 async def test_a_function_that_calls_exit_ends_neither_worker_nor_service(scorer: Scorer, name: str) -> None:
     rows = await outcomes_of(scorer, user(name), user("one"), call=call_with("a"))

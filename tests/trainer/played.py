@@ -26,7 +26,7 @@ from shared.messages import (
     encode,
 )
 from shared.redis.keys import GENERATORS, REWARDERS, RunKeys
-from shared.redis.redis_connection import Redis
+from shared.redis.redis_connection import Redis, call, patiently
 from shared.redis.streams import Delivery, StreamConsumer
 
 RUN_ID = "run-test"
@@ -70,7 +70,11 @@ class FakeSender:
         async with self._pushed:
             self.versions.append(policy_version)
             self._pushed.notify_all()
-        await self._redis.set(RunKeys(RUN_ID).required_version, policy_version)
+        keys = RunKeys(RUN_ID)
+        epoch: Any = await self._redis.get(keys.epoch)
+        await call(
+            self._redis, "headrace_require", keys=(keys.epoch, keys.required_version), args=(epoch, policy_version)
+        )
         reply = CommitReply(
             replica_id="generator-0",
             policy_version=policy_version,
@@ -131,7 +135,10 @@ class PlayedServices:
         prompt = decode_prompt_group(delivery.payload)
         raw: Any = await self.redis.get(self.keys.required_version) or b"0"
         held = LineageVersion.parse(raw.decode())
-        await self.redis.hset(self.keys.started, prompt.group_id, str(held))
+        started = self.keys.started
+        await patiently(
+            lambda: self.redis.hset(started, prompt.group_id, str(held)), what="noting the start", timeout_s=60
+        )
         logprob = self.logprobs.get(prompt.group_id, -4.0)
         rollouts = tuple(
             rollout_of(

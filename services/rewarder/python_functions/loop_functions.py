@@ -27,7 +27,7 @@ from services.rewarder.reward_call import (
 )
 from services.rewarder.reward_failure import RewardFailure
 from shared.errors import UserError
-from shared.user_code.error_text import describe, users_trace
+from shared.user_code.error_text import describe, origin_of, users_trace
 from shared.user_code.function_loading import load_function
 from shared.user_code.module_sources import Sources, finder, forget_imported
 from shared.user_code.places import Places
@@ -163,4 +163,5 @@ async def answer_of(name: str, function: RewardFunction, call: RewardCall) -> An
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001  user code: SystemExit here would end the service
-        return Answer(everyone(num_completions, "error", describe(error)), users_trace(error))
+        verdicts = everyone(num_completions, "error", describe(error))
+        return Answer(verdicts, users_trace(error), origin=origin_of(error))

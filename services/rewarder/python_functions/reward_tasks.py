@@ -22,7 +22,7 @@ from services.rewarder.reward_call import (
     with_logged,
 )
 from services.rewarder.sandbox.chosen import SandboxChoice, choose
-from shared.user_code.error_text import printable, users_trace
+from shared.user_code.error_text import origin_of, printable, users_trace
 from shared.user_code.function_loading import is_async, load_function, read_function
 from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
@@ -94,7 +94,8 @@ class RewardTasks(msgspec.Struct, frozen=True):
         except CallError as error:
             return Answer(everyone(num_completions, "error", str(error)))
         except BaseException as error:  # noqa: BLE001  user code; math-verify's own timeout is not an Exception either
-            return Answer(everyone(num_completions, "error", limits.describe(error)), users_trace(error))
+            verdicts = everyone(num_completions, "error", limits.describe(error))
+            return Answer(verdicts, users_trace(error), origin=origin_of(error))
 
     def describe(
         self, name: str, function: RewardFunction, sources: Sources | None, kwargs: Mapping[str, Any]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.user_code.error_text import encodable, message_of, users_trace
+from shared.user_code.error_text import encodable, message_of, origin_of, users_trace
 from shared.user_code.limits import Limits
 
 MAX_RESULT_CHARS = 1 << 18
@@ -24,11 +24,15 @@ _runner = asyncio.Runner()
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, tag=True):
-    """The text of a result or of an exception. ``trace`` is the stack trace of an exception, for the log."""
+    """The text of a result or of an exception.
+
+    ``trace`` is the stack trace of an exception, for the log, and ``origin`` its type and place.
+    """
 
     ended: Literal["returned", "raised"]
     text: str
     trace: str = ""
+    origin: str = ""
 
 
 def answer(
@@ -52,7 +56,8 @@ def answer(
             returned = _runner.run(_result(returned))
         return ToolAnswer("returned", for_model(show(returned)))
     except BaseException as error:  # noqa: BLE001  user code: a tool may call sys.exit
-        return ToolAnswer("raised", for_model(message_of(error) or limits.describe(error)), users_trace(error))
+        text = for_model(message_of(error) or limits.describe(error))
+        return ToolAnswer("raised", text, users_trace(error), origin_of(error))
 
 
 def for_model(text: str) -> str:

@@ -96,7 +96,7 @@ class UserTools:
             self._log_once(name, failure.outcome, failure.detail)
             raise ToolLostError(f"tool {name}: {failure.detail}") from failure
         if answer.ended == "raised":
-            self._log_once(name, answer.trace.rstrip().rpartition("\n")[2], answer.trace)
+            self._log_once(name, answer.origin, answer.trace)
             raise ToolError(answer.text)
         return answer.text
 

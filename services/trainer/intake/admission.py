@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from services.trainer.groups.group_ids import group_id
 from services.trainer.groups.ledger import Ledger
 from shared.arrays import pack_ids
-from shared.errors import MessageError, UserError
+from shared.errors import MessageError, NoRoomError, UserError
 from shared.messages import Prompt, PromptGroup, Stamp, encode
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis, call
@@ -112,6 +112,8 @@ class Admission:
         self._incarnation = incarnation
         self._replica_id = replica_id
         self._max_unusable_in_a_row = max(_MIN_UNUSABLE_IN_A_ROW, num_rows)
+        self.lacks_room = False
+        """Whether Redis had no room for the groups that were sent last. They wait to be admitted again."""
         self._again: deque[int] = deque()
         self._unusable_in_a_row = 0
         self._why = ""
@@ -133,7 +135,8 @@ class Admission:
     async def admit(self, count: int) -> list[int]:
         """Admit the next ``count`` usable groups, and return their numbers.
 
-        Unusable rows in between are dropped with their reason. Behind 1,000 of them in a row, fewer are admitted.
+        Unusable rows in between are dropped with their reason. Behind 1,000 of them in a row, fewer are admitted; the
+        same where Redis has no room. Then later calls send one group, until Redis takes it.
 
         Raises:
             UserError: As many rows in a row were unusable as a pass over the data has, and at least 1,000.
@@ -141,11 +144,20 @@ class Admission:
         admitted: list[int] = []
         while len(admitted) < count:
             is_again = bool(self._again)
-            groups = await self._next_groups(count - len(admitted), is_again=is_again)
+            num_next = 1 if self.lacks_room else count - len(admitted)
+            groups = await self._next_groups(num_next, is_again=is_again)
             if not groups and not is_again:
                 break
             labelled = {group_id(number): payload for number, payload in groups.items()}
-            await send_off(self._redis, self._keys, self._incarnation, labelled, is_again=is_again)
+            try:
+                await send_off(self._redis, self._keys, self._incarnation, labelled, is_again=is_again)
+            except NoRoomError as error:
+                if not self.lacks_room:
+                    log.warning("%s", error)
+                self.lacks_room = True
+                self.admit_again(groups)
+                break
+            self.lacks_room = False
             self._again = deque(number for number in self._again if number not in groups)
             admitted += groups
         return admitted
@@ -225,6 +237,7 @@ async def send_off(
         FencedError: A newer incarnation owns the run.
         StateLostError: The run is gone.
         UnavailableError: Redis does not answer.
+        NoRoomError: Redis has no room for the groups. Only the trainer can make some, so it must not wait here.
     """
     if not groups:
         return
@@ -234,6 +247,7 @@ async def send_off(
         "headrace_readmit_groups" if is_again else "headrace_admit_groups",
         keys=(keys.epoch, keys.prompts, *map(keys.seen, streams)),
         args=(incarnation, *(part for group in groups.items() for part in group)),
+        waits_for_room=False,
     )
 
 

@@ -26,7 +26,7 @@ from services.trainer.intake.admission import Encoder, PromptRow, UnusableRowErr
 from services.trainer.intake.reconcile import buried, groups_in_flight
 from services.trainer.intake.running_evaluation import RunningEvaluation
 from services.trainer.telemetry.step_metrics import TrainedGroup
-from shared.errors import UserError
+from shared.errors import NoRoomError, UserError
 from shared.messages import ScoredGroup
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
@@ -199,13 +199,26 @@ class Evaluations:
         lost = {label: index for label, index in self._running.in_flight.items() if label not in known}
         if lost:
             log.warning("sending %d prompts of the evaluation again: Redis has lost them", len(lost))
-        for label, index in lost.items():
-            groups = {label: self._payload(label, index)}
-            await send_off(self._redis, self._keys, self._incarnation, groups, is_again=True)
+        self._running.unsent |= lost
+        await self._send_unsent(self._running)
+
+    async def _send_unsent(self, running: RunningEvaluation) -> bool:
+        """Send the groups that Redis has lost, or had no room for. Return whether it took all of them."""
+        for label, index in list(running.unsent.items()):
+            try:
+                groups = {label: self._payload(label, index)}
+                await send_off(self._redis, self._keys, self._incarnation, groups, is_again=True)
+            except NoRoomError:
+                running.last_sign_at = time.monotonic()
+                return False
+            del running.unsent[label]
+        return True
 
     async def _send_off(self, running: RunningEvaluation) -> None:
         """Keep as many groups in flight as training may have, so that streams stay short and training gets its turn."""
         assert self._rows is not None
+        if not await self._send_unsent(running):
+            return
         limit = window(
             num_steps_left=self._config.max_staleness + 1,
             max_staleness=self._config.max_staleness,
@@ -228,7 +241,11 @@ class Evaluations:
                 indices[label] = index
             await asyncio.sleep(0)  # encoding a long prompt takes a while
         if groups:
-            await send_off(self._redis, self._keys, self._incarnation, groups)
+            try:
+                await send_off(self._redis, self._keys, self._incarnation, groups)
+            except NoRoomError as error:
+                log.warning("%s", error)
+                running.unsent |= indices
             running.in_flight |= indices
             running.last_sign_at = time.monotonic()
 

@@ -186,8 +186,14 @@ class Intake:
             self.ledger.record_dropped(number, reason)
 
     def needs_checkpoint(self) -> bool:
-        """Return whether failed test groups need a checkpoint to leave their stream. A pause may last for days."""
-        return self.pause.by is not None and len(self.scored.settled()) >= _MAX_UNACKED_WHILE_PAUSED
+        """Return whether settled groups need a checkpoint now to leave their stream.
+
+        Where Redis has no room for new groups, they make some. A pause, with its failed test groups, may last for days.
+        """
+        num_unacked = len(self.scored.settled())
+        if self._admission.lacks_room:
+            return num_unacked > 0
+        return self.pause.by is not None and num_unacked >= _MAX_UNACKED_WHILE_PAUSED
 
     def is_evaluation_due(self, policy_version: int) -> bool:
         """Return whether an evaluation is to begin on this version."""

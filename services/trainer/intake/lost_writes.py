@@ -62,7 +62,6 @@ class LostWrites:
         if not await self._restarts.has_restarted():
             return
         log.info("Redis was restarted: looking for groups that it has lost")
-        missing = await missing_groups(self._redis, self._keys, self._ledger)
         in_hand = self._scored.numbers()
-        self._admission.admit_again(number for number in missing if number not in in_hand)
+        self._admission.admit_again(await missing_groups(self._redis, self._keys, self._ledger, in_hand=in_hand))
         await self._evaluations.admit_again(in_hand=self._scored.evaluated_ids())

@@ -13,7 +13,7 @@ meanwhile, by weights as old as the checkpoint, would be too stale before a batc
 
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from services.trainer.groups.group_ids import is_evaluation, training_number
 from services.trainer.groups.ledger import DEAD_LETTER, Ledger
@@ -61,15 +61,18 @@ async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, inc
     return num_withdrawn
 
 
-async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
-    """Advance ``ledger.admitted`` past everything admitted, and return the groups that no longer exist anywhere."""
+async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger, *, in_hand: Collection[int] = ()) -> list[int]:
+    """Advance ``ledger.admitted`` past everything admitted, and return the groups that no longer exist anywhere.
+
+    Groups that the trainer has in hand are neither missing nor dropped, even if a consumer buried them.
+    """
     admitted = _numbers(await _members(redis, keys.seen(keys.prompts)))
     ledger.admitted = max([ledger.admitted, *(number + 1 for number in admitted)])
     in_flight = _numbers(await groups_in_flight(redis, keys))
     for number in _numbers(await buried(redis, keys)):
-        if number < ledger.admitted:
+        if number < ledger.admitted and number not in in_hand:
             ledger.record_dropped(number, DEAD_LETTER)
-    missing = [number for number in ledger.in_flight() if number not in in_flight]
+    missing = [number for number in ledger.in_flight() if number not in in_flight and number not in in_hand]
     if missing:
         log.warning("admitting %d lost groups again", len(missing))
     return missing

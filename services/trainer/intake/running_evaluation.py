@@ -27,6 +27,8 @@ class RunningEvaluation:
     next_index: int = 0
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
     """Group id -> index of the prompt."""
+    unsent: dict[str, int] = field(default_factory=dict[str, int])
+    """Those of them that Redis has lost, or had no room for."""
     groups: list[TrainedGroup] = field(default_factory=list[TrainedGroup])
     num_unusable: int = 0
     num_missing: int = 0

@@ -154,7 +154,8 @@ class TrainingLoop:
                 return batch
             self.reporting.waits_for(self.outflow.waiting() or self.intake.waiting_for(batch))
             await self.intake.judge_arrivals(num_steps_left=num_steps_left)
-            if not self.outflow.saver.is_writing and self.intake.needs_checkpoint():
+            is_busy = self.outflow.is_pushing or self.outflow.saver.is_writing
+            if not is_busy and self.intake.needs_checkpoint():
                 await self.outflow.save()
             if self.intake.pause.by == "user":
                 await self.outflow.save_in_pause()

@@ -182,3 +182,11 @@ def scaled(completions: list[str], factor: float) -> list[float]:
 
 async def scaled_async(completions: list[str], factor: float) -> list[float]:
     return scaled(completions, factor)
+
+
+def cannot_parse(completions: list[str], **_: Any) -> list[float]:
+    raise ValueError(f"cannot parse {completions[0]}, which ends here")
+
+
+async def cannot_parse_async(completions: list[str], **_: Any) -> list[float]:
+    raise ValueError(f"cannot parse {completions[0]}, which ends here")

@@ -73,6 +73,17 @@ async def test_the_model_gets_the_error_of_a_tool_and_the_worker_goes_on(
     assert not workers.replaced
 
 
+async def test_an_error_with_the_model_s_words_in_its_message_is_logged_once(
+    pool: ToolPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tools = await tools_of(pool, "fails")
+    for why in ("no such city", "no such street"):
+        with pytest.raises(ToolError, match=why):
+            await tools.call("fails", {"why": why})
+    (logged,) = [record.getMessage() for record in caplog.records if "(logged once)" in record.getMessage()]
+    assert "no such city" in logged
+
+
 @pytest.mark.parametrize("name", ["hangs", "hangs_async"])
 async def test_a_tool_that_hangs_is_killed_and_costs_only_its_own_call(
     pool: ToolPool, workers: CountedWorkers, name: str

@@ -4,7 +4,6 @@ All services wait as long as it takes, nothing is lost, and commands that free m
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,19 +26,6 @@ pytestmark = pytest.mark.unit
 PATIENCE_S = 1.0
 """Enough time for a round trip on a busy machine."""
 LONGER_S = 2.5
-
-
-@pytest.fixture
-async def memory(redis_url: str) -> AsyncIterator[Any]:
-    """Return a function that sets maxmemory. Afterwards it is 0 again, which means no limit."""
-    admin = cast("Any", connect(redis_url))
-
-    async def at_most(size: str) -> None:
-        await admin.config_set("maxmemory", size)
-
-    yield at_most
-    await at_most("0")
-    await admin.aclose()
 
 
 async def test_a_write_waits_until_there_is_room_again(redis: Redis, run_keys: RunKeys, memory: Any) -> None:

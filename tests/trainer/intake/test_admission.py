@@ -65,6 +65,22 @@ async def test_a_generator_that_waits_gets_all_groups_of_an_admission_in_one_rea
     assert ledger.dropped_by_reason() == {"bad_row": 1}
 
 
+async def test_groups_that_a_full_redis_refuses_keep_their_numbers_and_are_admitted_once_there_is_room(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, memory: Any
+) -> None:
+    """Only a checkpoint makes room, so the loop that writes it must not wait here."""
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    admission = trainer.admission
+    await memory("1kb")
+    async with asyncio.timeout(60):
+        assert await admission.admit(2) == []
+        assert await admission.admit(2) == []
+    assert (admission.lacks_room, admission.num_unadmitted, trainer.ledger.admitted) == (True, 2, 2)
+    await memory("0")
+    assert await admission.admit(3) == [0, 1, 2]
+    assert (admission.lacks_room, admission.num_unadmitted, trainer.ledger.admitted) == (False, 0, 3)
+
+
 class RowsOfAStream(FakeRows):
     """Rows that may be read from a network."""
 

@@ -230,3 +230,24 @@ async def test_a_group_in_hand_whose_entry_redis_forgot_is_trained_and_not_sampl
     # If a trainer dies before its next checkpoint, no trace of them is left.
     resumed = await Trainer.start(redis, keys, run_config, checkpoint={"admitted": 2, "trained": [], "dropped": {}})
     assert resumed.admission.num_unadmitted == 2
+
+
+async def test_a_group_in_hand_that_was_buried_before_redis_was_restarted_is_trained(
+    server: RedisServer, running: Running
+) -> None:
+    """Its fourth delivery buried it, and then a slow consumer that still had it handed it off."""
+    redis, keys, trainer = running.redis, running.keys, running.trainer
+    await trainer.admission.admit(2)
+    await generate(redis, keys)
+    await score(redis, keys)
+    await trainer.receive()
+    letter: Any = {"stream": keys.prompts, "group_id": "00000001", "reason": "it was delivered 3 times", "payload": b""}
+    await redis.xadd(keys.dead, letter)
+    file, size = await file_of(redis, server)
+
+    start_without_what_came_after(server, file, size)
+    await wait_until_ready(redis, timeout_s=120)
+    await running.lost_writes.make_up()
+
+    assert await trainer.step() == [0, 1]
+    assert trainer.ledger.to_json() == {"admitted": 2, "trained": [[0, 1]], "dropped": {}}
