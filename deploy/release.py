@@ -11,6 +11,7 @@ built. The values name digests because a tag can be moved to other content.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -91,11 +92,17 @@ def push(registry: str, service: str, flavour: str) -> str:
     name = reference(registry, service, flavour)
     docker("push", name)
     said = docker("image", "inspect", "--format", "{{json .RepoDigests}}", name, is_shown=False)
-    repository = name.rpartition(":")[0]
-    digests = [one.partition("@")[2] for one in json.loads(said) if one.partition("@")[0] == repository]
+    repository = _without_docker_hub(name.rpartition(":")[0])
+    reported = [one.partition("@") for one in json.loads(said)]
+    digests = [digest for of, _, digest in reported if _without_docker_hub(of) == repository]
     if not digests:
         raise ReleaseError(f"docker does not report a digest of {name} after it was pushed")
     return digests[-1]
+
+
+def _without_docker_hub(repository: str) -> str:
+    """Return the name of a repository as docker reports it, which leaves out the host of Docker Hub."""
+    return re.sub(r"^(index\.)?docker\.io/", "", repository)
 
 
 def values(registry: str, flavour: str, digests: Mapping[tuple[str, str], str]) -> str:

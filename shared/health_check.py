@@ -51,7 +51,7 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
         return str(body.get("reason") or body.get("detail") or f"/readyz: HTTP {status}")
     if not key:  # a service with named keys only, which no container has
         return None
-    # Any path behind the door shows whether the key is accepted; this path has no route.
+    # Any path behind the door shows whether the key is accepted; this one has no route. access/request_log.py knows it.
     status, _ = _get("/v1/", key, deadline)
     return "the service does not take the key that is mounted here; start it again" if status == 401 else None
 

@@ -55,6 +55,8 @@ async def examine(targets: Targets) -> Examination:
         looked += await asyncio.gather(*_looks(unknown, asker, targets, generators=other))
     if any(one.is_elsewhere and one.service.kind == "trainer" for one in looked):
         runs = LookedAtRuns()  # another server is at the trainer's address: it knows no runs
+    if not runs.need_sessions:
+        looked = [_not_needed(one) if one.service.kind == "sessions" else one for one in looked]
     looked, own_keys = own_key_findings(looked, targets)
     services = {_unique(one, looked): one.about for one in looked if one.about is not None}
     findings = [finding for one in looked for finding in one.findings]
@@ -138,6 +140,16 @@ def _looks(
 
 def _found(member: FleetMember) -> Service:
     return Service("generator", member.replica_id, member.url.rstrip("/"), is_found=True)
+
+
+def _not_needed(one: Looked) -> Looked:
+    """Return a note if nothing answers: a deployment whose runs have no tools may have no sessions service."""
+    if not one.is_unreachable:
+        return one
+    findings = [
+        note(found.where, found.check, f"{found.says}; no run needs it now", found.do) for found in one.findings
+    ]
+    return replace(one, findings=findings)
 
 
 def _clocks(looked: list[Looked], redis: LookedAtRedis) -> dict[str, float]:

@@ -31,6 +31,8 @@ class LookedAtRuns:
     """Addresses of the generators that are registered and alive, by replica id."""
     num_rewarders: int = 0
     num_sessions: int = 0
+    need_sessions: bool = True
+    """False if every run that has not ended was looked at, and none has tools."""
 
 
 async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
@@ -52,7 +54,9 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
     lasting = [str(run.get("run_id")) for run in not_ended]
     run_ids = frozenset(str(run.get("run_id")) for run in runs)
     if not lasting:
-        return LookedAtRuns([ok("runs", "list", "no run is queued, running or paused"), *failed], run_ids)
+        return LookedAtRuns(
+            [ok("runs", "list", "no run is queued, running or paused"), *failed], run_ids, need_sessions=False
+        )
     details = await asyncio.gather(
         *(asker.get(f"{api_url}/v1/runs/{quote(run_id, safe='')}", key=key) for run_id in lasting[:_MAX_RUNS])
     )
@@ -70,7 +74,8 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
         if one.get("is_alive")
     }
     num_rewarders, num_sessions = (_most(pages, name) for name in ("num_rewarders", "num_sessions"))
-    return LookedAtRuns(findings, run_ids, alive if pages else None, num_rewarders, num_sessions)
+    need_sessions = len(pages) < len(lasting) or any(page.get("num_sessions") is not None for page in pages)
+    return LookedAtRuns(findings, run_ids, alive if pages else None, num_rewarders, num_sessions, need_sessions)
 
 
 def _most(pages: list[Answer], name: str) -> int:

@@ -53,13 +53,15 @@ class Looked:
     """The keys of doctor's that it refuses."""
     is_elsewhere: bool = False
     """Whether no such service is at this address. Other requests to the address would only show the same again."""
+    is_unreachable: bool = False
+    """Whether nothing answers at this address."""
 
 
 async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
     """Examine a service, within three times the asker's timeout."""
     alive = await _alive(service, asker)
     if (finding := _why_not_alive(service, alive)) is not None:
-        return Looked(service, [finding], is_elsewhere=True)
+        return Looked(service, [finding], is_elsewhere=True, is_unreachable=not alive.status)
     ready, nobody, anybody, known, internal = await asyncio.gather(
         asker.get(f"{service.url}/readyz"),
         asker.get(f"{service.url}{ABOUT_PATH}"),

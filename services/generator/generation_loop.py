@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 WITHOUT_WEIGHTS_S = LEASE_S
 """Seconds without usable weights after which a replica leaves its work to others, as if it had died."""
+_SHOW_EVERY_S = 1.0
+"""Seconds from one look at the engine's load to the next in a run whose turns others ask for."""
 _SampledT = TypeVar("_SampledT")
 
 
@@ -144,8 +146,18 @@ class GenerationLoop:
             ExceptionGroup: Holds the first failure: the engine died, Redis stayed unreachable, or the run's streams are
                 gone.
         """
-        if self._config.is_agentic:
-            await asyncio.Event().wait()
+        try:
+            await (self._watch_turns() if self._config.is_agentic else self._generate_groups())
+        finally:
+            self._metrics.show_load(EngineLoad(), window=0)  # every request was aborted
+
+    async def _watch_turns(self) -> None:
+        """Show the engine's load, which is the turns' of the sessions service. No groups are claimed here."""
+        while True:
+            self._metrics.show_load(self._engine.take_load(), window=0)
+            await asyncio.sleep(_SHOW_EVERY_S)
+
+    async def _generate_groups(self) -> None:
         async with asyncio.TaskGroup() as groups:
             while True:
                 demand = await self._until_open()

@@ -120,12 +120,17 @@ class RewarderMetrics:
 
     def forget_endpoint(self, name: str) -> None:
         """Remove the metrics of a deleted endpoint."""
-        self._drifts.pop(name, None)
-        by_name = (self.endpoint_in_flight, self.endpoint_queued, self.endpoint_breaker)
-        for metric in (*by_name, self.in_flight, self.value_mean, self.value_std):
+        self.forget_function(name)
+        for metric in (self.endpoint_in_flight, self.endpoint_queued, self.endpoint_breaker):
             _remove(metric, name)
         for reason in RETRY_REASONS:
             _remove(self.endpoint_retries, name, reason)
+
+    def forget_function(self, name: str) -> None:
+        """Remove the metrics of a function that is no longer known."""
+        self._drifts.pop(name, None)
+        for metric in (self.in_flight, self.value_mean, self.value_std):
+            _remove(metric, name)
         for outcome in get_args(CallOutcome):
             _remove(self.outcomes, name, outcome)
             _remove(self.seconds, name, outcome)

@@ -70,6 +70,7 @@ class RewarderService:
                 settings.reward_limits, queue_timeout_s=settings.queue_timeout_s, metrics=self._metrics
             ),
             in_use=lambda: self._runs.names_in_use(),
+            forgotten=self._metrics.forget_function,
         )
         self._watch = ModuleWatch(self._functions, places=places, every_s=settings.reward_reload_every_s)
         self._endpoints = Endpoints(

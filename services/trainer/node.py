@@ -34,7 +34,7 @@ from shared.settings import from_environment
 
 log = logging.getLogger("services.trainer.node")
 
-STOPPED, REFUSED = 0, 2
+STOPPED, KEY_REFUSED, REFUSED = 0, 1, 2
 LAUNCHER = (sys.executable, "-m", "services.trainer.supervision.rank_launcher")
 _POLL_S = 2.0
 _PAUSE_S = 10.0
@@ -55,8 +55,8 @@ class Wanted:
 class RunApiAwayError(Exception):
     """The run API did not give the requested answer."""
 
-    has_no_such_run = False
-    """Whether it answered 404."""
+    status: int | None = None
+    """The HTTP status of a refusal."""
 
 
 async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None:
@@ -88,7 +88,7 @@ async def _get(api: httpx.AsyncClient, path: str, params: Mapping[str, Any] | No
     except (httpx.HTTPError, ValueError) as error:
         why = trouble_with(error, host=api.base_url.host) or repr(error)
         away = RunApiAwayError(f"the run API at {api.base_url} does not answer GET {path}: {why}")
-        away.has_no_such_run = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 404
+        away.status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
         raise away from error
 
 
@@ -125,7 +125,11 @@ class NodeFollower:
         self._pause_s = pause_s
 
     async def follow(self, stopping: asyncio.Event) -> None:
-        """Serve runs until ``stopping`` is set. Then ask the ranks to end, and kill them after their grace period."""
+        """Serve runs until ``stopping`` is set. Then ask the ranks to end, and kill them after their grace period.
+
+        Raises:
+            RunApiAwayError: The run API refuses the key while no ranks run here.
+        """
         while not stopping.is_set():
             self._beat()
             wanted = await self._wanted()
@@ -164,6 +168,8 @@ class NodeFollower:
         try:
             return await wanted_run(self._api, node_rank=self._node_rank)
         except RunApiAwayError as error:
+            if error.status == 401:
+                raise
             log.warning("%s", error)
         except UserError as error:
             log.error("the current run cannot be served: %s", error)  # noqa: TRY400
@@ -176,7 +182,7 @@ class NodeFollower:
             detail = await _get(self._api, f"/v1/runs/{wanted.run_id}")
         except RunApiAwayError as error:
             log.warning("%s", error)
-            return not error.has_no_such_run
+            return error.status != 404
         return detail["status"] in _SERVED
 
     def _command(self, wanted: Wanted) -> list[str]:
@@ -218,7 +224,10 @@ def node_number(name: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Follow runs until SIGTERM. Return the exit status: 0 after a stop, 2 for wrong settings."""
+    """Follow runs until SIGTERM. Return the exit status: 0 after a stop, 1 for a refused key, 2 for wrong settings.
+
+    A key is read only at the start. So after a rotation, a supervisor has to start this process again.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m services.trainer.node",
         description="Starts the training ranks of a further machine for every run with enough nnodes. Reads the "
@@ -246,7 +255,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not settings.rendezvous_endpoint:
         log.critical("HEADRACE_RENDEZVOUS_ENDPOINT is not set: set it to HOST:PORT of the first machine's ranks")
         return REFUSED
-    asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))
+    try:
+        asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))
+    except RunApiAwayError as error:
+        log.critical("%s. Start this process again with the HEADRACE_API_KEY of the run API", error)
+        return KEY_REFUSED
     return STOPPED
 
 

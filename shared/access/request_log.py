@@ -27,7 +27,9 @@ HEADER = b"x-request-id"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:+/=@-]{1,128}")
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _MAX_SHOWN = 300
-_FIRST_ERROR, _FIRST_FAILURE = 400, 500
+_FIRST_ERROR, _NO_ROUTE, _FIRST_FAILURE = 400, 404, 500
+_KEY_CHECK = "/v1/"
+"""A path without a route, which shared/health_check.py requests: only a known key gets to this answer."""
 
 
 class RequestLog:
@@ -79,7 +81,7 @@ class RequestLog:
         }
         cut = "" if request.is_whole else ", cut off"
         access_log.log(
-            logging.DEBUG if _is_routine(found, request) else logging.INFO,
+            logging.DEBUG if _is_routine(scope, found, request) else logging.INFO,
             "%(method)s %(path)s %(status)d in %(duration_ms).1f ms, key %(key)s, from %(client)s" + cut,
             shown,
             extra={"fields": shown | {"is_whole": request.is_whole}},
@@ -102,7 +104,9 @@ def _request_id(scope: Scope) -> str:
     return sent.decode() if _SANE_ID.fullmatch(sent) else secrets.token_hex(8)
 
 
-def _is_routine(found: Found, request: CurrentRequest) -> bool:
+def _is_routine(scope: Scope, found: Found, request: CurrentRequest) -> bool:
+    if scope["path"] == _KEY_CHECK and request.status == _NO_ROUTE and request.is_whole:
+        return True
     if found.route is None or request.status >= _FIRST_ERROR or not request.is_whole:
         return False
     return found.route.needs is None or (found.route.needs == INTERNAL and found.route.method == "GET")

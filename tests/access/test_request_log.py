@@ -1,15 +1,19 @@
 """Each request is one log line with caller and request id, and a change is a second line. Neither can be forged."""
 
+import asyncio
 import contextlib
 import io
 import json
 import logging
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
+from shared import health_check
 from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
@@ -198,6 +202,25 @@ async def test_probes_that_succeed_are_lines_of_level_debug_and_others_are_not(
     written.setLevel(logging.DEBUG)
     await ask("GET", "/readyz")
     assert [line["path"] for line in written.lines()] == ["/livez", "/readyz"]
+
+
+@pytest.mark.parametrize(("key", "status", "logged"), [(KEY, 0, []), ("of-before-a-rotation", 1, [401])])
+async def test_a_health_check_is_logged_only_if_its_key_is_refused(
+    written: Written, monkeypatch: pytest.MonkeyPatch, key: str, status: int, logged: list[int]
+) -> None:
+    service = RequestLog(Door(application, routes=TRAINER, keyring=Keyring(api=KEY)), routes=TRAINER)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("HEADRACE_PORT", str(listener.getsockname()[1]))
+        monkeypatch.setenv("HEADRACE_API_KEY", key)
+        monkeypatch.setattr(health_check, "TIMEOUT_S", 60.0)
+        server = uvicorn.Server(uvicorn.Config(service, log_config=None, access_log=False, lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]), name="server under test")
+        try:
+            assert await asyncio.to_thread(health_check.main, []) == status
+        finally:
+            server.should_exit = True
+            await serving
+    assert [line["status"] for line in written.lines()] == logged
 
 
 async def test_a_scope_that_is_not_a_request_passes_without_a_log_line(written: Written) -> None:

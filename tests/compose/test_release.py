@@ -26,7 +26,8 @@ if words[0] == os.environ.get("FAILS_AT"):
 if words[:2] == ["image", "inspect"]:
     name = words[-1]
     digest = "sha256:" + hashlib.sha256(name.encode()).hexdigest()
-    print(json.dumps(["elsewhere/other@sha256:" + "0" * 64, name.rpartition(":")[0] + "@" + digest]))
+    repository = name.rpartition(":")[0].removeprefix("index.").removeprefix("docker.io/")
+    print(json.dumps(["elsewhere/other@sha256:" + "0" * 64, repository + "@" + digest]))
 """
 
 
@@ -85,6 +86,16 @@ def test_all_images_are_built_before_one_is_pushed_and_the_chart_names_them_by_d
             tag = "-cpu" if name in ("rewarder", "sessions") else suffix
             assert container(found[name])["image"] == f"{repository}@{digest_of(f'{repository}:0.1.0{tag}')}"
     assert (tmp_path / "dist" / "headrace-0.1.0.tgz").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("host", ["docker.io", "index.docker.io"])
+@pytest.mark.usefixtures("said")
+def test_digests_of_docker_hub_are_found_although_docker_reports_them_without_its_host(
+    release: Any, tmp_path: Path, host: str
+) -> None:
+    assert release.main([f"{host}/me", "--flavour", "cpu", "--out", str(tmp_path)]) == 0
+    values = yaml.safe_load((tmp_path / "values-images-cpu.yaml").read_text())
+    assert values["images"]["trainer"]["digest"] == digest_of(f"{host}/me/headrace-trainer:0.1.0-cpu")
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,22 @@ async def test_the_window_says_how_many_groups_are_claimed_and_metrics_show_it(
         await eventually(lambda: len(engine.started) == 5)
 
 
+@pytest.mark.parametrize("tools", [[], ["my_tools:add"]])
+async def test_the_load_is_shown_in_runs_with_and_without_tools_and_none_after_a_run(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine, tools: list[str]
+) -> None:
+    engine.load = EngineLoad(kv_usage=0.8, num_running=64, num_waiting=2, num_preempted=1)
+    engine.may_answer.clear()
+    metrics = GeneratorMetrics()
+    show = metrics.registry.get_sample_value
+    loads = ("headrace_kv_cache_usage", "headrace_requests_running", "headrace_requests_waiting")
+    await admit(redis, run_keys, "00000000")
+    async with generating(redis, run_keys, run_config.model_copy(update={"tools": tools}), engine, metrics):
+        await eventually(lambda: tuple(map(show, loads)) == (0.8, 64, 2))
+        assert (show("headrace_requests_preempted_total") or 0) > 0
+    assert tuple(map(show, (*loads, "headrace_inflight_window"))) == (0, 0, 0, 0)
+
+
 async def test_a_full_cache_stops_claims_until_groups_have_ended(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
 ) -> None:

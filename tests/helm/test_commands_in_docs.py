@@ -16,6 +16,7 @@ ROOT = CHART.parent.parent.parent
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines()]
+WITH_CODE = {"storage": {"code": {"enabled": True}}}
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "docker-compose.yml").read_text())
 
 
@@ -86,6 +87,18 @@ def test_what_users_put_beside_the_compose_file_is_taken_along_copied_and_restor
         assert f"trainer -C /{volume} -xf - <BACKUP/{volume}.tar" in restored
 
 
+def test_what_helm_copies_is_restored_to_the_claims_that_the_installation_is_given() -> None:
+    copied, restored = section("Backup with Helm").split("To restore,")
+    claims = set(re.findall(r"\b([\w.]+\.existingClaim)=(\w+)-restored", restored))
+    assert {value for value, _ in claims} == set(re.findall(r"`([\w.]+\.existingClaim)`", copied))
+    volumes = {volume for _, volume in claims}
+    assert volumes == {"runs", "redis", "code"}
+    for volume in volumes:
+        assert f">BACKUP/{volume}.tar" in copied
+        assert f"<BACKUP/{volume}.tar" in restored
+        assert f"claimName: {volume}-restored" in restored
+
+
 @pytest.mark.parametrize("where", ["docker compose exec", "kubectl"])
 def test_copied_files_are_the_files_that_commands_copy(where: str) -> None:
     text = "\n".join(line for line in COMMANDS if where in line)
@@ -94,8 +107,9 @@ def test_copied_files_are_the_files_that_commands_copy(where: str) -> None:
 
 
 def test_copied_files_are_where_the_services_keep_them() -> None:
-    objects: list[Object] = render()
-    for workload, path, claim in (("trainer", "/runs", "runs"), ("redis", "/data", "redis")):
+    objects: list[Object] = render(WITH_CODE)
+    places = (("trainer", "/runs", "runs"), ("trainer", "/code", "code"), ("redis", "/data", "redis"))
+    for workload, path, claim in places:
         spec = of_kind(objects, "StatefulSet")[workload]["spec"]["template"]["spec"]
         (mount,) = [it for it in spec["containers"][0]["volumeMounts"] if it["mountPath"] == path]
         (volume,) = [it for it in spec["volumes"] if it["name"] == mount["name"]]
@@ -112,8 +126,8 @@ def test_the_pod_that_fills_claims_is_valid_and_started_as_the_services_are() ->
     assert theirs == {key: ours["securityContext"][key] for key in theirs}
     assert pod["spec"]["containers"][0]["image"] == ours["containers"][0]["image"]
     claims = {it["spec"]["source"]["persistentVolumeClaimName"] for it in objects if it.get("kind") == "VolumeSnapshot"}
-    assert claims <= {f"{RELEASE}-{name}" for name in of_kind(render(), "PersistentVolumeClaim")}
-    assert len(claims) == 2
+    assert claims <= {f"{RELEASE}-{name}" for name in of_kind(render(WITH_CODE), "PersistentVolumeClaim")}
+    assert len(claims) == 3
 
 
 def test_every_value_that_a_command_sets_is_a_key() -> None:

@@ -134,7 +134,13 @@ async def pool_and_scorer(
     async with RewardPool(
         tasks, num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
     ) as pool:
-        functions = PythonFunctions(pool, loop_functions=loop_functions, import_timeout_s=20.0, check_timeout_s=20.0)
+        functions = PythonFunctions(
+            pool,
+            loop_functions=loop_functions,
+            import_timeout_s=20.0,
+            check_timeout_s=20.0,
+            forgotten=metrics.forget_function,
+        )
         yield pool, Scorer(functions, metrics=metrics)
         await functions.close()
         assert await loop_functions.close()

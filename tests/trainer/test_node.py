@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.node import NodeFollower, node_number
+from services.trainer.node import NodeFollower, RunApiAwayError, node_number
 from services.trainer.settings import TrainerSettings
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
+from tests.headrace.scripted_api import problem, serving
 
 ENDS_WHEN_ASKED = ("sh", "-c", 'echo "$@"; exec sleep 60', "launcher")
 ENDS_AT_ONCE = ("sh", "-c", 'echo "$@"', "launcher")
@@ -28,6 +29,7 @@ class FakeRunApi:
     def __init__(self, tmp_path: Path, config: RunConfig) -> None:
         self.status = "running"
         self.is_away = False
+        self.has_another_key = False
         self.is_deleted = False
         self.lists_on_first_page = True
         self.num_asked = 0
@@ -45,6 +47,8 @@ class FakeRunApi:
         self.num_asked += 1
         if self.is_away:
             return httpx.Response(503)
+        if self.has_another_key:
+            return httpx.Response(401)
         is_list = request.url.path == "/v1/runs"
         self.num_lists += is_list
         run: dict[str, Any] = self._run | {"status": self.status}
@@ -151,6 +155,24 @@ async def test_ranks_go_on_while_the_run_api_is_away(settings: TrainerSettings, 
         assert len(api.starts()) == 1
 
 
+async def test_ranks_go_on_when_the_key_is_rotated_and_this_process_ends_after_them(
+    settings: TrainerSettings, api: FakeRunApi, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    launcher = ("sh", "-c", f"echo; until [ -e {end} ]; do sleep 0.1; done")
+    async with api.client() as client:
+        follower = NodeFollower(settings, client, node_rank=1, launcher=launcher, poll_s=0.02, pause_s=0.1)
+        following = asyncio.create_task(follower.follow(asyncio.Event()))
+        await eventually(api.starts)
+        asked, api.has_another_key = api.num_asked, True
+        await eventually(lambda: api.num_asked > asked + 4)
+        assert not following.done()
+        end.touch()
+        with pytest.raises(RunApiAwayError, match="401"):
+            async with asyncio.timeout(60):
+                await following
+
+
 async def test_a_launcher_that_ended_is_started_again_while_its_run_goes_on(
     settings: TrainerSettings, api: FakeRunApi
 ) -> None:
@@ -182,18 +204,26 @@ def test_a_name_without_a_number_above_0_is_refused(name: str) -> None:
         node_number(name)
 
 
-def test_it_says_that_it_must_know_where_the_ranks_meet() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "services.trainer.node",
-        "--api",
-        "http://trainer:8000",
-        "--node-rank",
-        "1",
-    ]
+def run_node(api_url: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "services.trainer.node", "--api", api_url, "--node-rank", "1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    environment["HEADRACE_LOG_LEVEL"] = "CRITICAL"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    environment |= {"HEADRACE_LOG_LEVEL": "CRITICAL", **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_it_says_that_it_must_know_where_the_ranks_meet() -> None:
+    done = run_node("http://trainer:8000")
     assert done.returncode == 2
     assert "HEADRACE_RENDEZVOUS_ENDPOINT is not set" in done.stderr
+
+
+def test_it_ends_if_the_run_api_does_not_know_its_key(tmp_path: Path) -> None:
+    with serving(lambda _: problem(401, "This service does not know the key that was sent.")) as api:
+        done = run_node(
+            api.url,
+            HEADRACE_RUNS_DIR=str(tmp_path),
+            HEADRACE_API_KEY="of-before-the-rotation-0123456789",
+            HEADRACE_RENDEZVOUS_ENDPOINT="127.0.0.1:29500",
+        )
+    assert done.returncode == 1, done.stderr
+    assert "Start this process again with the HEADRACE_API_KEY of the run API" in done.stderr

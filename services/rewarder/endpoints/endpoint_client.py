@@ -16,7 +16,7 @@ import uuid
 
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.spec import EndpointSpec, WireFormatName
-from services.rewarder.endpoints.transport.breaker import Breaker
+from services.rewarder.endpoints.transport.breaker import Breaker, State
 from services.rewarder.endpoints.transport.http_exchange import HttpAnswer, RefusedAnswerError
 from services.rewarder.endpoints.transport.outbound_rules import ForbiddenTargetError
 from services.rewarder.endpoints.transport.retries import EndpointDown, EndpointThere, outcome_of_status, with_retries
@@ -49,7 +49,7 @@ FORMATS: dict[WireFormatName, WireFormat] = {
     "openai_judge": OpenAIJudgeFormat(),
 }
 _SHOWN_OF_A_REFUSAL = 120
-_BREAKER_STATES = {"closed": 0, "half-open": 1, "open": 2}
+_BREAKER_STATES: dict[State, int] = {"closed": 0, "half-open": 1, "open": 2}
 
 
 class EndpointClient:
@@ -88,7 +88,7 @@ class EndpointClient:
         # These gauges are read at each scrape. The newest client of a name replaces the functions of the older ones.
         metrics.endpoint_in_flight.labels(name).set_function(lambda: self.turnstile.num_in_flight)
         metrics.endpoint_queued.labels(name).set_function(lambda: self.turnstile.num_queued)
-        metrics.endpoint_breaker.labels(name).set_function(lambda: _BREAKER_STATES[self.breaker.state])
+        metrics.endpoint_breaker.labels(name).set_function(lambda: _BREAKER_STATES[self.breaker_state()])
 
     async def call(
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
@@ -100,6 +100,10 @@ class EndpointClient:
         )
         verdicts = [verdict for found, _ in answers for verdict in found]
         return verdicts, max(seconds for _, seconds in answers)
+
+    def breaker_state(self) -> State:
+        """Return the state of the breaker."""
+        return self.breaker.state(time.monotonic())
 
     def breaker_detail(self) -> str:
         """Return the reason why no requests are sent now, or an empty text if they are sent."""
@@ -205,15 +209,16 @@ class EndpointClient:
                 )
             raise
         except EndpointThere:
-            self._answered()
+            self.answered()
             raise
         except BaseException:  # nothing was sent, or the call was cancelled: no news about the endpoint
             self.breaker.gave_up(is_probe=is_probe)
             raise
-        self._answered()
+        self.answered()
         return self.decode(answer, call)
 
-    def _answered(self) -> None:
+    def answered(self) -> None:
+        """Close the breaker, because the endpoint answered."""
         if self.breaker.answered():
             log.info("reward endpoint %s answers again", self.name)
 

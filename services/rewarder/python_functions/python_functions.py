@@ -61,6 +61,7 @@ class PythonFunctions:
         check_timeout_s: float,
         limits: FunctionLimits | None = None,
         in_use: Callable[[], Collection[str]] = tuple,
+        forgotten: Callable[[str], None] | None = None,
     ) -> None:
         self._pool = pool
         self._limits = limits
@@ -68,6 +69,7 @@ class PythonFunctions:
         self._import_timeout_s = import_timeout_s
         self._check_timeout_s = check_timeout_s
         self._in_use = in_use
+        self._forgotten = forgotten
         self._modules: dict[str, ModuleVersion] = {}
         self._warnings: dict[str, str] = {}
         self._called_at: dict[str, float] = {}
@@ -195,6 +197,8 @@ class PythonFunctions:
             return False
         for name in functions:
             self._called_at.pop(name, None)
+            if self._forgotten is not None:
+                self._forgotten(name)
         del self._modules[module]
         self.take_back_warning(module)
         self._loop_functions.end(module)

@@ -168,7 +168,7 @@ def _info(client: EndpointClient) -> RewardFunctionInfo:
 
 def _details(client: EndpointClient) -> RewardDetails:
     state = EndpointState(
-        breaker=client.breaker.state,
+        breaker=client.breaker_state(),
         detail=client.breaker_detail(),
         requests_in_flight=client.turnstile.num_in_flight,
         requests_queued=client.turnstile.num_queued,

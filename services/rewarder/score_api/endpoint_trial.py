@@ -1,4 +1,7 @@
-"""Calls an endpoint once to show people each request and answer. Does not use retries, the queue or the breaker."""
+"""Calls an endpoint once to show people each request and answer. Does not use retries or the queue.
+
+An open breaker does not prevent the call, and an answer with verdicts closes it.
+"""
 
 import asyncio
 import time
@@ -77,6 +80,7 @@ async def _one(
         finally:
             ended_at = time.monotonic()
         verdicts = client.decode(answer, call)
+        client.answered()
     except RewardFailure as failure:
         error = failure.detail
         verdicts = everyone(len(call.completions), failure.outcome, failure.detail)

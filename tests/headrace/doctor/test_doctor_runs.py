@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from headrace.doctor.examination import examine
+from headrace.doctor.findings import FINE, PROBLEMS, exit_status
 from tests.headrace.doctor.doctor_rig import level, service, targets, wrong
+from tests.kept_ports import kept_port
 
 
 def run_page(**more: Any) -> dict[str, Any]:
@@ -70,6 +72,24 @@ async def test_problems_of_a_run_are_reported(more: dict[str, Any], check: str, 
         assert "/v1/runs/run-0" not in {one.path for one in api.asked}
     assert list(wrong(found)) == [("run-a", check)]
     assert says in wrong(found)["run-a", check]
+
+
+@pytest.mark.parametrize(
+    ("runs", "status"),
+    [
+        ([], FINE),
+        ([run_page()], FINE),
+        ([run_page(status="queued", num_sessions=0)], PROBLEMS),
+    ],
+    ids=["no run", "a run without tools", "a run with tools"],
+)
+async def test_sessions_may_be_away_unless_a_run_needs_them(runs: list[dict[str, Any]], status: int) -> None:
+    answers: dict[str, Any] = {"/v1/runs": {"runs": runs}} | {f"/v1/runs/{run['run_id']}": run for run in runs}
+    with service("trainer", answers) as api, service("rewarder") as rewarder:
+        away = f"http://127.0.0.1:{kept_port()}"
+        found = await examine(targets(api_url=api.url, rewarder_urls=(rewarder.url,), sessions_urls=(away,)))
+    assert level(found, "sessions", "reachable") == ("note" if status == FINE else "problem")
+    assert exit_status(found.findings) == status
 
 
 async def test_a_run_that_only_waits_is_fine_and_one_that_failed_lately_is_mentioned() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.score_api.endpoint_trial import trial
 from tests.eventually import eventually
 from tests.kept_ports import kept_port
 from tests.rewarder.conftest import call_with
@@ -178,7 +179,19 @@ async def test_a_probe_that_is_answered_closes_the_breaker_whatever_the_answer_i
     assert breaker.why_not(time.monotonic()) is not None
     monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
     assert (await ask(endpoints, "judge", CALL))[0].outcome in ("overload", "invalid")
-    assert breaker.state == "closed"
+    assert breaker.state(time.monotonic()) == "closed"
+    assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
+
+
+async def test_a_test_call_that_is_answered_closes_the_breaker(endpoints: Endpoints, server: MisbehavingServer) -> None:
+    down = answers(b"", status=500)
+    await register(endpoints, "judge", server.on("/judge", down, down, GOOD), breaker_failures=1, breaker_pause_s=3600)
+    client = await endpoints.client("judge")
+    await ask(endpoints, "judge", CALL)
+    await trial(client, CALL, requests=endpoints.requests, timeout_s=60)
+    assert client.breaker_state() == "open"
+    await trial(client, CALL, requests=endpoints.requests, timeout_s=60)
+    assert client.breaker_state() == "closed"
     assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
 
 

@@ -19,6 +19,7 @@ from shared.messages import RewardOutcome
 from shared.user_code.places import Places
 from tests.eventually import eventually
 from tests.rewarder.conftest import call_with, pool_and_scorer, until
+from tests.rewarder.test_scorer import functions_shown
 
 SYNC, ON_LOOP, WAITS, LAZY = (f"edited_rewards:{name}" for name in ("sync", "on_loop", "waits", "lazy"))
 SOURCE = """
@@ -221,7 +222,9 @@ async def test_a_module_without_a_file_is_forgotten_when_nothing_has_used_it_for
     assert await edited.values(SYNC) == [1.0], "it is read again when it is named again"
 
 
-async def test_uploads_without_a_use_leave_nothing_behind(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_without_a_use_leave_nothing_behind(
+    edited: Edited, metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [f"edited_upload_{number:024x}" for number in range(4)]
     workers = set[float | None]()
     for name in names:
@@ -230,9 +233,11 @@ async def test_uploads_without_a_use_leave_nothing_behind(edited: Edited, monkey
         assert await edited.values(f"{name}:on_loop") == [1.0]
     await edited.watch.look()
     assert set(names) <= edited.functions.modules.keys(), "it was called a moment ago"
+    assert f"{names[0]}:on_loop" in functions_shown(metrics)
     monkeypatch.setattr("services.rewarder.python_functions.python_functions._IN_USE_FOR_S", 0.0)
     await edited.watch.look()
     assert edited.functions.modules.keys() == {"edited_rewards"}
+    assert not any("edited_upload" in name for name in functions_shown(metrics))
     assert not sys.modules.keys() & set(names)
     await eventually(lambda: not any("edited_upload" in thread.name for thread in threading.enumerate()))
     assert await edited.values(f"{names[0]}:on_loop") == [1.0], "it is read again"

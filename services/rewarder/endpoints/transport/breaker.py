@@ -30,10 +30,12 @@ class Breaker:
         self._is_probing = False
         self._why = ""
 
-    @property
-    def state(self) -> State:
-        """The current state. It is half-open while a probe request is under way."""
-        if self._opened_at_s is None:
+    def state(self, now_s: float) -> State:
+        """Return the current state. It is half-open while a probe request is under way.
+
+        It is closed once the pause is over, although the next request will be a probe: there may never be one.
+        """
+        if self.why_not(now_s) is None:
             return "closed"
         return "half-open" if self._is_probing else "open"
 
