@@ -149,7 +149,7 @@ class RankKeeper:
                 log.error("run %s: its training rank %d was stopped for a minute: killed", run_id, rank.pid)
                 rank.kill()
                 return await rank.wait()
-            overdue_s += self._settings.supervise_every_s if record is None or record.status in TERMINAL else 0.0
+            overdue_s += self._settings.supervise_every_s if record is None or _is_over(record) else 0.0
             if overdue_s > self._settings.rank_exit_grace_s:
                 log.error("run %s has ended, but its training rank %d does not exit: killed", run_id, rank.pid)
                 break
@@ -166,9 +166,11 @@ class RankKeeper:
         if now is None:
             log.error("run %s is no longer in Redis; only its directory %s is left", run_id, record.run_dir)
             return False
-        if now.status in TERMINAL:
+        if _is_over(now):
             log.info("run %s %s %s", run_id, now.status, now.reason)
-            await self._store.lists.leave_others(run_id, now.status, waits_for_room=True)  # the rank may not have
+            # The rank may have been killed before it did this, or may have done it after the run was queued again.
+            await self._store.lists.enter(run_id, now.status, waits_for_room=True)
+            await self._store.lists.leave_others(run_id, "queued", waits_for_room=True)
             return False
         if status == FENCED:
             log.warning("run %s: a newer trainer has taken it over; its rank is not restarted here", run_id)
@@ -218,6 +220,11 @@ class RankKeeper:
 def rank_log(record: RunRecord) -> Path:
     """Return the path of the rank's log."""
     return Path(record.run_dir) / "rank.log"
+
+
+def _is_over(record: RunRecord) -> bool:
+    """Whether a run that had a rank has ended. One that failed may have been resumed, and waits for its turn again."""
+    return record.status in TERMINAL or record.status == "queued"
 
 
 def _how(status: int) -> str:

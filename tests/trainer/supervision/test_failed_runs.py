@@ -9,7 +9,7 @@ from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
 from tests.small_disk import fill, free, small_disk
 from tests.trainer.api_rig import serving, supervising, wait_until
-from tests.trainer.rank_rig import RankPlan
+from tests.trainer.rank_rig import RankPlan, is_alive
 
 
 async def test_a_failed_run_is_resumed_and_one_that_failed_before_its_first_checkpoint_is_not(
@@ -32,6 +32,32 @@ async def test_a_failed_run_is_resumed_and_one_that_failed_before_its_first_chec
         assert (resumed.json()["reason"], resumed.json()["ended_at_s"]) == ("", None)
         await wait_until(lambda: has_status(client, "finished"))
         assert (await client.post("/v1/runs/run-a/resume")).json()["type"] == "/problems/run-ended"
+    assert len(plan.pids()) == 2
+
+
+async def test_a_failed_run_that_is_resumed_before_its_rank_has_ended_is_started_again(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan, tmp_path: Path
+) -> None:
+    async with supervising(plan.settings(settings, "fail finish"), redis) as api, serving(api) as client:
+        await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+        api.supervisor.wake()
+        await wait_until(lambda: has_status(client, "failed"))
+        await api.supervisor.resume_run("run-a")
+        await wait_until(lambda: has_status(client, "finished"), timeout_s=60)
+    assert len(plan.pids()) == 2
+
+
+async def test_a_rank_that_outlives_its_failed_run_is_killed_although_the_run_was_resumed(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan, tmp_path: Path
+) -> None:
+    brisk = plan.settings(settings, "linger=failed finish").model_copy(update={"rank_stop_grace_s": 0.2})
+    async with supervising(brisk, redis) as api, serving(api) as client:
+        await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+        api.supervisor.wake()
+        await wait_until(lambda: has_status(client, "failed"))
+        await api.supervisor.resume_run("run-a")
+        await wait_until(lambda: has_status(client, "finished"), timeout_s=60)
+        assert not is_alive(plan.pids()[0])
     assert len(plan.pids()) == 2
 
 
