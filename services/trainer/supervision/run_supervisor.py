@@ -142,7 +142,7 @@ class RunSupervisor:
         return None
 
     async def _stop_queued(self, record: RunRecord) -> None:
-        reason = "stopped before it started"
+        reason = f"stopped {'before it started' if record.started_at_s is None else 'while it waited for its turn'}"
         await self._store.set_status(record.run_id, "stopped", reason=reason, waits_for_room=False)
         await asyncio.to_thread(remove_links, Path(record.run_dir))  # a stopped run is never resumed
 

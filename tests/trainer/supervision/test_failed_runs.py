@@ -4,6 +4,7 @@ from pathlib import Path
 
 import httpx
 
+from services.trainer.run_api.trainer_api import TrainerApi
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
@@ -57,6 +58,19 @@ async def test_a_rank_that_outlives_its_failed_run_is_killed_although_the_run_wa
         await wait_until(lambda: has_status(client, "finished"), timeout_s=60)
         assert not is_alive(plan.pids()[0])
     assert len(plan.pids()) == 2
+
+
+async def test_a_resumed_run_that_is_stopped_in_the_queue_is_not_said_to_have_never_started(
+    api: TrainerApi, run_config: RunConfig, tmp_path: Path
+) -> None:
+    await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+    for status in ("running", "failed"):
+        await api.store.set_status("run-a", status)
+    await api.supervisor.resume_run("run-a")
+    await api.supervisor.stop_run("run-a")
+    record = await api.store.get("run-a")
+    assert record is not None
+    assert (record.status, record.reason) == ("stopped", "stopped while it waited for its turn")
 
 
 async def test_a_run_that_fails_before_its_first_checkpoint_does_not_keep_the_files_that_it_began_from(
