@@ -159,7 +159,8 @@ def pause(arguments: argparse.Namespace) -> int:
     with service_finder.connect(arguments) as client:
         run = client.pause(choose_run(client, arguments.run, purpose="pause"))
     if run["status"] == "queued":
-        terminal.say(f"{run['run_id']} has not started, and will not start until `headrace resume {run['run_id']}`")
+        waits = "is queued, and will not go on" if run.get("started_at_s") else "has not started, and will not start"
+        terminal.say(f"{run['run_id']} {waits} until `headrace resume {run['run_id']}`")
     else:
         terminal.say(
             f"{run['run_id']} pauses after its current batch, until `headrace resume {run['run_id']}`; it keeps the "
@@ -194,7 +195,8 @@ def stop(arguments: argparse.Namespace) -> int:
     if had_ended:
         terminal.say(f"{run['run_id']} has ended already ({run['status']})")
     elif run["status"] in ENDED:
-        terminal.say(f"{run['run_id']} had not started, and will not start: it is {run['status']}")
+        waited = "will not go on" if run.get("started_at_s") else "had not started, and will not start"
+        terminal.say(f"{run['run_id']} {waited}: it is {run['status']}")
     else:
         checkpoints = f"{run['run_dir']}/checkpoints"
         terminal.say(f"{run['run_id']} stops after its current batch and keeps a checkpoint in {checkpoints}")

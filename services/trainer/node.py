@@ -147,8 +147,8 @@ class NodeFollower:
                 environment=self._settings.rank_environment(),
                 cpus=self._settings.rank_cpus,
             )
-        except UserError as error:
-            log.error("%s", error)  # noqa: TRY400  a sentence
+        except (UserError, OSError) as error:
+            log.error("run %s: node %d cannot start its ranks: %s", wanted.run_id, self._node_rank, error)  # noqa: TRY400
             await self._rest(stopping)
             return
         log.info("run %s: node %d has started its ranks, log %s", wanted.run_id, self._node_rank, output)

@@ -39,10 +39,6 @@ class RunLists:
         """Return the ids of the runs that are running or paused, oldest first."""
         return await self._members(SERVED_RUNS)
 
-    async def num_queued(self) -> int:
-        """Return how many runs wait for their turn."""
-        return int(await patiently(lambda: self._redis.zcard(QUEUED_RUNS), what="counting queued runs", timeout_s=60))
-
     async def enter(self, run_id: str, status: str, *, waits_for_room: bool) -> None:
         """List a run that is about to have this status."""
         if (to := _LIST_OF.get(status)) is None:

@@ -167,6 +167,11 @@ class RunStore:
         records = await self.get_all(await self.lists.queued())
         return [record for record in records if record.status == "queued"]
 
+    async def num_queued(self) -> int:
+        """Return how many runs wait for their turn, without those whose creation stopped half-way."""
+        statuses = await self.statuses(await self.lists.queued())
+        return sum(status == "queued" for status in statuses.values())
+
     async def mend_lists(self) -> None:
         """Make lists and index agree with the records. A crash, or an older release, may have left them apart."""
         statuses = await self.statuses(await self.list_ids())

@@ -38,7 +38,9 @@ def main() -> int:
             return 2
         case "linger":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            redis("HSET", run, "status", "finished")
+            redis("HSET", run, "status", argument or "finished")
+        case "fail":
+            redis("HSET", run, "status", "failed", "reason", "the dataset is gone")
         case "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case "work":
@@ -51,6 +53,8 @@ def main() -> int:
         if action == "work" and b"stop" in redis("HGET", run, "desired"):
             redis("HSET", run, "status", "stopped")
             return 0
+        if action == "fail" and b"failed" not in redis("HGET", run, "status"):  # resumed before this rank has ended
+            return 2
 
 
 def leave(_signal: int, _frame: object) -> None:

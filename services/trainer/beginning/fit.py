@@ -8,6 +8,7 @@ The training rank compares every tensor when it loads them; these checks find th
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
@@ -16,7 +17,7 @@ import msgspec
 
 from services.trainer.beginning.optimizer_fit import optimizer_misfit
 from services.trainer.beginning.source import ADAPTER_CONFIG, FIELD, MODEL_CONFIG, FoundSource, read_table
-from services.trainer.checkpoints.tensor_headers import damaged_tensor_file, tensor_headers
+from services.trainer.checkpoints.tensor_headers import damaged_tensor_file, linear_layers, tensor_headers
 from services.trainer.groups.ledger import Ledger
 from shared.beginning import Beginning, RowCursor
 from shared.errors import HeadraceError, UserError
@@ -33,6 +34,10 @@ _ROW_ORDER: Final = (
     *("dataset_name", "dataset_config", "dataset_train_split", "datasets", "dataset_streaming", "shuffle_dataset"),
     *("shuffle_buffer_size", "seed"),
 )
+_BLOCKS: Final = re.compile(r"(.+?)\.\d+\.")
+"""The list of a layer's block: model.layers in model.layers.0.mlp.up_proj."""
+_ROUTERS: Final = ("gate", "router")
+"""Matrices that are linear layers only in some architectures."""
 _MAX_ADMITTED = 2_000_000
 """Prompt groups of a run whose ledger is read here, in the memory of the run API."""
 _MAX_LEFT = 100_000
@@ -119,6 +124,8 @@ def _weights_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
         return
     if has_adapters:
         yield from _adapter_misfit(config, read_table(found.weights / ADAPTER_CONFIG), found.directory)
+        if config.lora_target_modules is None and config.model.startswith("/"):
+            yield from _layers_misfit(config, found)
     else:
         yield from _shape_misfit(config, read_table(found.weights / MODEL_CONFIG), found.directory)
     strange = sorted(
@@ -160,6 +167,35 @@ def _adapter_misfit(config: RunConfig, saved: Mapping[str, Any], directory: Path
     for unsupported in ("modules_to_save", "use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices"):
         if saved.get(unsupported):
             yield f"the adapters in {directory} have {unsupported}, which a run does not train; give a plain adapter"
+
+
+def _layers_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
+    """Compare the adapters' layers with all linear layers in the blocks of the model, which is on this machine."""
+    adapted = {
+        layer.removeprefix("base_model.model.")
+        for layer, matrix, _ in (name.rpartition(".lora_A.") for name in tensor_headers(found.weights))
+        if matrix
+    }
+    blocks = {_blocks_of(layer) for layer in adapted} - {None}
+    without = sorted(
+        layer
+        for layer in linear_layers(Path(config.model)) - adapted
+        if _blocks_of(layer) in blocks and _last(layer) not in _ROUTERS
+    )
+    if without:
+        yield (
+            f"the adapters in {found.directory} are for {', '.join(sorted(set(map(_last, adapted))))}, and this run "
+            f"trains adapters for every linear layer, also {without[0]}; set lora_target_modules to theirs"
+        )
+
+
+def _blocks_of(layer: str) -> str | None:
+    match = _BLOCKS.match(layer)
+    return None if match is None else match[1]
+
+
+def _last(layer: str) -> str:
+    return layer.rpartition(".")[2]
 
 
 def _reference_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:

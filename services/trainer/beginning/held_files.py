@@ -2,17 +2,19 @@
 
     source's step_00000040/ --hard links--> new run's beginning/     removed after its own first checkpoint
 
-Links cost no space until the source is deleted, and are also removed if the run is stopped in the queue. A checkpoint
-on another file system, or with symbolic links, is not linked: the run reads the source itself, and fails with a
-sentence if it is gone by then.
+Links cost no space until the source is deleted, and are also removed if the run ends before that, because it cannot be
+resumed then. A checkpoint on another file system, or with symbolic links, is not linked: the run reads the source
+itself, and fails with a sentence if it is gone by then.
 """
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
 import msgspec
 
+from services.trainer.checkpoints.checkpoint import checkpoint_paths
 from services.trainer.checkpoints.manifest import has_all_files
 from services.trainer.run_files import RunFiles
 from shared.beginning import BEGINNING_FILE, Beginning
@@ -69,6 +71,13 @@ def _raise(error: OSError) -> None:
 def remove_links(run_dir: Path) -> None:
     """Remove the links of a run, which would keep the space of the source's files after the source is deleted."""
     shutil.rmtree(RunFiles(run_dir).beginning, ignore_errors=True)
+
+
+def remove_links_unless_resumable(run_dir: Path) -> None:
+    """Remove the links of a run that has ended, unless it has a checkpoint to continue from."""
+    with contextlib.suppress(OSError):  # the directory cannot be read
+        if not checkpoint_paths(RunFiles(run_dir).checkpoints):
+            remove_links(run_dir)
 
 
 def let_go(run_dir: Path) -> None:

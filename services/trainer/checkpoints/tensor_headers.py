@@ -9,6 +9,7 @@ from shared.files.file_roots import open_regular
 
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _METADATA = "__metadata__"
+_NO_LAYERS = ("embed_tokens", "lm_head", "embed_out", "wte", "wpe")
 
 Header = dict[str, dict[str, Any]]
 """Properties by the name of the tensor."""
@@ -17,6 +18,16 @@ Header = dict[str, dict[str, Any]]
 def tensor_headers(directory: Path) -> Header:
     """Return the properties of the tensors in a directory's files, by name. Files that are not valid are left out."""
     return {name: about for file in _files(directory) for name, about in _header(file)[0].items() if name != _METADATA}
+
+
+def linear_layers(directory: Path) -> set[str]:
+    """Return the names of a model's layers with a matrix, without the experts of a mixture, which get no adapters."""
+    layers = {
+        name.removesuffix(".weight")
+        for name, about in tensor_headers(directory).items()
+        if name.endswith(".weight") and len(about.get("shape", ())) == 2
+    }
+    return {name for name in layers if ".experts." not in name and name.rpartition(".")[2] not in _NO_LAYERS}
 
 
 def damaged_tensor_file(directory: Path) -> Path | None:

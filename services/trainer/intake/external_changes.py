@@ -6,8 +6,10 @@ Redis is read at most twice a second, so a batch is chosen on data up to half a 
 again right before a batch is chosen, and everything once more after the last step.
 """
 
+import functools
 import logging
 import time
+from collections.abc import Container, Mapping
 
 from services.trainer.fence import check_not_fenced
 from services.trainer.groups.group_ids import group_id, is_evaluation, training_number
@@ -24,6 +26,8 @@ from shared.redis.redis_connection import patiently
 log = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
+_PAGE = 64
+"""Dead letters read at once; each has the payload of a group."""
 
 
 class ExternalChanges:
@@ -100,21 +104,27 @@ class ExternalChanges:
             return None
 
     async def _note_dead_letters(self) -> None:
-        after = self._last_dead_letter
-        letters = await patiently(
-            lambda: self._run.redis.xrange(self._run.keys.dead, min=after), what="reading dead letters", timeout_s=60
-        )
-        here = self._scored.numbers()
-        for entry_id, fields in letters:
-            self._last_dead_letter = f"({entry_id.decode()}"
-            label = fields.get(b"group_id", b"").decode(errors="replace")
-            number = training_number(label)
-            if is_evaluation(label):
-                self._evaluations.lose(label)
-            elif number is not None and number < self._ledger.admitted and number not in here:
-                is_new = not self._ledger.is_settled(number)
-                self._ledger.record_dropped(number, DEAD_LETTER)
-                reason = fields.get(b"reason", b"").decode(errors="replace")
-                if is_new:  # otherwise, an earlier trainer has counted it
-                    self._failures.note_buried(number, reason)
-                await self._log.event("log", {"message": f"group {label} was buried: {reason}"})
+        is_last = False
+        while not is_last:
+            page = functools.partial(
+                self._run.redis.xrange, self._run.keys.dead, min=self._last_dead_letter, count=_PAGE
+            )
+            letters = await patiently(page, what="reading dead letters", timeout_s=60)
+            is_last = len(letters) < _PAGE
+            here = self._scored.numbers()
+            for entry_id, fields in letters:
+                self._last_dead_letter = f"({entry_id.decode()}"
+                await self._note_dead_letter(fields, here=here)
+
+    async def _note_dead_letter(self, fields: Mapping[bytes, bytes], *, here: Container[int]) -> None:
+        label = fields.get(b"group_id", b"").decode(errors="replace")
+        number = training_number(label)
+        if is_evaluation(label):
+            self._evaluations.lose(label)
+        elif number is not None and number < self._ledger.admitted and number not in here:
+            is_new = not self._ledger.is_settled(number)
+            self._ledger.record_dropped(number, DEAD_LETTER)
+            reason = fields.get(b"reason", b"").decode(errors="replace")
+            if is_new:  # otherwise, an earlier trainer has counted it
+                self._failures.note_buried(number, reason)
+            await self._log.event("log", {"message": f"group {label} was buried: {reason}"})

@@ -1,5 +1,6 @@
 """Lists prompt groups that were buried because they could not be processed, and replays them."""
 
+import functools
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -11,6 +12,8 @@ from shared.redis.redis_connection import Redis, call, patiently
 from shared.serving.page_cursor import NEXT_MEANING, encode_cursor
 
 _PATIENCE_S = 10.0
+_PAGE = 16
+"""Dead letters read at once; each has the payload of a group, of which only the size is returned."""
 
 
 class DeadLetter(BaseModel):
@@ -33,24 +36,27 @@ class DeadLetters(BaseModel):
 
 async def list_dead_letters(redis: Redis, run_id: str, *, after: str | None, limit: int) -> DeadLetters:
     """Return up to ``limit`` dead letters after entry ``after``."""
-    start = "-" if after is None else f"({after}"
-    raw: Any = await patiently(
-        lambda: redis.xrange(RunKeys(run_id).dead, min=start, count=limit + 1),
-        what="reading dead letters",
-        timeout_s=_PATIENCE_S,
+    letters: list[DeadLetter] = []
+    start, is_last = "-" if after is None else f"({after}", False
+    while not is_last and len(letters) <= limit:
+        count = min(_PAGE, limit + 1 - len(letters))
+        page = functools.partial(redis.xrange, RunKeys(run_id).dead, min=start, count=count)
+        raw: Any = await patiently(page, what="reading dead letters", timeout_s=_PATIENCE_S)
+        letters += [_letter(entry, fields) for entry, fields in raw]
+        is_last = len(raw) < count
+        start = f"({letters[-1].entry}" if letters else start
+    next_cursor = encode_cursor(letters[limit - 1].entry) if len(letters) > limit else None
+    return DeadLetters(run_id=run_id, dead_letters=letters[:limit], next_cursor=next_cursor)
+
+
+def _letter(entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:
+    return DeadLetter(
+        entry=entry.decode(),
+        stream=_text(fields, b"stream").rsplit(":", 1)[-1],
+        group_id=_text(fields, b"group_id"),
+        reason=_text(fields, b"reason"),
+        size_bytes=len(fields.get(b"payload", b"")),
     )
-    letters = [
-        DeadLetter(
-            entry=entry.decode(),
-            stream=_text(fields, b"stream").rsplit(":", 1)[-1],
-            group_id=_text(fields, b"group_id"),
-            reason=_text(fields, b"reason"),
-            size_bytes=len(fields.get(b"payload", b"")),
-        )
-        for entry, fields in raw[:limit]
-    ]
-    next_cursor = encode_cursor(letters[-1].entry) if len(raw) > limit else None
-    return DeadLetters(run_id=run_id, dead_letters=letters, next_cursor=next_cursor)
 
 
 async def replay_dead_letter(redis: Redis, run_id: str, entry: str) -> None:

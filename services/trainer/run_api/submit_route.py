@@ -129,7 +129,7 @@ async def _create(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
 async def refuse_if_queue_is_full(api: TrainerApi) -> None:
     """Raise a Problem if the queue of runs is full."""
     most = api.settings.max_queued_runs
-    if await api.store.lists.num_queued() < most:
+    if await api.store.num_queued() < most:
         return
     raise Problem(
         429,

@@ -28,7 +28,8 @@ def waiting_for(
         return None
     if record.status == "queued":
         if record.desired == "pause":
-            return Waiting("user", "a user to resume it: it was paused before it started")
+            when = "before it started" if record.started_at_s is None else "while it waited for its turn"
+            return Waiting("user", f"a user to resume it: it was paused {when}")
         if around.current_run is not None and around.current_run != record.run_id:
             return Waiting("queue", f"run {around.current_run} to end: the generator fleet serves one run at a time")
         return Waiting("queue", "its training rank to be started")

@@ -7,10 +7,8 @@ A header of a weight file that cannot be read is ignored. The training rank, whi
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.trainer.checkpoints.tensor_headers import tensor_headers
+from services.trainer.checkpoints.tensor_headers import linear_layers
 from shared.errors import UserError
-
-_NO_LAYERS = ("embed_tokens", "lm_head", "embed_out", "wte", "wpe")
 
 
 def check_targets(targets: Iterable[str], directory: Path) -> None:
@@ -30,13 +28,3 @@ def check_targets(targets: Iterable[str], directory: Path) -> None:
             "lora_target_modules out to give an adapter to each of them",
             field="lora_target_modules",
         )
-
-
-def linear_layers(directory: Path) -> set[str]:
-    """Return the names of layers with a matrix, without the experts of a mixture, which get no adapters."""
-    layers = {
-        name.removesuffix(".weight")
-        for name, about in tensor_headers(directory).items()
-        if name.endswith(".weight") and len(about.get("shape", ())) == 2
-    }
-    return {name for name in layers if ".experts." not in name and name.rpartition(".")[2] not in _NO_LAYERS}

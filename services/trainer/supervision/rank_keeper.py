@@ -2,7 +2,7 @@
 
     start --rank exits 0 after it wrote how the run ended--> done
      ^  |
-     |  |  crash: restart, after 0.5 s .. 10 s
+     |  |  crash, or no start: again, after 0.5 s .. 10 s
      +--+
         |  too many crashes without a new step: failed, with the rank's last line
         |  exit 2 (the user can fix it): failed, with the reason the rank wrote
@@ -103,36 +103,40 @@ class RankKeeper:
         finally:
             self._notes.pop(run_id, None)
 
-    async def _run_rank_once_there_is_room(self, record: RunRecord) -> int | None:
-        """Run the rank once its log can be written; return None if the run is asked to stop before that."""
+    async def _run_rank_once_there_is_room(self, record: RunRecord) -> int | OSError | None:
+        """Run the rank once its log can be written; return its exit status, or why it did not start.
+
+        Returns None if the run was asked to stop while the disk was full.
+        """
         while True:
             try:
-                return await self._run_rank(record)
-            except UserError as error:
+                rank = await self._start_rank(record)
+            except OSError as error:
                 if not is_disk_full(error) or self._stopping.is_set():
-                    raise
+                    return error
                 where = Path(record.run_dir)
                 self._notes[record.run_id] = says = room_for("the log of its training rank", where)
                 log.warning("run %s waits for %s", record.run_id, says)
                 if await self._pause_unless_asked_to_stop(record.run_id, self._settings.last_backoff_s):
                     await self._end(record.run_id, "stopped", f"stopped while the disk of {where} was full")
                     return None
+                continue
+            self.rank = rank
+            try:
+                return await self._watch(record.run_id, rank)
+            finally:
+                rank.kill()
+                self.rank = None
 
-    async def _run_rank(self, record: RunRecord) -> int:
-        """Start the rank and watch it until it ends; return its exit status."""
+    async def _start_rank(self, record: RunRecord) -> RankProcess:
         rank = await RankProcess.start(
             rank_command(record.run_id, parse_run_config(record.config), self._settings),
             log=rank_log(record),
             environment=self._settings.rank_environment(),
             cpus=self._settings.rank_cpus,
         )
-        self.rank = rank
         log.info("run %s: training rank started, pid %d, log %s", record.run_id, rank.pid, rank_log(record))
-        try:
-            return await self._watch(record.run_id, rank)
-        finally:
-            rank.kill()
-            self.rank = None
+        return rank
 
     async def _watch(self, run_id: str, rank: RankProcess) -> int:
         """Return the exit status of a rank. Kill it if it outlives its run for long."""
@@ -149,7 +153,7 @@ class RankKeeper:
                 log.error("run %s: its training rank %d was stopped for a minute: killed", run_id, rank.pid)
                 rank.kill()
                 return await rank.wait()
-            overdue_s += self._settings.supervise_every_s if record is None or record.status in TERMINAL else 0.0
+            overdue_s += self._settings.supervise_every_s if record is None or _is_over(record) else 0.0
             if overdue_s > self._settings.rank_exit_grace_s:
                 log.error("run %s has ended, but its training rank %d does not exit: killed", run_id, rank.pid)
                 break
@@ -159,16 +163,18 @@ class RankKeeper:
         await first_of(rank.wait(), self._stopping.wait(), timeout_s=self._settings.supervise_every_s)
         return await rank.wait() if rank.has_ended else None
 
-    async def _start_again(self, record: RunRecord, status: int, restarts: Restarts) -> bool:
-        """Handle the end of a rank; wait if needed, and return whether to start it again."""
+    async def _start_again(self, record: RunRecord, status: int | OSError, restarts: Restarts) -> bool:
+        """Handle the end of a rank, or a start that failed; wait if needed, and return whether to start it again."""
         run_id = record.run_id
         now = await self._store.get(run_id)
         if now is None:
             log.error("run %s is no longer in Redis; only its directory %s is left", run_id, record.run_dir)
             return False
-        if now.status in TERMINAL:
+        if _is_over(now):
             log.info("run %s %s %s", run_id, now.status, now.reason)
-            await self._store.lists.leave_others(run_id, now.status, waits_for_room=True)  # the rank may not have
+            # The rank may have been killed before it did this, or may have done it after the run was queued again.
+            await self._store.lists.enter(run_id, now.status, waits_for_room=True)
+            await self._store.lists.leave_others(run_id, "queued", waits_for_room=True)
             return False
         if status == FENCED:
             log.warning("run %s: a newer trainer has taken it over; its rank is not restarted here", run_id)
@@ -220,8 +226,15 @@ def rank_log(record: RunRecord) -> Path:
     return Path(record.run_dir) / "rank.log"
 
 
-def _how(status: int) -> str:
+def _is_over(record: RunRecord) -> bool:
+    """Whether a run that had a rank has ended. One that failed may have been resumed, and waits for its turn again."""
+    return record.status in TERMINAL or record.status == "queued"
+
+
+def _how(status: int | OSError) -> str:
     """Return how the rank ended. It follows the words 'the training rank'."""
+    if isinstance(status, OSError):
+        return f"could not be started ({status})"
     if status < 0:
         return f"was killed by signal {-status}"
     if status == ENDED:
@@ -229,5 +242,5 @@ def _how(status: int) -> str:
     return f"crashed with exit status {status}"
 
 
-def _stopped_without_rank(record: RunRecord, status: int) -> str:
+def _stopped_without_rank(record: RunRecord, status: int | OSError) -> str:
     return f"stopped while its training rank was down (it {_how(status)}); its checkpoints are in {record.run_dir}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from shared.errors import UserError
 from shared.service.logs import last_message
 
+_NO_COMMAND = (FileNotFoundError, NotADirectoryError, PermissionError)
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16 * 1024
 _MAX_LINE = 500
@@ -37,11 +38,12 @@ class RankProcess:
         """Start ``command`` with its output appended to ``log``.
 
         Raises:
-            UserError: The command cannot be run, or the log cannot be written.
+            UserError: The command cannot be run.
+            OSError: The log cannot be written, or the system has no memory or process for the rank.
         """
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as output:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            try:
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -51,8 +53,9 @@ class RankProcess:
                     start_new_session=True,
                     preexec_fn=_prepare_child(cpus),
                 )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise UserError(f"the training rank could not be started ({error}); the command was {command}") from error
+            except (*_NO_COMMAND, subprocess.SubprocessError) as error:
+                message = f"the training rank could not be started ({error}); the command was {command}"
+                raise UserError(message) from error
         return cls(process)
 
     @property

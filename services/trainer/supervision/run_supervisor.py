@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-from services.trainer.beginning.held_files import remove_links
+from services.trainer.beginning.held_files import remove_links, remove_links_unless_resumable
 from services.trainer.first_of import first_of
 from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.rank_keeper import RankKeeper
@@ -106,6 +106,7 @@ class RunSupervisor:
                 else:
                     with about(run_id=record.run_id):
                         await self.keeper.serve(record)
+                        await self._remove_unneeded_links(record.run_id)
         finally:
             self.keeper.kill()
 
@@ -141,9 +142,14 @@ class RunSupervisor:
         return None
 
     async def _stop_queued(self, record: RunRecord) -> None:
-        reason = "stopped before it started"
+        reason = f"stopped {'before it started' if record.started_at_s is None else 'while it waited for its turn'}"
         await self._store.set_status(record.run_id, "stopped", reason=reason, waits_for_room=False)
         await asyncio.to_thread(remove_links, Path(record.run_dir))  # a stopped run is never resumed
+
+    async def _remove_unneeded_links(self, run_id: str) -> None:
+        record = await self._store.get(run_id)
+        if record is not None and record.status in TERMINAL:
+            await asyncio.to_thread(remove_links_unless_resumable, Path(record.run_dir))
 
     async def _pause(self, timeout_s: float) -> None:
         """Wait for news, for the end of this process, or for ``timeout_s`` seconds."""

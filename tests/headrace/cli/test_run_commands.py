@@ -200,3 +200,23 @@ def test_resuming_a_failed_run_says_why_it_had_failed(capsys: pytest.CaptureFixt
         f"{ID} continues from its newest checkpoint when it is its turn, with its present settings\n"
         "it had failed: there is no metric nosuch\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "started_at_s", "says"),
+    [
+        ("pause", "queued", None, f"{ID} has not started, and will not start until `headrace resume {ID}`"),
+        ("pause", "queued", 20.0, f"{ID} is queued, and will not go on until `headrace resume {ID}`"),
+        ("stop", "stopped", None, f"{ID} had not started, and will not start: it is stopped"),
+        ("stop", "stopped", 20.0, f"{ID} will not go on: it is stopped"),
+    ],
+)
+def test_a_queued_run_that_had_failed_is_not_said_to_have_never_started(
+    capsys: pytest.CaptureFixture[str], command: str, status: str, started_at_s: float | None, says: str
+) -> None:
+    def script(asked: Asked) -> Any:
+        return RUN | {"started_at_s": started_at_s, "status": status if asked.path.endswith(command) else "queued"}
+
+    with serving(script) as api:
+        assert cli.main([command, ID, "--url", api.url]) == 0
+    assert capsys.readouterr().out == f"{says}\n"

@@ -12,10 +12,11 @@ QWEN: dict[str, Any] = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_la
 ADAM = ("exp_avg", "exp_avg_sq")
 
 
-def write_tensors(file: Path, names: Sequence[str], *, dtype: str = "F32") -> None:
+def write_tensors(file: Path, names: Sequence[str], *, dtype: str = "F32", dimensions: int = 1) -> None:
     """Write a safetensors file with an empty tensor for each name."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    header = json.dumps({name: {"dtype": dtype, "shape": [0], "data_offsets": [0, 0]} for name in names}).encode()
+    about = {"dtype": dtype, "shape": [0] * dimensions, "data_offsets": [0, 0]}
+    header = json.dumps(dict.fromkeys(names, about)).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header)
 
 

@@ -229,6 +229,28 @@ def test_adapters_must_have_the_rank_scale_and_layers_of_the_run(tmp_path: Path,
     assert "are for q_proj, v_proj, and this run has lora_target_modules: k_proj" in said
 
 
+def test_adapters_must_be_for_every_linear_layer_if_the_run_names_none(tmp_path: Path) -> None:
+    base, adapter = make_model(tmp_path / "base"), make_adapter(tmp_path / "adapter")
+    layers = [f"model.layers.{block}.{name}" for block in (0, 1) for name in ("self_attn.q_proj", "mlp.up_proj")]
+    others = ["model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.up_proj", "vision.0.fc1"]
+    write_tensors(base / "model.safetensors", [f"{name}.weight" for name in layers + others], dimensions=2)
+
+    def adapt(some: list[str]) -> None:
+        names = [f"base_model.model.{layer}.{matrix}.weight" for layer in some for matrix in ("lora_A", "lora_B")]
+        write_tensors(adapter / "adapter_model.safetensors", names, dimensions=2)
+
+    adapt(layers)
+    assert begin(tmp_path, adapter, use_peft=True)[0].source == "adapter"
+    adapt([layer for layer in layers if layer.endswith("q_proj")])
+    assert refusal(tmp_path, adapter, use_peft=True) == (
+        f"the adapters in {adapter} are for q_proj, and this run trains adapters for every linear layer, also "
+        "model.layers.0.mlp.up_proj; set lora_target_modules to theirs"
+    )
+    assert begin(tmp_path, adapter, use_peft=True, lora_target_modules=["q_proj"])[0].source == "adapter"
+    adapt(layers[:2])
+    assert "also model.layers.1.mlp.up_proj" in refusal(tmp_path, adapter, use_peft=True)
+
+
 def test_an_adapter_with_more_than_two_matrices_is_refused(tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "adapter", use_dora=True)
     assert "have use_dora, which a run does not train" in refusal(tmp_path, adapter, use_peft=True)

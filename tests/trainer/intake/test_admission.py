@@ -138,19 +138,7 @@ async def test_a_group_that_is_buried_before_admission_has_redis_answer_is_dropp
 ) -> None:
     """Its place would be lost otherwise, because dead letters are read once."""
     trainer = await Trainer.start(redis, run_keys, run_config)
-    store = RunStore(redis)
-    record = await store.get(run_keys.run_id)
-    assert record is not None
-    run = RunContext(redis, store, record, incarnation=1)
-    no_evaluations = cast(Any, None)
-    changes = ExternalChanges(
-        run,
-        ledger=trainer.ledger,
-        scored=trainer.scored,
-        evaluations=no_evaluations,
-        failures=RewardFailures(run_config),
-        log=RunLog(redis, keys=run_keys, run_dir=run.files.run_dir),
-    )
+    changes = await changes_of(trainer, redis, run_keys, run_config)
 
     async def send_off_and_bury(*arguments: Any, **options: Any) -> None:
         await send_off(*arguments, **options)
@@ -163,3 +151,42 @@ async def test_a_group_that_is_buried_before_admission_has_redis_answer_is_dropp
     assert await trainer.admission.admit(1) == [0]
     assert trainer.ledger.dropped_by_reason() == {"dead_letter": 1}
     assert (trainer.ledger.admitted, trainer.ledger.num_in_flight) == (1, 0)
+
+
+async def test_dead_letters_are_read_in_pages_because_each_has_the_payload_of_a_group(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    changes = await changes_of(trainer, redis, run_keys, run_config)
+    await trainer.admission.admit(150)
+    for number in range(150):
+        letter: dict[Any, Any] = {"stream": run_keys.prompts, "group_id": f"{number:08d}", "reason": "test"}
+        await redis.xadd(run_keys.dead, letter | {"payload": b""})
+    asked: list[int | None] = []
+    xrange = redis.xrange
+
+    async def counting(*arguments: Any, count: int | None = None, **options: Any) -> Any:
+        asked.append(count)
+        return await xrange(*arguments, count=count, **options)
+
+    monkeypatch.setattr(redis, "xrange", counting)
+    assert await changes.read(at_once=True)
+    assert trainer.ledger.dropped_by_reason() == {"dead_letter": 150}
+    assert await changes.read(at_once=True)
+    assert asked == [64] * 4
+
+
+async def changes_of(trainer: Trainer, redis: Redis, run_keys: RunKeys, run_config: RunConfig) -> ExternalChanges:
+    store = RunStore(redis)
+    record = await store.get(run_keys.run_id)
+    assert record is not None
+    run = RunContext(redis, store, record, incarnation=1)
+    no_evaluations = cast(Any, None)
+    return ExternalChanges(
+        run,
+        ledger=trainer.ledger,
+        scored=trainer.scored,
+        evaluations=no_evaluations,
+        failures=RewardFailures(run_config),
+        log=RunLog(redis, keys=run_keys, run_dir=run.files.run_dir),
+    )

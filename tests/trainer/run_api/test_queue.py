@@ -53,6 +53,17 @@ async def test_a_submit_beyond_the_limit_is_refused_with_what_to_do_and_fits_whe
         assert (await client.post("/v1/runs", json=run, headers=headers)).status_code == 202
 
 
+async def test_a_run_whose_creation_stopped_half_way_takes_no_place_in_the_queue(
+    settings: TrainerSettings, redis: Redis, run: Run
+) -> None:
+    for listed in (RUNS, QUEUED_RUNS):
+        await redis.zadd(listed, {"run-half": 1.0})
+    narrow = settings.model_copy(update={"max_queued_runs": 1})
+    async with serving(make_api(narrow, redis, stopping=asyncio.Event())) as client:
+        replies = [await client.post("/v1/runs", json=run) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [202, 429]
+
+
 async def test_submits_at_the_same_moment_do_not_share_the_last_place(
     settings: TrainerSettings, redis: Redis, run: Run
 ) -> None:

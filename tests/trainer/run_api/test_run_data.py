@@ -1,4 +1,4 @@
-"""Metrics and rollouts, as they are in the run's directory."""
+"""Metrics and rollouts, as they are in the run's directory, and dead letters."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+from services.trainer.run_api.trainer_api import TrainerApi
+from shared.redis.keys import RunKeys
 
 Run = dict[str, Any]
 
@@ -93,3 +96,25 @@ async def test_a_run_without_rollouts_has_none_yet(client: httpx.AsyncClient, ru
     }
     assert (await client.get(path)).json() == nothing
     assert "none yet" in (await client.get(path, params={"step": "1"})).json()["detail"]
+
+
+async def test_many_dead_letters_are_read_in_small_parts(
+    client: httpx.AsyncClient, run_dir: Path, api: TrainerApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        await api.redis.xadd(RunKeys(run_dir.name).dead, {"group_id": f"{number:08d}", "payload": b"torn"})
+    asked: list[int] = []
+    xrange = api.redis.xrange
+
+    async def counting(*arguments: Any, count: int, **options: Any) -> Any:
+        asked.append(count)
+        return await xrange(*arguments, count=count, **options)
+
+    monkeypatch.setattr(api.redis, "xrange", counting)
+    path = f"/v1/runs/{run_dir.name}/dead_letters"
+    page = (await client.get(path, params={"limit": "35"})).json()
+    assert [letter["group_id"] for letter in page["dead_letters"]] == [f"{number:08d}" for number in range(35)]
+    rest = (await client.get(path, params={"cursor": page["next_cursor"]})).json()
+    assert [letter["group_id"] for letter in rest["dead_letters"]] == [f"{number:08d}" for number in range(35, 40)]
+    assert rest["next_cursor"] is None
+    assert max(asked) <= 16

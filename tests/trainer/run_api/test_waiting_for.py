@@ -223,6 +223,8 @@ def test_a_paused_run_names_the_user_or_rank_that_it_waits_for() -> None:
     )
     queued = record(status="queued", desired="pause", started_at_s=None, progress=Progress())
     assert reason(queued) == "a user to resume it: it was paused before it started"
+    resumed = record(status="queued", desired="pause")
+    assert reason(resumed) == "a user to resume it: it was paused while it waited for its turn"
     silent = record(status="paused", pause=by_rewards, progress=Progress(updated_at_s=900.0))
     assert "has not reported" in (reason(silent) or "")
 

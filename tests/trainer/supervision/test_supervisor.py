@@ -142,6 +142,31 @@ async def test_a_rank_that_cannot_be_started_fails_the_run_with_the_command(
     assert "/nowhere/rank" in reason
 
 
+async def test_a_rank_whose_log_cannot_be_opened_is_started_once_it_can(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
+) -> None:
+    patient = plan.settings(settings, "finish").model_copy(update={"max_restarts_without_progress": 100_000})
+    in_its_place = settings.runs_dir / "run-a" / "rank.log"
+    in_its_place.mkdir(parents=True)
+    async with supervising(patient, redis) as api:
+        await submit(api, run_config)
+        await wait_until(lambda: "which could not be started" in api.supervisor.keeper.note("run-a"), timeout_s=60)
+        in_its_place.rmdir()
+        await when(api, "finished")
+    assert len(plan.pids()) == 1
+
+
+async def test_a_rank_whose_log_can_never_be_opened_is_given_up(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
+) -> None:
+    (settings.runs_dir / "run-a" / "rank.log").mkdir(parents=True)
+    async with supervising(plan.settings(settings, "finish"), redis) as api:
+        await submit(api, run_config)
+        reason = (await when(api, "failed")).reason
+    assert "could not be started ([Errno 21] Is a directory: " in reason
+    assert "6 times without completing a step" in reason
+
+
 async def test_runs_have_the_fleet_one_after_the_other_oldest_first(
     settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
 ) -> None:
