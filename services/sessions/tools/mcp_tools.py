@@ -224,7 +224,8 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
 async def _client(server: McpServer, stack: contextlib.AsyncExitStack) -> Client:
     if isinstance(server, HttpServer):
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(server.headers), timeout=_HTTP_TIMEOUT))
-        return Client(streamable_http_client(server.url, http_client=http))
+        # A larger event than the limit would break the connection, and so all calls.
+        return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=None))
     return Client(StdioServerParameters(command=server.command, args=server.args, env=dict(server.env), cwd=server.cwd))
 
 
