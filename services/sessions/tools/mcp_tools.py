@@ -34,6 +34,8 @@ _MAX_SHOWN = 500
 _GOODBYE_S = 5.0
 _HTTP_TIMEOUT = httpx2.Timeout(None, connect=5.0)
 """Calls have deadlines of their own."""
+_HTTP_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+"""A call that waits for a connection would do so within its deadline."""
 
 
 class McpTools:
@@ -223,7 +225,9 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
 
 async def _client(server: McpServer, stack: contextlib.AsyncExitStack) -> Client:
     if isinstance(server, HttpServer):
-        http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(server.headers), timeout=_HTTP_TIMEOUT))
+        http = await stack.enter_async_context(
+            httpx2.AsyncClient(headers=dict(server.headers), timeout=_HTTP_TIMEOUT, limits=_HTTP_LIMITS)
+        )
         # A larger event than the limit would break the connection, and so all calls.
         return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=None))
     return Client(StdioServerParameters(command=server.command, args=server.args, env=dict(server.env), cwd=server.cwd))

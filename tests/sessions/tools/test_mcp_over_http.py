@@ -1,4 +1,4 @@
-"""Tools of MCP servers over HTTP: sessions, and large results."""
+"""Tools of MCP servers over HTTP: sessions, large results, and as many calls at a time as a run has rollouts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -30,3 +30,12 @@ async def test_a_result_of_megabytes_leaves_other_calls_alone() -> None:
         server.may_return.set()
         assert await waiting == "done"
     assert server.calls == ["waits", "long"]
+
+
+async def test_all_calls_are_sent_at_once() -> None:
+    server = McpOverHttp()
+    async with tools_of(server) as tools:
+        calls = [asyncio.create_task(tools.call("waits", {})) for _ in range(120)]
+        await eventually(lambda: len(server.calls) == 120, within_s=60)
+        server.may_return.set()
+        assert await asyncio.gather(*calls) == ["done"] * 120
