@@ -43,7 +43,7 @@ class McpOverHttp:
         if message["method"] == "initialize":
             self.num_sessions += 1
             self.session = f"session-{self.num_sessions}"
-            result = {
+            result: dict[str, Any] = {
                 "protocolVersion": message["params"]["protocolVersion"],
                 "capabilities": {"tools": {}},
                 "serverInfo": {"name": "sessions", "version": "1"},
