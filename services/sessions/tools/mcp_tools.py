@@ -174,6 +174,8 @@ class _Connection:
                 await ending.wait()
 
         task = asyncio.create_task(hold(), name="MCP connection")
+        # Its failure is that of its calls. asyncio would log it, too, as one that nobody looked at.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         either: set[asyncio.Future[Any]] = {opened, task}
         try:
             await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
