@@ -29,6 +29,8 @@ class GuessingGame:
         """
         if self.secret in self.guesses or len(self.guesses) == MAX_GUESSES:
             raise ValueError("The game is over.")
+        if number not in range(1, self.highest + 1):  # the model may write any JSON, whatever the type hint says
+            raise ValueError(f"A guess is a whole number from 1 to {self.highest}.")
         self.guesses.append(number)
         if number == self.secret:
             return "Right."

@@ -8,12 +8,13 @@
 The sessions of a group have one routing key, so they keep to one replica, whose prefix cache holds their prompt and
 conversations. Only the groups of a replica that comes or goes move (rendezvous hashing). A turn waits as long as there
 is no generator that can sample it: while a model is loaded, or while the run is paused. A request under way is given up
-only if its replica is gone, because decoding may take long. replica_turns.py sends the turns.
+only if its replica or the connection is gone, because decoding may take long. replica_turns.py sends the turns.
 """
 
 import asyncio
 import hashlib
 import logging
+import socket
 import time
 from collections.abc import Iterable, Mapping
 
@@ -39,15 +40,31 @@ _MAX_FAILURES = 16
 _MAX_DEATHS = 16
 """Most replicas that may die, or stop serving the run, in the middle of one turn. A restarted one counts again."""
 _MAX_KEPT_CONNECTIONS = 256
+_TCP_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds of silence before the first probe, seconds between two, and how many may be lost."""
+_PROBED = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in _TCP_PROBES.items()
+        if hasattr(socket, name)
+    ),
+]
+"""Options of a connection. One that the network dropped without a word fails after a minute of silence."""
 
 
 def turn_http_client(*, internal_key: str, peers: PeerTls) -> httpx.AsyncClient:
     """Return the HTTP client for all turn clients of a process."""
+    tls = peers.for_async_client()
     return httpx.AsyncClient(
         headers={"authorization": f"Bearer {internal_key}"} if internal_key else {},
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_KEPT_CONNECTIONS),
         timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-        **peers.for_async_client(),
+        transport=httpx.AsyncHTTPTransport(
+            verify=tls["verify"],
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_KEPT_CONNECTIONS),
+            socket_options=_PROBED,
+        ),
+        **tls,
     )
 
 

@@ -197,6 +197,16 @@ class RunConfig(
         steps = {name: max(1, steps_of(value, total_steps)) for name, value in given.items() if value is not None}
         return self.model_copy(update=steps)
 
+    def longest_rollout(self) -> int | None:
+        """Return the most tokens that a prompt and its completion may have together; None if prompts have no limit.
+
+        ``max_prompt_length`` limits the row's prompt only. The first turn of an agentic run may be longer: it has the
+        tools' schemas, what the environment appends, or the agent program's own messages.
+        """
+        if self.is_agentic or self.max_prompt_length is None:
+            return None
+        return self.max_prompt_length + self.max_completion_length
+
     def whole_epochs(self, epochs_of_steps: float) -> int:
         """Return the epochs of the run as transformers counts them: whole, and at least one.
 

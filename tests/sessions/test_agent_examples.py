@@ -93,6 +93,22 @@ async def test_the_game_is_won_by_a_perfect_player_and_its_rewards_tell_players_
     assert (near.value, far.value) == (1.0, 0.5)
 
 
+async def test_a_guess_of_another_type_or_range_is_answered_and_does_not_count() -> None:
+    config = example("guessing-game-qwen3-0.6b.yaml")
+    guesses = (call("guess", f'{{"number": {number}}}') for number in ('"50"', "null", "0", "9" * 400))
+    policy = turns_of(*(assistant("", guess) for guess in guesses), assistant("50"))
+    rollout = await game(config, policy, open_dataset(config).row_at(0).columns)
+    said = [message["content"] for message in rollout.completion if message["role"] == "tool"]
+    assert said == ["{'error': 'A guess is a whole number from 1 to 100.'}"] * 4
+    played = rollout.environment
+    assert played is not None
+    assert (played.attributes["guesses"], played.reward) == ([], 0.0)
+    of_rollout = RewardCall([[user("Find it.")]], [rollout.completion], {}, environments=[played])
+    async with pool_and_scorer(RewarderMetrics(), RewardTasks(Places((str(EXAMPLES),)))) as (_, scorer):
+        ((near,),) = await outcomes_of(scorer, *config.reward_funcs, call=of_rollout)
+    assert near.value == 0.0
+
+
 async def test_the_calculator_answers_the_model(tmp_path: Path) -> None:
     config = example("gsm8k-calculator-qwen3-0.6b.yaml")
     policy = turns_of(

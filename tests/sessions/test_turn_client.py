@@ -1,6 +1,7 @@
 """Turns over real HTTP: which generator a session asks, and what it does when that one cannot answer."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import httpx
@@ -56,6 +57,16 @@ async def test_a_turn_comes_back_whole_and_every_attempt_has_a_name_of_its_own(
     assert first.request_id != second.request_id
     assert first.request_id.startswith("00000000-0-")
     assert (first.messages, first.max_tokens, first.max_row_tokens) == (REQUEST.messages, 7, 9)
+
+
+async def test_an_idle_connection_is_probed_so_that_one_which_the_network_dropped_is_noticed(
+    http: httpx.AsyncClient, redis: Redis, run_keys: RunKeys
+) -> None:
+    async with generator(redis, run_keys, four) as fake, http.stream("GET", fake.url) as response:
+        connection: socket.socket = response.extensions["network_stream"].get_extra_info("socket")
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        of_tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [connection.getsockopt(socket.IPPROTO_TCP, option) for option in of_tcp] == [30, 10, 3]
 
 
 def test_a_group_keeps_to_its_replica_and_only_those_of_a_lost_replica_move() -> None:

@@ -112,12 +112,11 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
             field="vllm_enable_sleep_mode",
         )
     check_can_serve(config, has_cuda=has_cuda)
-    longest = None if config.max_prompt_length is None else config.max_prompt_length + config.max_completion_length
     return EngineSpec(
         model=config.model,
         revision=config.model_revision,
         dtype=config.dtype,
-        max_model_len=longest,
+        max_model_len=config.longest_rollout(),
         adapter=AdapterSpec.of(config),
         of_run=config.vllm,
         sleeps=config.vllm_enable_sleep_mode,

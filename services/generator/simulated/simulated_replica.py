@@ -157,7 +157,4 @@ class SimulatedReplica:
 
 
 def _max_model_len(config: RunConfig, facts: ModelFacts) -> int | None:
-    if config.max_prompt_length is None:
-        return facts.max_positions
-    wanted = config.max_prompt_length + config.max_completion_length
-    return wanted if facts.max_positions is None else min(wanted, facts.max_positions)
+    return min((most for most in (config.longest_rollout(), facts.max_positions) if most is not None), default=None)

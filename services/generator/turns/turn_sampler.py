@@ -177,7 +177,7 @@ class TurnSampler:
         if num_prompt_tokens >= longest:
             raise TurnRefusedError(
                 f"the conversation has {num_prompt_tokens} tokens, and {where} {longest}, which leaves no room for "
-                "another turn; end it here, or raise the run's max_prompt_length or max_completion_length",
+                "another turn; end it here, or raise the run's max_completion_length, or its vllm.max_model_len",
                 kind="context_length",
             )
         return min(most, longest - num_prompt_tokens)

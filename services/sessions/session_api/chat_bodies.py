@@ -1,6 +1,7 @@
 """OpenAI's chat completions as sessions take them and answer them. Pure.
 
-Messages and tools are in this protocol's form everywhere in headrace, so they pass unchanged.
+Messages and tools are in this protocol's form everywhere in headrace, so they pass unchanged, except the role
+``developer``: it is ``system`` here as in the other protocols, because many chat templates ignore it.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from services.sessions.session_api.turn_protocol import (
     refuse_options,
     server_sent_event,
 )
+from shared.turns import ChatMessage
 
 
 class StreamOptions(msgspec.Struct):
@@ -67,7 +69,7 @@ def asked(request: ChatRequest, _: ConversationOf) -> AskedTurn:
         }
     )
     return AskedTurn(
-        messages=request.messages,
+        messages=[_asked_message(message) for message in request.messages],
         tools=[] if request.tool_choice == "none" else request.tools or [],
         max_tokens=request.max_completion_tokens or request.max_tokens or 0,
         seed=request.seed,
@@ -102,6 +104,10 @@ def models() -> dict[str, Any]:
 
 
 CHAT_COMPLETIONS = TurnProtocol(ChatRequest, asked, answer, events)
+
+
+def _asked_message(message: ChatMessage) -> ChatMessage:
+    return message | {"role": "system"} if message.get("role") == "developer" else message
 
 
 def _head(answered: AnsweredTurn, kind: str) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
 from typing import Any, cast
 
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, TextContent, Tool
+from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
+from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, TextContent, Tool
 
 from services.sessions.tools.mcp_config import HttpServer, McpServer
 from services.sessions.tools.tool_answer import for_model
@@ -34,6 +35,10 @@ _MAX_SHOWN = 500
 _GOODBYE_S = 5.0
 _HTTP_TIMEOUT = httpx2.Timeout(None, connect=5.0)
 """Calls have deadlines of their own."""
+_HTTP_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+"""A call that waits for a connection would do so within its deadline."""
+_HTTP_ERROR = "Server returned an error response"
+"""The SDK's words for an HTTP status without an error of the protocol: of a proxy, or for an unknown session."""
 
 
 class McpTools:
@@ -109,7 +114,7 @@ class McpTools:
                 f"tool {name} of MCP server {self.name} did not return within {self._call_timeout_s:g} s"
             ) from error
         except MCPError as error:
-            if connection is not None and error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+            if connection is not None and (connection.has_ended or _breaks(error)):
                 connection.end()
                 raise _BrokenError(f"the connection broke: {error}") from error
             raise ToolError(for_model(str(error))) from error
@@ -151,23 +156,26 @@ class _BrokenError(Exception):
 class _Connection:
     """One connection. The SDK's client must be opened and closed by the same task, which is this one's own."""
 
-    def __init__(self, client: Client, task: "asyncio.Task[None]") -> None:
+    def __init__(self, client: Client, task: "asyncio.Task[None]", ending: asyncio.Event) -> None:
         self.client = client
         self._task = task
-        self._ending = asyncio.Event()
+        self._ending = ending
 
     @classmethod
     async def open(cls, server: McpServer, *, timeout_s: float) -> "_Connection":
         """Connect within a deadline. Raises _BrokenError."""
         opened: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+        ending = asyncio.Event()
 
         async def hold() -> None:
             async with contextlib.AsyncExitStack() as stack:
-                connection = cls(await stack.enter_async_context(await _client(server, stack)), task)
-                opened.set_result(connection)
-                await connection._ending.wait()
+                client = await stack.enter_async_context(await _client(server, stack, ending=ending))
+                opened.set_result(cls(client, task, ending))
+                await ending.wait()
 
         task = asyncio.create_task(hold(), name="MCP connection")
+        # Its failure is that of its calls. asyncio would log it, too, as one that nobody looked at.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         either: set[asyncio.Future[Any]] = {opened, task}
         try:
             await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -208,6 +216,12 @@ class _Connection:
             await _end(self._task)
 
 
+def _breaks(error: MCPError) -> bool:
+    return error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT) or (
+        error.code == INTERNAL_ERROR and error.message == _HTTP_ERROR
+    )
+
+
 async def _end(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=_GOODBYE_S)
@@ -221,10 +235,27 @@ def _check_sendable(arguments: Mapping[str, Any]) -> None:
         raise ToolError(f"the arguments cannot be sent: {describe(error)}") from error
 
 
-async def _client(server: McpServer, stack: contextlib.AsyncExitStack) -> Client:
+async def _client(server: McpServer, stack: contextlib.AsyncExitStack, *, ending: asyncio.Event) -> Client:
+    """Return the SDK's client. It sets ``ending`` when the server says that it does not know the session any more."""
+
+    async def end_with_session(response: httpx2.Response) -> None:
+        # The status tells it. The error in the body has another code with each kind of server.
+        request = response.request
+        is_in_session = request.method == "POST" and MCP_SESSION_ID in request.headers
+        if is_in_session and response.status_code == HTTPStatus.NOT_FOUND:
+            ending.set()
+
     if isinstance(server, HttpServer):
-        http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(server.headers), timeout=_HTTP_TIMEOUT))
-        return Client(streamable_http_client(server.url, http_client=http))
+        http = await stack.enter_async_context(
+            httpx2.AsyncClient(
+                headers=dict(server.headers),
+                timeout=_HTTP_TIMEOUT,
+                limits=_HTTP_LIMITS,
+                event_hooks={"response": [end_with_session]},
+            )
+        )
+        # A larger event than the limit would break the connection, and so all calls.
+        return Client(streamable_http_client(server.url, http_client=http, max_sse_event_size=None))
     return Client(StdioServerParameters(command=server.command, args=server.args, env=dict(server.env), cwd=server.cwd))
 
 

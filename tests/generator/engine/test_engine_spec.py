@@ -66,8 +66,12 @@ def test_adapters_in_a_pipeline_are_refused_before_the_engine_starts(of_replica:
 def test_the_longest_rollout_decides_the_models_length() -> None:
     limited = spec_for(a_config(max_prompt_length=100, max_completion_length=28), has_cuda=False)
     assert limited.engine_args({}, has_cuda=False)["max_model_len"] == 128
-    unlimited = spec_for(a_config(), has_cuda=False)
-    assert unlimited.engine_args({}, has_cuda=False)["max_model_len"] == -1
+    for unlimited in (
+        a_config(),
+        a_config(max_prompt_length=100, max_completion_length=28, tools=["my_tools:look_up"]),
+    ):
+        # A first turn has the tools' schemas, too, which admission does not count.
+        assert spec_for(unlimited, has_cuda=False).engine_args({}, has_cuda=False)["max_model_len"] == -1
 
 
 def test_a_gpu_gets_compilation_and_a_cpu_does_not() -> None:

@@ -59,6 +59,13 @@ def test_a_sampled_message_comes_back_equal(protocol: str, message: ChatMessage)
     assert comparable(message).comes_back_as(comparable(said))
 
 
+def test_a_developers_message_is_the_systems_because_templates_leave_out_roles_that_they_do_not_know() -> None:
+    given = [{"role": "developer", "content": "Be brief."}, user("2+2?")]
+    wanted = [{"role": "system", "content": "Be brief."}, user("2+2?")]
+    assert asked(CHAT_COMPLETIONS, {"messages": given}).messages == wanted
+    assert asked(RESPONSES, {"input": given}).messages == wanted
+
+
 @pytest.mark.parametrize("protocol", ["responses", "messages"])
 def test_another_message_does_not(protocol: str) -> None:
     for one, other in itertools.permutations(SAMPLED.values(), 2):
