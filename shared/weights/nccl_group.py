@@ -12,13 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any
-
-import torch
+from typing import NamedTuple
 
 from shared.errors import PushError
 
-cuda: Any = torch.cuda  # partly untyped
 _UNIQUE_ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7
 _UINT8, _FLOAT32 = 1, 7
@@ -62,13 +59,6 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def nccl_version() -> str | None:
-    """Return the version of torch's NCCL, or None in a build without CUDA."""
-    if torch.version.cuda is None:
-        return None
-    return ".".join(str(part) for part in cuda.nccl.version())
-
-
 def unique_id() -> bytes:
     """Return a new unique id. This process then listens for ranks that present it."""
     result = _UniqueId()
@@ -76,33 +66,40 @@ def unique_id() -> bytes:
     return bytes(result)
 
 
+class OnGpu(NamedTuple):
+    """A tensor on the GPU, and the stream on which NCCL reads or fills it."""
+
+    address: int
+    num_elements: int
+    stream: int
+    mark: Callable[[], Callable[[], bool]]
+    """Marks the end of what is queued on the stream by now, and returns a function that says whether it is reached."""
+
+
 class NcclGroup:
-    """One rank of an NCCL communicator, on one GPU.
+    """One rank of an NCCL communicator, on one GPU, which is the calling thread's device in every call.
 
     Args:
         identifier: The communicator's unique id. Anyone who has it can enter.
         rank: This rank. Rank 0 sends.
-        device: The GPU.
         is_given_up: Asked during every wait, which fails once it returns True.
     """
 
-    def __init__(
-        self,
-        identifier: bytes,
-        *,
-        rank: int,
-        device: torch.device,
-        is_given_up: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._identifier, self._rank, self._device = identifier, rank, device
+    def __init__(self, identifier: bytes, *, rank: int, is_given_up: Callable[[], bool] = lambda: False) -> None:
+        self._identifier, self._rank = identifier, rank
         self._is_given_up = is_given_up
         self._handle = ctypes.c_void_p()
         self._lock = threading.Lock()
         """Held in every call with the handle, because an aborted one must not be used."""
         self._is_closed = False
 
-    def enter(self, *, world_size: int, timeout_s: float) -> None:
-        """Enter, and wait until every rank has. Ends with an all-reduce of one element, which opens the connections.
+    def enter(self, one: OnGpu, *, world_size: int, timeout_s: float) -> None:
+        """Enter, and wait until every rank has. Ends with an all-reduce, which opens the connections.
+
+        Args:
+            one: A tensor of one float32, to be summed over all ranks.
+            world_size: Number of ranks.
+            timeout_s: Deadline of all this.
 
         Raises:
             PushError: Not all ranks came in time, NCCL failed, or the group was closed.
@@ -111,27 +108,25 @@ class NcclGroup:
         handle = ctypes.c_void_p()
         identifier = _UniqueId.from_buffer_copy(self._identifier)
         config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0)
-        with torch.cuda.device(self._device):
-            code = _library().ncclCommInitRankConfig(
-                ctypes.byref(handle), world_size, identifier, self._rank, ctypes.byref(config)
-            )
-            _check(code, "entering NCCL")
-            with self._lock:
-                self._handle = handle
-                if self._is_closed:  # closed before the handle existed
-                    _library().ncclCommAbort(handle)
-                    raise PushError("the communicator was closed while it was formed")
-            self._wait("entering NCCL", deadline=deadline)
-            self._run("ncclAllReduce", torch.zeros(1), (_FLOAT32, _SUM), deadline=deadline)
+        code = _library().ncclCommInitRankConfig(
+            ctypes.byref(handle), world_size, identifier, self._rank, ctypes.byref(config)
+        )
+        _check(code, "entering NCCL")
+        with self._lock:
+            self._handle = handle
+            if self._is_closed:  # closed before the handle existed
+                _library().ncclCommAbort(handle)
+                raise PushError("the communicator was closed while it was formed")
+        self._wait("entering NCCL", deadline=deadline)
+        self._run("ncclAllReduce", one, (_FLOAT32, _SUM), deadline=deadline)
 
-    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """Send a tensor of uint8 as rank 0, or fill it as any other rank, on this thread's stream; wait for its end.
+    def broadcast(self, chunk: OnGpu, *, timeout_s: float) -> None:
+        """Send a tensor of uint8 as rank 0, or fill it as any other rank; wait until that is done.
 
         Raises:
             PushError: A rank did not take part in time, NCCL failed, or the group was closed.
         """
-        with torch.cuda.device(self._device):
-            self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=time.monotonic() + timeout_s)
+        self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=time.monotonic() + timeout_s)
 
     def close(self) -> None:
         """Abort. NCCL then releases every rank it can reach. It may wait for seconds."""
@@ -155,22 +150,19 @@ class NcclGroup:
                 raise PushError(f"{what} did not finish in time")
             time.sleep(_POLL_S)
 
-    def _run(self, function: str, tensor: torch.Tensor, kind: tuple[int, int], *, deadline: float) -> None:
-        """Start an operation on the current stream, on the device, and wait until it is done."""
-        stream = torch.cuda.current_stream()
+    def _run(self, function: str, operand: OnGpu, kind: tuple[int, int], *, deadline: float) -> None:
+        """Start an operation on a stream, and wait until it is done."""
+        pointer = ctypes.c_void_p(operand.address)
         with self._lock:
             if self._is_closed or not self._handle:
                 raise PushError("the communicator is closed")
-            tensor = tensor.to(self._device)
-            pointer = ctypes.c_void_p(tensor.data_ptr())
             code = getattr(_library(), function)(
-                pointer, pointer, tensor.numel(), *kind, self._handle, ctypes.c_void_p(stream.cuda_stream)
+                pointer, pointer, operand.num_elements, *kind, self._handle, ctypes.c_void_p(operand.stream)
             )
         _check(code, function)
         self._wait(function, deadline=deadline)
-        done = cuda.Event()
-        done.record(stream)
-        while not done.query():
+        is_done = operand.mark()
+        while not is_done():
             self._wait(function, deadline=deadline)
             if time.monotonic() > deadline:
                 raise PushError(f"{function} did not finish in time: another rank stopped taking part")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.push.nccl_communicator import NcclCommunicator
+from services.trainer.push.nccl_communicator import NcclCommunicator, nccl_version
 from services.trainer.push.packing import announce, pack
 from shared.errors import PushError
-from shared.weights.nccl_group import nccl_version, unique_id
+from shared.weights.nccl_group import unique_id
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL refuses two ranks on one GPU")
 

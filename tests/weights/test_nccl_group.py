@@ -1,7 +1,6 @@
 """An NCCL group against a stand-in for NCCL's library: every wait ends. On GPUs, see test_nccl.py."""
 
 import base64
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +17,13 @@ import torch
 from services.generator.worker.nccl_wire import NcclWire
 from shared.errors import PushError
 from shared.weights import nccl_group
-from shared.weights.nccl_group import NcclGroup
+from shared.weights.nccl_group import NcclGroup, OnGpu
 from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit
 
 IDENTIFIER = base64.b64encode(bytes(128)).decode()
+OPERAND = OnGpu(address=4096, num_elements=3, stream=0, mark=lambda: lambda: True)
 
 
 class Nccl:
@@ -76,8 +76,7 @@ class DoneEvent:
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
     nccl = Nccl()
     monkeypatch.setattr(nccl_group, "_library", lambda: nccl)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "Event", DoneEvent)
     return nccl
 
@@ -85,41 +84,39 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
 @pytest.fixture
 def group(nccl: Nccl) -> NcclGroup:
     assert nccl.calls == []
-    return NcclGroup(bytes(128), rank=0, device=torch.device("cpu"))
+    return NcclGroup(bytes(128), rank=0)
 
 
 def test_an_nccl_group_that_is_closed_while_it_is_made_is_aborted(nccl: Nccl, group: NcclGroup) -> None:
     nccl.on_init = group.close
     with pytest.raises(PushError, match="closed while it was formed"):
-        group.enter(world_size=2, timeout_s=1.0)
+        group.enter(OPERAND, world_size=2, timeout_s=1.0)
     assert nccl.calls == ["abort"]
 
 
 def test_a_closed_nccl_group_is_aborted_once_and_sends_nothing(nccl: Nccl, group: NcclGroup) -> None:
-    chunk = torch.zeros(3, dtype=torch.uint8)
     with pytest.raises(PushError, match="is closed"):
-        group.broadcast(chunk, timeout_s=120.0)
-    group.enter(world_size=2, timeout_s=120.0)
-    group.broadcast(chunk, timeout_s=120.0)
+        group.broadcast(OPERAND, timeout_s=120.0)
+    group.enter(OPERAND, world_size=2, timeout_s=120.0)
+    group.broadcast(OPERAND, timeout_s=120.0)
     group.close()
     group.close()
-    cannot_be_copied = torch.empty(3, dtype=torch.uint8, device="meta")
     with pytest.raises(PushError, match="is closed"):
-        group.broadcast(cannot_be_copied, timeout_s=120.0)
+        group.broadcast(OPERAND, timeout_s=120.0)
     assert nccl.calls == ["all-reduce", "broadcast", "abort"]
 
 
 def test_a_rank_that_never_enters_nccl_costs_the_deadline(nccl: Nccl, group: NcclGroup) -> None:
     nccl.is_busy = True
     with pytest.raises(PushError, match="entering NCCL did not finish in time"):
-        group.enter(world_size=2, timeout_s=0.01)
+        group.enter(OPERAND, world_size=2, timeout_s=0.01)
 
 
 def test_closing_an_nccl_group_ends_a_wait_in_another_thread(nccl: Nccl, group: NcclGroup) -> None:
-    group.enter(world_size=2, timeout_s=120.0)
+    group.enter(OPERAND, world_size=2, timeout_s=120.0)
     nccl.is_busy = True
     with ThreadPoolExecutor(1) as threads:
-        sending = threads.submit(group.broadcast, torch.zeros(3, dtype=torch.uint8), timeout_s=240.0)
+        sending = threads.submit(group.broadcast, OPERAND, timeout_s=240.0)
         while "broadcast" not in nccl.calls:
             time.sleep(0.01)
         group.close()

@@ -8,10 +8,13 @@ import base64
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from shared.weights.nccl_group import NcclGroup
+from shared.weights.nccl_group import NcclGroup, OnGpu
+
+cuda: Any = torch.cuda  # partly untyped
 
 
 class NcclWire:
@@ -37,18 +40,29 @@ class NcclWire:
         is_given_up: Callable[[], bool],
     ) -> None:
         self.device = device
-        self._group = NcclGroup(base64.b64decode(unique_id), rank=rank, device=device, is_given_up=is_given_up)
+        self._group = NcclGroup(base64.b64decode(unique_id), rank=rank, is_given_up=is_given_up)
+        one = torch.zeros(1, device=device)
         try:
-            self._group.enter(world_size=world_size, timeout_s=timeout_s)
+            self._group.enter(self._on_gpu(one), world_size=world_size, timeout_s=timeout_s)
         except BaseException:
             self.leave()
             raise
 
     def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
         """See ChunkWire."""
-        self._group.broadcast(chunk, timeout_s=deadline - time.monotonic())
+        self._group.broadcast(self._on_gpu(chunk), timeout_s=deadline - time.monotonic())
 
     def leave(self) -> None:
         """See ChunkWire."""
         # The abort may wait for seconds, and the calling loop also decodes.
         threading.Thread(target=self._group.close, name="leave NCCL", daemon=True).start()
+
+    def _on_gpu(self, tensor: torch.Tensor) -> OnGpu:
+        stream = cuda.current_stream(self.device)
+
+        def mark() -> Callable[[], bool]:
+            end = cuda.Event()
+            end.record(stream)
+            return end.query
+
+        return OnGpu(tensor.data_ptr(), tensor.numel(), stream.cuda_stream, mark)

@@ -1,11 +1,22 @@
 """The sending end over NCCL, between GPUs: rank 0 of an ``NcclGroup``."""
 
 import base64
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from services.trainer.push.communicator import Communicator
-from shared.weights.nccl_group import NcclGroup, unique_id
+from shared.weights.nccl_group import NcclGroup, OnGpu, unique_id
+
+cuda: Any = torch.cuda  # partly untyped
+
+
+def nccl_version() -> str | None:
+    """Return the version of torch's NCCL, or None in a build without CUDA."""
+    if torch.version.cuda is None:
+        return None
+    return ".".join(str(part) for part in cuda.nccl.version())
 
 
 class NcclCommunicator(Communicator):
@@ -19,16 +30,32 @@ class NcclCommunicator(Communicator):
     def __init__(self) -> None:
         identifier = unique_id()
         self.nccl_unique_id = base64.b64encode(identifier).decode()
-        self._group = NcclGroup(identifier, rank=0, device=torch.device("cuda", torch.cuda.current_device()))
+        self._group = NcclGroup(identifier, rank=0)
+        self._device = torch.device("cuda", torch.cuda.current_device())
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """See Communicator."""
-        self._group.enter(world_size=world_size, timeout_s=timeout_s)
+        with torch.cuda.device(self._device):
+            one = torch.zeros(1, device=self._device)
+            self._group.enter(_on_gpu(one), world_size=world_size, timeout_s=timeout_s)
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
         """See Communicator."""
-        self._group.broadcast(chunk, timeout_s=timeout_s)
+        with torch.cuda.device(self._device):
+            chunk = chunk.to(self._device)
+            self._group.broadcast(_on_gpu(chunk), timeout_s=timeout_s)
 
     def close(self) -> None:
         """See Communicator."""
         self._group.close()
+
+
+def _on_gpu(tensor: torch.Tensor) -> OnGpu:
+    stream = cuda.current_stream()
+
+    def mark() -> Callable[[], bool]:
+        end = cuda.Event()
+        end.record(stream)
+        return end.query
+
+    return OnGpu(tensor.data_ptr(), tensor.numel(), stream.cuda_stream, mark)

@@ -5,9 +5,8 @@ import torch
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.gloo_communicator import GlooCommunicator, IpcCommunicator, device_uuid
 from services.trainer.push.membership import Abilities
-from services.trainer.push.nccl_communicator import NcclCommunicator
+from services.trainer.push.nccl_communicator import NcclCommunicator, nccl_version
 from shared.control import Transport
-from shared.weights.nccl_group import nccl_version
 
 BUFFER_BYTES = 16 * 1024 * 1024
 """Chunk size over gloo. Three chunks are packed, sent and staged in parallel. Memory of this size is reused, while
