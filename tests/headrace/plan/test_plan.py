@@ -68,6 +68,22 @@ def test_memory_of_trainer_and_generator_is_as_worked_out_by_hand(
     assert "kept in main memory" in body["plan"][generator]["staged weights"]["how"]
 
 
+@pytest.mark.parametrize(
+    ("gib", "vllm", "groups"),
+    [(80, "{}", 1024 // 8), (69, "{}", 256 // 8), (80, "{max_num_seqs: 64}", 64 // 8),
+     (80, "{max_num_seqs: 64, data_parallel_size: 2}", 2 * 64 // 8)],
+)  # fmt: skip
+def test_no_more_groups_are_in_flight_than_vllm_decodes_at_once(
+    model: Path, gib: int, vllm: str, groups: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(
+        capsys, "--model", model, "--dtype", "bfloat16", "--trainer-gpus", 4, "--gpu-gib", gib,
+        "--num-generations", 8, "--completion-tokens", 100, "--max-completion-length", 128,
+        "--set", f"vllm={vllm}", "--set", "max_inflight_groups=1000",
+    )  # fmt: skip
+    assert value(body, "generator, each GPU", "groups in flight") == groups
+
+
 def test_tensor_parallelism_divides_weights_and_heads_but_not_what_is_staged(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
