@@ -95,6 +95,19 @@ def test_an_engine_that_sleeps_is_another_one() -> None:
     assert sleeping != awake
 
 
+@pytest.mark.parametrize("is_runs", [True, False])
+def test_a_draft_model_outlives_sleep_because_no_push_brings_it(is_runs: bool) -> None:
+    """In vLLM, a draft's parameters are `draft.*`, and exactly this pattern may match nothing."""
+    kept = {"sleep_preserve_parameter_names": ["*.table"]}
+    spec = spec_for(a_config(**SLEEPING, **({"vllm": kept} if is_runs else {})), has_cuda=True)
+    args = spec.engine_args({} if is_runs else kept, has_cuda=True)
+    assert args["sleep_preserve_parameter_names"] == ["*.table", "draft.*"]
+    without = spec_for(a_config(**SLEEPING), has_cuda=True).engine_args({}, has_cuda=True)
+    assert without["sleep_preserve_parameter_names"] == ["draft.*"]
+    awake = spec_for(a_config(), has_cuda=True).engine_args({}, has_cuda=True)
+    assert "sleep_preserve_parameter_names" not in awake
+
+
 def test_a_lora_run_has_an_engine_that_serves_one_adapter_of_its_rank() -> None:
     spec = spec_for(a_config(use_peft=True, lora_r=20), has_cuda=False)
     args = spec.engine_args({}, has_cuda=False)
