@@ -10,7 +10,7 @@ from headrace.plan.workload import Workload
 from shared.run_options.run_config import RunConfig
 
 TRAINER, GENERATOR, DISK = "trainer, each GPU", "generator, each GPU", "disk"
-_MASTER, _GRADIENT, _REFERENCE = 4, 4, 4
+MASTER, _GRADIENT, _REFERENCE = 4, 4, 4
 """Bytes per parameter: everything that is trained is float32 (policy_model.py)."""
 _NF4_BITS = 4.127
 """Bits per weight with double quantisation: arXiv 2305.14314, section 3."""
@@ -27,7 +27,7 @@ _NO_SHAPE = "give --model: its config.json has the numbers of layers and heads"
 
 def saved_bytes(config: RunConfig) -> int:
     """Return the bytes of one trained parameter in a checkpoint: its float32 master weight and its moments."""
-    return _MASTER + config.moment_bytes()
+    return MASTER + config.moment_bytes()
 
 
 def trainer_rows(work: Workload) -> list[Row]:
@@ -38,7 +38,7 @@ def trainer_rows(work: Workload) -> list[Row]:
         rows = _adapter_rows(work, over)
     else:
         rows = [
-            _row("weights", _MASTER * count / ranks, f"4 bytes x {count:,} parameters, float32{over}"),
+            _row("weights", MASTER * count / ranks, f"4 bytes x {count:,} parameters, float32{over}"),
             _row("gradients", _GRADIENT * count / ranks, f"4 bytes x parameters, float32{over}"),
             _row(
                 "moments",
@@ -125,7 +125,7 @@ def _adapter_rows(work: Workload, over: str) -> list[Row]:
     if adapters is None:
         how = "bytes x their parameters, which are not counted with lora_target_modules or experts"
         return [*rows, Row(TRAINER, "adapters", None, "bytes", _NO_SHAPE if work.shape is None else how)]
-    each = _MASTER + _GRADIENT + config.moment_bytes()
+    each = MASTER + _GRADIENT + config.moment_bytes()
     how = f"{each} bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
     return [*rows, _row("adapters: weights, gradients, moments", each * adapters / ranks, how)]
 

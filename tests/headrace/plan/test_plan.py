@@ -184,6 +184,27 @@ def test_main_memory_is_added_up_for_a_trainer_node_and_a_replica(
         assert value(large, host, "generator replica") == in_main_memory
 
 
+@pytest.mark.parametrize(
+    ("options", "num_bytes"),
+    [(("use_peft=true",), 2), (("use_peft=true", "lora_target_modules=[q_proj]"), 2),
+     (("nnodes=4",), 4)],
+)  # fmt: skip
+def test_the_first_rank_reads_the_whole_model_into_main_memory(
+    model: Path, options: tuple[str, ...], num_bytes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On 4 nodes, a checkpoint takes 12 / 4 bytes per parameter of each, and loading takes 4 of the first's."""
+    settings = (part for option in options for part in ("--set", option))
+    body = planned(capsys, "--model", model, "--dtype", "bfloat16", "--trainer-gpus", 8, *settings)
+    assert value(body, "main memory of a machine", "trainer node") == num_bytes * 8_190_735_360
+
+
+def test_a_base_in_4_bits_is_not_loaded_into_main_memory(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--set", "use_peft=true", "--set", "load_in_4bit=true")
+    body = planned(capsys, "--model", model, "--dtype", "bfloat16", *options)
+    checkpoint = value(body, "disk", "a checkpoint")
+    assert value(body, "main memory of a machine", "trainer node") == checkpoint
+
+
 @pytest.mark.parametrize("option", ["push_encoding=delta", "weight_transport=disk"])
 def test_deltas_take_main_memory_for_a_copy_of_the_last_push(
     model: Path, option: str, capsys: pytest.CaptureFixture[str]
