@@ -1,6 +1,7 @@
 """The arguments that an engine is started with."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,18 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert settings.engine_args == {"max_num_seqs": 8}
     assert settings.name == "generator-7"
     assert GeneratorSettings(replica_id="").name
+
+
+def test_default_engine_arguments_count_where_neither_run_nor_replica_sets_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADRACE_DEFAULT_ENGINE_ARGS", '{"gpu_memory_utilization": 0.4}')
+    for of_run, of_replica, expected in (({}, {}, 0.4), ({"gpu_memory_utilization": 0.7}, {}, 0.7),
+                                         ({}, {"gpu_memory_utilization": 0.8}, 0.8)):  # fmt: skip
+        monkeypatch.setenv("HEADRACE_ENGINE_ARGS", json.dumps(of_replica))
+        spec = spec_for(a_config(vllm=of_run), has_cuda=True)
+        args = spec.engine_args(read_settings().args_beside(spec.of_run), has_cuda=True)
+        assert args["gpu_memory_utilization"] == expected
 
 
 @pytest.mark.parametrize("value", ["{max_num_seqs: 8}", "[1]"])
