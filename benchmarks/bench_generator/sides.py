@@ -40,12 +40,13 @@ class BareVllm:
     ) -> None:
         from vllm import AsyncEngineArgs
         from vllm.sampling_params import SamplingParams
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = spec_for(config, has_cuda=has_cuda).engine_args(engine_args, has_cuda=has_cuda)
         for name in _FOR_PUSHES:
             del args[name]
-        vllm_config = AsyncEngineArgs(**args).create_engine_config()
+        vllm_config = AsyncEngineArgs(**args).create_engine_config(UsageContext.LLM_CLASS if has_cuda else None)
         if not has_cuda and not is_as_it_comes:
             keep_in_core(vllm_config)
         with cores_of_worker(vllm_config):

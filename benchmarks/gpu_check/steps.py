@@ -56,6 +56,11 @@ STEPS = (
         packages=("vllm",),
     ),
     Step(
+        "checkpoint-copy",
+        "main memory is page-locked for checkpoints, and copied from the GPU",
+        (*_PYTEST, "tests/trainer/checkpoints/test_copy_memory.py"),
+    ),
+    Step(
         "pushes-ipc",
         "200 pushes under load within one GPU: every token is of the version that it names",
         (*_PYTEST, f"{_MANY_PUSHES}::test_over_ipc"),

@@ -39,6 +39,7 @@ class GeneratorScaling:
         doors: The ports of the generators, by index. Changed in place.
         metrics_port: First of the consecutive metrics ports; 0 means no metrics.
         scheme: ``http`` or ``https``.
+        check: Raises UserError if there are too few GPUs for this number of generators.
         make_spec: Takes a generator's index, its ports, and the number of generators.
         is_ready: Whether the generator at this URL serves the run.
         say: Prints a line for the user.
@@ -51,6 +52,7 @@ class GeneratorScaling:
         *,
         metrics_port: int,
         scheme: str,
+        check: Callable[[int], object],
         make_spec: Callable[[int, Doors, int], ServiceSpec],
         is_ready: Callable[[str], Awaitable[bool]],
         say: Callable[[str], None],
@@ -59,6 +61,7 @@ class GeneratorScaling:
         self._doors = doors
         self._metrics_port = metrics_port
         self._scheme = scheme
+        self._check = check
         self._make_spec = make_spec
         self._is_ready = is_ready
         self._say = say
@@ -67,10 +70,11 @@ class GeneratorScaling:
         """Start generators, or end the ones with the highest indices.
 
         Returns:
-            The specs of all generators, or None if there are no ports for more: their number stays.
+            The specs of all generators, or None if there are no GPUs or ports for more: their number stays.
         """
         doors = self._doors
         try:
+            self._check(wanted)
             more = hold_generators(range(len(doors), wanted), metrics_port=self._metrics_port, scheme=self._scheme)
         except (UserError, OSError) as error:
             self._say(f"generators: {len(doors)}, as before: {error}")

@@ -29,6 +29,7 @@ from headrace.local.service_specs import (
     UpSettings,
     end_patience_s,
     generator_spec,
+    placement,
     redis_spec,
     service_specs,
 )
@@ -85,6 +86,7 @@ class Launcher:
         self._state = state
         self._say = say
         self._keys = state.keys()
+        placement(settings, settings.num_generator_processes)  # refuses generators without GPUs
         self._ports = hold_ports(
             api_port=settings.api_port,
             metrics_port=settings.metrics_port,
@@ -220,6 +222,7 @@ class Launcher:
             self._ports.generators,
             metrics_port=self._settings.metrics_port,
             scheme=self._settings.scheme,
+            check=lambda number: placement(self._settings, number),
             make_spec=spec,
             is_ready=self._answers,
             say=self._say,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.local import cpu_placement, embedded_redis, redis_repair
+from headrace.local import cpu_placement, embedded_redis, gpu_placement, redis_repair
 from headrace.local.hang_watch import PING, Question
 from headrace.local.held_port import HeldPort
 from headrace.local.launch_ports import Doors, LaunchPorts
@@ -109,13 +109,13 @@ def service_specs(
     secrets = _secrets(keys, redis_url)
     # The rewarder does not get the internal key: requests between it and other services carry the API key.
     for_rewarder = {name: secret for name, secret in secrets.items() if name != _INTERNAL_KEY_FILE}
-    _, for_trainer = _placement(settings.num_generator_processes)
+    _, for_trainer = placement(settings, settings.num_generator_processes)
     trainer_environment = {
         "HEADRACE_REPLICA_ID": "trainer-0",
         "HEADRACE_RUNS_DIR": str(state.runs),
         "HEADRACE_REWARDER_URL": ports.rewarder.url,
         "HEADRACE_SESSIONS_URL": ports.sessions.url,
-        **_unless_set(for_trainer),
+        **for_trainer,
     }
 
     def spec(
@@ -169,9 +169,9 @@ def generator_spec(
     num_generators: int,
 ) -> ServiceSpec:
     """Return the generator with this index, of ``num_generators``. Indices begin at 0."""
-    for_generators, _ = _placement(num_generators)
+    for_generators, _ = placement(settings, num_generators)
     name = f"generator-{index}"
-    own = {**doors.environment, "HEADRACE_REPLICA_ID": name, **_unless_set(for_generators[index])}
+    own = {**doors.environment, "HEADRACE_REPLICA_ID": name, **for_generators[index]}
     return ServiceSpec(
         name=name,
         command=settings.commands["generator"],
@@ -183,6 +183,21 @@ def generator_spec(
         stop_timeout_s=_STOP_TIMEOUT_S,
         question=doors.question,
     )
+
+
+def placement(settings: UpSettings, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Return the variables that give each generator, and the trainer, its GPUs or cores.
+
+    Raises:
+        UserError: There are too few GPUs.
+    """
+    if not cpu_placement.has_gpu(os.environ):
+        generators, trainer = cpu_placement.place(cpu_placement.available_cores(), num_generators=num_generators)
+        return [_unless_set(variables) for variables in generators], _unless_set(trainer)
+    if settings.num_simulated:
+        return [{}], {}
+    gpus, at_start = gpu_placement.visible_gpus(os.environ), settings.num_generators
+    return gpu_placement.place(gpus, os.environ, num_at_start=at_start, num_generators=num_generators)
 
 
 def importable_environment() -> dict[str, str]:
@@ -227,12 +242,6 @@ def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
             for variable in ("HEADRACE_REWARD_PATH", "HEADRACE_TOOL_PATH")
         },
     }
-
-
-def _placement(num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
-    if cpu_placement.has_gpu(os.environ):
-        return [{} for _ in range(num_generators)], {}
-    return cpu_placement.place(cpu_placement.available_cores(), num_generators=num_generators)
 
 
 def _unless_set(variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""Main memory of the machines: for writing checkpoints, for a copy of the weights that deltas are computed from, and
-for staged weights that have no room on a GPU. Pure.
+"""Main memory of the machines: for loading the model, for writing checkpoints, for a copy of the weights that deltas
+are computed from, and for staged weights that have no room on a GPU. Pure.
 
 Not counted: data sets, and the few GiB that Python, torch and vLLM need in each process.
 """
 
-from headrace.plan.memory import saved_bytes, staged_bytes
+from headrace.plan.memory import MASTER, saved_bytes, staged_bytes
 from headrace.plan.rows import Row
 from headrace.plan.workload import Workload
 
@@ -17,9 +17,10 @@ def host_rows(work: Workload) -> list[Row]:
 
 
 def _of_trainer(work: Workload) -> list[Row]:
+    loading = _loading(work)
     saved = work.adapter_parameters if work.config.use_peft else work.num_parameters
     if saved is None:
-        return []
+        return [loading] if loading.value else []
     ranks = work.trainer_gpus
     on_a_node = -(-ranks // work.config.nnodes)
     over = f" / {ranks} ranks x {on_a_node} of a node" if ranks > 1 else ""
@@ -28,7 +29,18 @@ def _of_trainer(work: Workload) -> list[Row]:
     if work.config.weight_transport == "disk" or work.config.push_encoding == "delta":
         num_bytes += work.dtype_bytes * saved
         how += f"; {work.dtype_bytes} bytes x pushed parameters on the first rank's node: a copy of the last push"
-    return [_row("trainer node", num_bytes, f"{how}; Python and torch come on top")]
+    writing = _row("trainer node", num_bytes, f"{how}; Python and torch come on top")
+    return [max(loading, writing, key=lambda row: row.value or 0.0)]
+
+
+def _loading(work: Workload) -> Row:
+    """Return what the first rank takes until the model is on its GPU, or shared out among the ranks."""
+    config = work.config
+    if config.use_peft and config.load_in_4bit:
+        return _row("trainer node", 0.0, "the base in 4 bits is loaded onto the GPU")
+    each = work.dtype_bytes if config.use_peft else MASTER
+    how = f"{each} bytes x parameters on the first rank's node, while the model is loaded; Python and torch come on top"
+    return _row("trainer node", each * work.num_parameters, how)
 
 
 def _of_replica(work: Workload) -> list[Row]:

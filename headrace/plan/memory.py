@@ -10,12 +10,14 @@ from headrace.plan.workload import Workload
 from shared.run_options.run_config import RunConfig
 
 TRAINER, GENERATOR, DISK = "trainer, each GPU", "generator, each GPU", "disk"
-_MASTER, _GRADIENT, _REFERENCE = 4, 4, 4
+MASTER, _GRADIENT, _REFERENCE = 4, 4, 4
 """Bytes per parameter: everything that is trained is float32 (policy_model.py)."""
 _NF4_BITS = 4.127
 """Bits per weight with double quantisation: arXiv 2305.14314, section 3."""
 _UTILIZATION = 0.92
 """vLLM 0.32's default of gpu_memory_utilization."""
+_NUM_SEQS, _NUM_SEQS_OF_LARGE_GPU, _LARGE_GPU_BYTES = 256, 1024, 70 << 30
+"""vLLM 0.32's defaults of max_num_seqs (get_batch_defaults). An A100 of 80 GB has the smaller one there."""
 _LEFT_FREE_BYTES = 1 << 30
 """staged_weights.py leaves this free, beside the largest parameter."""
 _FULL_SHARE, _AIM = 0.9, 0.8
@@ -25,7 +27,7 @@ _NO_SHAPE = "give --model: its config.json has the numbers of layers and heads"
 
 def saved_bytes(config: RunConfig) -> int:
     """Return the bytes of one trained parameter in a checkpoint: its float32 master weight and its moments."""
-    return _MASTER + config.moment_bytes()
+    return MASTER + config.moment_bytes()
 
 
 def trainer_rows(work: Workload) -> list[Row]:
@@ -36,7 +38,7 @@ def trainer_rows(work: Workload) -> list[Row]:
         rows = _adapter_rows(work, over)
     else:
         rows = [
-            _row("weights", _MASTER * count / ranks, f"4 bytes x {count:,} parameters, float32{over}"),
+            _row("weights", MASTER * count / ranks, f"4 bytes x {count:,} parameters, float32{over}"),
             _row("gradients", _GRADIENT * count / ranks, f"4 bytes x parameters, float32{over}"),
             _row(
                 "moments",
@@ -110,8 +112,9 @@ def groups_that_fit(work: Workload) -> tuple[float, float] | None:
     mean = prompt + config.num_generations * work.completion_tokens
     most = config.max_inflight_groups
     engines = work.engine.data_parallel
+    decoded = engines * _num_seqs(work) // config.num_generations
     full, usual = engines * (_FULL_SHARE * room // longest), engines * (_AIM * room // mean)
-    return max(1.0, min(most, full)), max(1.0, min(most, usual))
+    return max(1.0, min(most, decoded, full)), max(1.0, min(most, decoded, usual))
 
 
 def _adapter_rows(work: Workload, over: str) -> list[Row]:
@@ -122,7 +125,7 @@ def _adapter_rows(work: Workload, over: str) -> list[Row]:
     if adapters is None:
         how = "bytes x their parameters, which are not counted with lora_target_modules or experts"
         return [*rows, Row(TRAINER, "adapters", None, "bytes", _NO_SHAPE if work.shape is None else how)]
-    each = _MASTER + _GRADIENT + config.moment_bytes()
+    each = MASTER + _GRADIENT + config.moment_bytes()
     how = f"{each} bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
     return [*rows, _row("adapters: weights, gradients, moments", each * adapters / ranks, how)]
 
@@ -238,7 +241,8 @@ def _room(work: Workload) -> list[Row]:
         Row(
             GENERATOR, "groups in flight", fit[1], "groups",
             f"0.8 x tokens / (prompt + {config.num_generations} completions of mean length){engines}, at most "
-            f"max_inflight_groups={config.max_inflight_groups}; {fit[0]:.0f} if all were of full length",
+            f"max_inflight_groups={config.max_inflight_groups} and what max_num_seqs={_num_seqs(work)} decodes; "
+            f"{fit[0]:.0f} if all were of full length",
         )
     )  # fmt: skip
     return rows
@@ -279,6 +283,12 @@ def _nf4_bytes(work: Workload) -> float:
 
 def _kv_bytes(work: Workload) -> int:
     return 1 if str(work.config.vllm.get("kv_cache_dtype", "auto")).startswith("fp8") else work.dtype_bytes
+
+
+def _num_seqs(work: Workload) -> int:
+    """Return how many sequences one engine decodes at once."""
+    is_large = work.gpu_bytes is not None and work.gpu_bytes >= _LARGE_GPU_BYTES
+    return int(work.config.vllm.get("max_num_seqs") or (_NUM_SEQS_OF_LARGE_GPU if is_large else _NUM_SEQS))
 
 
 def _utilization(work: Workload) -> float:

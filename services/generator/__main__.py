@@ -25,6 +25,7 @@ Samples completions for the current run in Redis. All settings are environment v
   HEADRACE_REPLICA_ID       stable name of this replica (host name)
   HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}; they
                             override a run's
+  HEADRACE_DEFAULT_ENGINE_ARGS  the same, but a run's override them
   HEADRACE_GPU_CLAIMS_DIR   directory that all replicas on this machine share; each claims its own GPUs there
   HEADRACE_GPUS_PER_REPLICA GPUs that a replica claims (1); without the directory, vLLM chooses among all visible GPUs
   HEADRACE_METRICS_PORT     port of /metrics; 0 is off (0)

@@ -225,7 +225,7 @@ class RunFollower:
         try:
             self._engine = await start_engine(
                 spec,
-                extra_args=self._settings.engine_args,
+                extra_args=self._settings.args_beside(spec.of_run),
                 has_cuda=has_cuda,
                 timeout_s=self._settings.engine_start_timeout_s,
             )

@@ -1,6 +1,7 @@
 """The generator's settings, read from the environment once, at the entry point."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -25,6 +26,9 @@ class GeneratorSettings(AdvertisedSettings):
     engine_args: Annotated[dict[str, Any], NoDecode] = Field(
         default={}, description="JSON object of vLLM engine arguments, which override a run's and headrace's"
     )
+    default_engine_args: Annotated[dict[str, Any], NoDecode] = Field(
+        default={}, description="JSON object of vLLM engine arguments, which a run's and engine_args override"
+    )
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to ask Redis which run is current")
     engine_check_timeout_s: float = Field(default=60.0, gt=0, description="How long vLLM may check a run's options")
     engine_hang_timeout_s: float = Field(
@@ -32,7 +36,12 @@ class GeneratorSettings(AdvertisedSettings):
     )
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, description="How long vLLM may take to load a model")
 
-    @field_validator("engine_args", mode="before")
+    def args_beside(self, of_run: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine arguments that override a run's, and the default ones that the run does not set."""
+        defaults = {name: value for name, value in self.default_engine_args.items() if name not in of_run}
+        return {**defaults, **self.engine_args}
+
+    @field_validator("engine_args", "default_engine_args", mode="before")
     @classmethod
     def _engine_args_are_json(cls, value: Any) -> Any:
         if not isinstance(value, str):

@@ -46,6 +46,7 @@ def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cud
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.exceptions import VLLMError
+    from vllm.usage.usage_lib import UsageContext
 
     if unknown := unknown_args(spec.of_run, known_engine_args()):
         raise UserError(unknown, field="vllm")
@@ -58,7 +59,9 @@ def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cud
         )
         args["max_model_len"] = longest
     try:
-        config = AsyncEngineArgs(**args).create_engine_config()
+        # vLLM gives its class LLM larger batches: here, too, tokens a second matter more than the delay of one token.
+        context = UsageContext.LLM_CLASS if has_cuda else None
+        config = AsyncEngineArgs(**args).create_engine_config(context)
     except (VLLMError, *_REFUSALS) as error:
         if spec.of_run:
             names = ", ".join(sorted(spec.of_run))

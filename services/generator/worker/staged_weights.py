@@ -150,7 +150,8 @@ def apply_delta(target: Tensor, data: bytes) -> None:
 
 
 class StagingMemory:
-    """One block for all weights that a worker stages: on its GPU if there is room, else in main memory.
+    """One block for all weights that a worker stages: on its GPU if there is room and the trainer is not on it, else in
+    main memory.
 
     For an engine on a GPU, main memory is page-locked as long as this object exists, because it is copied to the GPU
     while decoding is paused. torch's ``pin_memory`` is not used: its allocator rounds every block up to a power of two,
@@ -161,10 +162,11 @@ class StagingMemory:
         num_bytes: Size of the block, a one-dimensional uint8 tensor.
         largest: Size of the largest parameter, in bytes.
         device: Device on which the engine computes.
+        shares_gpu: Whether the trainer computes there, too.
     """
 
-    def __init__(self, num_bytes: int, *, largest: int, device: torch.device) -> None:
-        where = staging_device(num_bytes + largest, device)
+    def __init__(self, num_bytes: int, *, largest: int, device: torch.device, shares_gpu: bool = False) -> None:
+        where = staging_device(num_bytes + largest, device, shares_gpu=shares_gpu)
         self.block = torch.empty(num_bytes, dtype=torch.uint8, device=where)
         if device.type == "cuda" and self.block.device.type == "cpu":
             from vllm.v1.kv_offload.cpu import host_register
@@ -180,9 +182,12 @@ class StagingMemory:
         return num_bytes <= self.block.numel() <= 1.05 * num_bytes
 
 
-def staging_device(num_bytes: int, device: torch.device) -> torch.device:
-    """Return the engine's GPU if it has room for this memory and some to spare, otherwise the CPU."""
-    if device.type != "cuda":
+def staging_device(num_bytes: int, device: torch.device, *, shares_gpu: bool = False) -> torch.device:
+    """Return the engine's GPU if it has room for this memory and some to spare, otherwise the CPU.
+
+    A trainer on the same GPU needs what is free now for gradients and moments, with its first step.
+    """
+    if device.type != "cuda" or shares_gpu:
         return torch.device("cpu")
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return device if num_bytes + _LEFT_FREE_BYTES <= free_bytes else torch.device("cpu")

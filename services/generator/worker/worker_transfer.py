@@ -26,6 +26,7 @@ from vllm.distributed.parallel_state import get_pp_group
 from vllm.model_executor.model_loader.reload import layerwise
 
 from services.generator.worker.disk_wire import DiskWire
+from services.generator.worker.ipc_wire import IpcWire
 from services.generator.worker.model_check import FullSet, check_adapters, checkpoint_specs
 from services.generator.worker.model_load import CheckedReload, write_adapters
 from services.generator.worker.staged_weights import StagedWeights, StagingMemory, digest, staging_bytes
@@ -94,6 +95,8 @@ class WorkerTransfer:
         self.report_to: ReportTo | None = None
         self._wire: Wire | None = None
         self._buffer_bytes = 0
+        self._shares_gpu = False
+        """Whether the trainer computes on this GPU, as far as pushes have shown."""
         self._is_given_up = False
         self._phase = IDLE
         self._failure: str | None = None
@@ -119,6 +122,7 @@ class WorkerTransfer:
         def job() -> None:
             wire = open_wire(where, rank=self._rank, device=self._device, is_given_up=lambda: self._is_given_up)
             self._wire = wire
+            self._shares_gpu = isinstance(wire, IpcWire)
             if self._is_given_up:
                 self._close_wire()
                 raise RuntimeError("the push was given up while the communicator was formed")
@@ -190,16 +194,19 @@ class WorkerTransfer:
 
     def _reserve(self, specs: Sequence[Spec]) -> torch.Tensor:
         num_bytes = staging_bytes(specs)
-        if self._memory is None or not self._memory.suits(num_bytes):
+        leaves_gpu = self._shares_gpu and self._memory is not None and self._memory.block.device.type == "cuda"
+        if self._memory is None or leaves_gpu or not self._memory.suits(num_bytes):
             self._staged = self._memory = None  # free the old block before allocating another
+            if leaves_gpu:
+                cuda.empty_cache()
             largest = max(map(staging_bytes, ([spec] for spec in specs)))
-            self._memory = StagingMemory(num_bytes, largest=largest, device=self._device)
+            self._memory = StagingMemory(num_bytes, largest=largest, device=self._device, shares_gpu=self._shares_gpu)
         return self._memory.block
 
     def _receive_aside(self, specs: tuple[Spec, ...], what: dict[str, Any]) -> None:
+        block = self._reserve(specs)
         if self._staged is None or self._staged.specs != specs:
-            self._staged = None
-            self._staged = StagedWeights(specs, block=self._reserve(specs))
+            self._staged = StagedWeights(specs, block=block)
         self._enter_phase(RECEIVING)
         receive_version(self._staged, self._entered(), what, buffer_bytes=self._buffer_bytes)
         self._checksum = self._staged.complete

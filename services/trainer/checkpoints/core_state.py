@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from services.trainer.checkpoints.copy_memory import CopyMemory
 from services.trainer.checkpoints.manifest import part_file, write_part
 from services.trainer.checkpoints.saving_group import SavingGroup
 from services.trainer.checkpoints.shards import (
@@ -75,7 +76,7 @@ class CoreState:
         self._num_ranks = num_ranks
         self._group = SavingGroup(num_ranks)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._buffers: dict[str, Tensor] = {}
+        self._memory = CopyMemory()
         self._writing: Future[None] | None = None
 
     def begin_save(
@@ -95,7 +96,7 @@ class CoreState:
             OSError: From the future, if a rank could not write.
         """
         self._wait_for_the_last()
-        collections = {name: self._copied(name, tensors) for name, tensors in self._collections().items()}
+        collections = self._copied()
         rng = _random_states()
         state = {
             **numbers,
@@ -182,23 +183,20 @@ class CoreState:
                 counts[name] = float(count) if isinstance(count, Tensor) else count
         return counts
 
-    def _copied(self, collection: str, tensors: Mapping[str, Tensor]) -> dict[str, Part]:
-        """Return copies of this rank's parts. The buffers are reused, because fresh memory is slow to touch."""
-        copies: dict[str, Part] = {}
-        for name, tensor in tensors.items():
-            part = local_part(tensor, is_first_rank=self._rank == 0)
-            if part is None:
-                continue
-            key = f"{collection}/{name}"
-            buffer = self._buffers.get(key)
-            if buffer is None or buffer.shape != part.tensor.shape or buffer.dtype != part.tensor.dtype:
-                buffer = torch.empty(part.tensor.shape, dtype=part.tensor.dtype, pin_memory=part.tensor.is_cuda)
-                self._buffers[key] = buffer
-            buffer.copy_(part.tensor, non_blocking=part.tensor.is_cuda)
-            copies[name] = Part(buffer, part.offsets)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return copies
+    def _copied(self) -> dict[str, dict[str, Part]]:
+        """Return copies of this rank's parts, by collection and name."""
+        live = {
+            (collection, name): part
+            for collection, tensors in self._collections().items()
+            for name, tensor in tensors.items()
+            if (part := local_part(tensor, is_first_rank=self._rank == 0)) is not None
+        }
+        tensors = [part.tensor for part in live.values()]
+        copies = self._memory.copy(tensors, locks=any(tensor.is_cuda for tensor in tensors))
+        copied: dict[str, dict[str, Part]] = {collection: {} for collection in self._collections()}
+        for ((collection, name), part), copy in zip(live.items(), copies, strict=True):
+            copied[collection][name] = Part(copy, part.offsets)
+        return copied
 
     def _write(
         self,

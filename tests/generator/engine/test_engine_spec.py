@@ -1,6 +1,7 @@
 """The arguments that an engine is started with."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ def test_an_engine_that_sleeps_is_another_one() -> None:
     awake = spec_for(a_config(), has_cuda=True)
     assert "enable_sleep_mode" not in awake.engine_args({}, has_cuda=True)
     assert sleeping != awake
+
+
+@pytest.mark.parametrize("is_runs", [True, False])
+def test_a_draft_model_outlives_sleep_because_no_push_brings_it(is_runs: bool) -> None:
+    """In vLLM, a draft's parameters are `draft.*`, and exactly this pattern may match nothing."""
+    kept = {"sleep_preserve_parameter_names": ["*.table"]}
+    spec = spec_for(a_config(**SLEEPING, **({"vllm": kept} if is_runs else {})), has_cuda=True)
+    args = spec.engine_args({} if is_runs else kept, has_cuda=True)
+    assert args["sleep_preserve_parameter_names"] == ["*.table", "draft.*"]
+    without = spec_for(a_config(**SLEEPING), has_cuda=True).engine_args({}, has_cuda=True)
+    assert without["sleep_preserve_parameter_names"] == ["draft.*"]
+    awake = spec_for(a_config(), has_cuda=True).engine_args({}, has_cuda=True)
+    assert "sleep_preserve_parameter_names" not in awake
 
 
 def test_a_lora_run_has_an_engine_that_serves_one_adapter_of_its_rank() -> None:
@@ -202,6 +216,18 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert settings.engine_args == {"max_num_seqs": 8}
     assert settings.name == "generator-7"
     assert GeneratorSettings(replica_id="").name
+
+
+def test_default_engine_arguments_count_where_neither_run_nor_replica_sets_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADRACE_DEFAULT_ENGINE_ARGS", '{"gpu_memory_utilization": 0.4}')
+    for of_run, of_replica, expected in (({}, {}, 0.4), ({"gpu_memory_utilization": 0.7}, {}, 0.7),
+                                         ({}, {"gpu_memory_utilization": 0.8}, 0.8)):  # fmt: skip
+        monkeypatch.setenv("HEADRACE_ENGINE_ARGS", json.dumps(of_replica))
+        spec = spec_for(a_config(vllm=of_run), has_cuda=True)
+        args = spec.engine_args(read_settings().args_beside(spec.of_run), has_cuda=True)
+        assert args["gpu_memory_utilization"] == expected
 
 
 @pytest.mark.parametrize("value", ["{max_num_seqs: 8}", "[1]"])

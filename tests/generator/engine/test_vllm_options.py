@@ -12,6 +12,7 @@ import torch
 
 from services.generator.engine.engine import Engine, start_engine
 from services.generator.engine.engine_check import EngineChecker, judge
+from services.generator.engine.engine_config import make_vllm_config, num_places
 from services.generator.engine.engine_spec import spec_for
 from services.generator.metrics import GeneratorMetrics
 from shared.errors import UserError
@@ -106,6 +107,18 @@ async def test_vllm_judges_what_only_it_knows(
     (problem,) = verdict.errors
     assert problem.field == field
     assert sentence in problem.message
+
+
+async def test_an_engine_on_a_gpu_has_the_batches_of_vllms_offline_class(
+    tiny_model: Path, vllm_environment: None
+) -> None:
+    """This vLLM sees a CPU: for its class LLM it has 256 and 4096 there, without a context 128 and 2048."""
+    batches: list[tuple[int, int]] = []
+    for has_cuda in (False, True):
+        config = a_config(tiny_model, max_completion_length=64)
+        scheduler = make_vllm_config(spec_for(config, has_cuda=has_cuda), {}, has_cuda=has_cuda).scheduler_config
+        batches.append((num_places(scheduler), scheduler.max_num_batched_tokens))
+    assert batches == [(128, 2048), (256, 4096)]
 
 
 async def test_the_check_runs_in_a_process_of_its_own_and_says_what_is_overruled(

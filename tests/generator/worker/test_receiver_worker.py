@@ -58,6 +58,10 @@ class CountedCuda:
 
     def __init__(self) -> None:
         self.num_streams = 0
+        self.num_emptied = 0
+
+    def empty_cache(self) -> None:
+        self.num_emptied += 1
 
     def Stream(self, _: torch.device) -> Any:
         self.num_streams += 1
@@ -106,9 +110,9 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     blocks: list[weakref.ref[StagingMemory]] = []
 
-    def allocate(num_bytes: int, *, largest: int, device: torch.device) -> StagingMemory:
+    def allocate(num_bytes: int, *, largest: int, device: torch.device, shares_gpu: bool) -> StagingMemory:
         assert all(block() is None for block in blocks), "the old block still takes memory"
-        memory = StagingMemory(num_bytes, largest=largest, device=device)
+        memory = StagingMemory(num_bytes, largest=largest, device=device, shares_gpu=shares_gpu)
         sizes.append(num_bytes)
         blocks.append(weakref.ref(memory))
         return memory
@@ -246,6 +250,35 @@ def test_a_run_that_stages_nothing_frees_the_memory_of_an_earlier_run(wire: Name
     assert receive(worker) is not None
     assert receive(worker, staging=True) is not None
     assert len(allocated) == 2
+
+
+def test_weights_are_not_staged_on_a_gpu_whose_rest_is_the_trainers(
+    wire: NamedWire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first push over ipc shows that the trainer is on this GPU, where it takes more with its first step."""
+    from services.generator.worker import worker_transfer
+
+    del wire
+    cuda = CountedCuda()
+    shared: list[bool] = []
+
+    def allocate(num_bytes: int, *, largest: int, device: torch.device, shares_gpu: bool) -> Any:
+        del largest, device
+        shared.append(shares_gpu)
+        if shares_gpu:
+            return StagingMemory(num_bytes, largest=0, device=torch.device("cpu"))
+        return SimpleNamespace(block=SimpleNamespace(device=torch.device("cuda", 0)), suits=giving(True))
+
+    monkeypatch.setattr(worker_transfer, "StagingMemory", allocate)
+    monkeypatch.setattr(worker_transfer, "IpcWire", NamedWire)
+    monkeypatch.setattr(worker_transfer, "cuda", cuda)
+    cast("Any", safetensors.torch).save_file(NAMED, tmp_path / "model.safetensors")
+    worker = a_worker(checkpoint=tmp_path)
+    worker.reserve()
+    for _ in range(2):
+        assert receive(worker, staging=True) is not None
+    assert shared == [False, True]
+    assert cuda.num_emptied == 1
 
 
 def test_every_job_of_a_worker_runs_on_one_stream(wire: NamedWire, monkeypatch: pytest.MonkeyPatch) -> None:

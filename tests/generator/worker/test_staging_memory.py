@@ -98,6 +98,7 @@ def test_a_gpu_keeps_room_for_a_chunk_with_the_largest_parameter(
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", free)
     assert staging_device((13 + 2) << 30, GPU).type == where
+    assert staging_device((13 + 2) << 30, GPU, shares_gpu=True).type == "cpu"
 
 
 def test_a_block_suits_weights_that_use_nearly_all_of_it() -> None:

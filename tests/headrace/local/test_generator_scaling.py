@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 from headrace.local import generator_scaling
-from headrace.local.generator_scaling import rearrange
+from headrace.local.generator_scaling import GeneratorScaling, rearrange
+from headrace.local.launch_ports import Doors
+from headrace.local.running_services import RunningServices
+from headrace.local.supervised_process import ServiceSpec
+from shared.errors import UserError
 
 pytestmark = pytest.mark.unit
 
@@ -79,3 +83,31 @@ async def test_no_generator_moves_after_places_are_assigned_again() -> None:
     outdated.set()
     await asyncio.wait_for(moved, timeout=120)
     assert (first.num_moves, second.num_moves) == (1, 0)
+
+
+async def test_generators_without_a_gpu_are_not_started_and_the_reason_is_said() -> None:
+    said: list[str] = []
+
+    def refuse(number: int) -> None:
+        raise UserError(f"{number} generators need {number} GPUs")
+
+    def not_called(*_: object) -> ServiceSpec:
+        raise AssertionError("a generator would be started")
+
+    def not_refused(*_: object) -> None:
+        raise AssertionError("a service has refused to run")
+
+    async def is_ready(_: str) -> bool:
+        return True
+
+    doors: list[Doors] = []
+    async with asyncio.TaskGroup() as tasks:
+        services = RunningServices(
+            tasks, say=said.append, on_start=lambda: None, on_refusal=not_refused, hurry=asyncio.Event()
+        )
+        scaling = GeneratorScaling(
+            services, doors, metrics_port=0, scheme="http", check=refuse, make_spec=not_called, is_ready=is_ready,
+            say=said.append,
+        )  # fmt: skip
+        assert await scaling.scale(4) is None
+    assert (said, doors) == (["generators: 0, as before: 4 generators need 4 GPUs"], [])

@@ -68,6 +68,22 @@ def test_memory_of_trainer_and_generator_is_as_worked_out_by_hand(
     assert "kept in main memory" in body["plan"][generator]["staged weights"]["how"]
 
 
+@pytest.mark.parametrize(
+    ("gib", "vllm", "groups"),
+    [(80, "{}", 1024 // 8), (69, "{}", 256 // 8), (80, "{max_num_seqs: 64}", 64 // 8),
+     (80, "{max_num_seqs: 64, data_parallel_size: 2}", 2 * 64 // 8)],
+)  # fmt: skip
+def test_no_more_groups_are_in_flight_than_vllm_decodes_at_once(
+    model: Path, gib: int, vllm: str, groups: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(
+        capsys, "--model", model, "--dtype", "bfloat16", "--trainer-gpus", 4, "--gpu-gib", gib,
+        "--num-generations", 8, "--completion-tokens", 100, "--max-completion-length", 128,
+        "--set", f"vllm={vllm}", "--set", "max_inflight_groups=1000",
+    )  # fmt: skip
+    assert value(body, "generator, each GPU", "groups in flight") == groups
+
+
 def test_tensor_parallelism_divides_weights_and_heads_but_not_what_is_staged(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +182,27 @@ def test_main_memory_is_added_up_for_a_trainer_node_and_a_replica(
     for gib, in_main_memory in ((215, 2 * 2 * 8_190_735_360), (220, 0)):
         large = planned(capsys, *arguments, "--generator-gpus", 2, "--gpu-gib", gib)
         assert value(large, host, "generator replica") == in_main_memory
+
+
+@pytest.mark.parametrize(
+    ("options", "num_bytes"),
+    [(("use_peft=true",), 2), (("use_peft=true", "lora_target_modules=[q_proj]"), 2),
+     (("nnodes=4",), 4)],
+)  # fmt: skip
+def test_the_first_rank_reads_the_whole_model_into_main_memory(
+    model: Path, options: tuple[str, ...], num_bytes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On 4 nodes, a checkpoint takes 12 / 4 bytes per parameter of each, and loading takes 4 of the first's."""
+    settings = (part for option in options for part in ("--set", option))
+    body = planned(capsys, "--model", model, "--dtype", "bfloat16", "--trainer-gpus", 8, *settings)
+    assert value(body, "main memory of a machine", "trainer node") == num_bytes * 8_190_735_360
+
+
+def test_a_base_in_4_bits_is_not_loaded_into_main_memory(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--set", "use_peft=true", "--set", "load_in_4bit=true")
+    body = planned(capsys, "--model", model, "--dtype", "bfloat16", *options)
+    checkpoint = value(body, "disk", "a checkpoint")
+    assert value(body, "main memory of a machine", "trainer node") == checkpoint
 
 
 @pytest.mark.parametrize("option", ["push_encoding=delta", "weight_transport=disk"])

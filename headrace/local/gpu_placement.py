@@ -1,0 +1,83 @@
+"""Divides a machine's GPUs between training and the generators of a launch.
+
+    1 GPU                    training and generator on 0; the engine takes 0.4 of its memory
+    2 GPUs                   training 0      generator-0 on 1
+    8 GPUs, 2 generators     training 0-5    generator-0 on 7, generator-1 on 6
+
+Training keeps its GPUs as long as the launch lasts, so the number of generators can only shrink and grow again. If the
+user gives the training ranks GPUs in HEADRACE_RANK_ENV, generators use the others.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from shared.errors import UserError
+from shared.gpus import num_gpus
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEFAULT_ARGS, _ENGINE_ARGS = "HEADRACE_DEFAULT_ENGINE_ARGS", "HEADRACE_ENGINE_ARGS"
+_SHARED = {_DEFAULT_ARGS: '{"gpu_memory_utilization": 0.4}'}
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the names by which CUDA knows the GPUs of a process with this environment."""
+    count, names = num_gpus(environment), environment.get(VISIBLE)
+    if names is None:
+        return [str(index) for index in range(count)]
+    return [name.strip() for name in names.split(",")[:count]]
+
+
+def place(
+    gpus: list[str], environment: Mapping[str, str], *, num_at_start: int, num_generators: int
+) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Return the environment variables of each generator, and of the trainer.
+
+    Args:
+        gpus: All GPUs of the launch.
+        environment: The launcher's environment.
+        num_at_start: Number of generators that the launch began with.
+        num_generators: Number of generators now.
+
+    Raises:
+        UserError: There are too few GPUs for this number of generators.
+    """
+    of_each, of_ranks = _gpus_per_replica(environment), _gpus_of_ranks(environment)
+    others = gpus[1:] if of_ranks is None else [gpu for gpu in gpus if gpu not in of_ranks]
+    if not others:
+        if num_generators > 1 and not environment.keys() & {_DEFAULT_ARGS, _ENGINE_ARGS}:
+            raise UserError(
+                f"{num_generators} generators would share one GPU with training: start one, or set "
+                f'{_ENGINE_ARGS}, such as {{"gpu_memory_utilization": 0.2}}'
+            )
+        return [{} if _DEFAULT_ARGS in environment else dict(_SHARED) for _ in range(num_generators)], {}
+    if of_ranks is None:
+        others = others[-num_at_start * of_each :]
+    if num_generators * of_each > len(others):
+        raise UserError(
+            f"{num_generators} generators need {num_generators * of_each} GPUs, and {len(others)} of {len(gpus)} "
+            f"{'is' if len(others) == 1 else 'are'} not used for training; start headrace with another number in "
+            "`headrace up --generators`, or give training fewer GPUs in HEADRACE_RANK_ENV"
+        )
+    last_first = others[::-1]
+    generators = [
+        {VISIBLE: ",".join(sorted(last_first[index * of_each : (index + 1) * of_each], key=gpus.index))}
+        for index in range(num_generators)
+    ]
+    trainer = {} if of_ranks is not None else {VISIBLE: ",".join(gpu for gpu in gpus if gpu not in others)}
+    return generators, trainer
+
+
+def _gpus_per_replica(environment: Mapping[str, str]) -> int:
+    text = environment.get("HEADRACE_GPUS_PER_REPLICA", "1")
+    return max(1, int(text)) if text.isascii() and text.isdigit() else 1  # the generator refuses other values
+
+
+def _gpus_of_ranks(environment: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs that HEADRACE_RANK_ENV gives the training ranks; None if it names none."""
+    try:
+        variables: Any = json.loads(environment.get("HEADRACE_RANK_ENV") or "{}")
+    except json.JSONDecodeError:  # the trainer refuses it
+        return None
+    named = cast("dict[str, Any]", variables).get(VISIBLE) if isinstance(variables, dict) else None
+    return [name.strip() for name in named.split(",")] if isinstance(named, str) else None
