@@ -10,13 +10,14 @@ import symtable
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from headrace.grpo.argument_error import ArgumentError
 
 _OF_EVERY_MODULE = frozenset(name for name in dir(__import__("builtins")) if name.startswith("__"))
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Scope:
@@ -71,20 +72,29 @@ def _is_written(file: str) -> bool:
 
 
 def function_of(value: Any) -> FunctionType | None:
-    """Return the Python function in ``value``, without decorators that keep it as ``__wrapped__``."""
-    if not callable(value) or isinstance(value, type):
+    """Return the function whose definition stands for a callable; None without one.
+
+    That is the function inside, if its own decorators made the value of it. A wrapper that a call made, such as
+    ``twice(reward)``, is a function of its own.
+    """
+    if not callable(value) or isinstance(value, (type, MethodType)):
         return None
-    inner = inspect.unwrap(value)
-    if not isinstance(inner, FunctionType):
-        return None
-    if isinstance(value, FunctionType) and inner is not value and not is_decorated(inner):
-        return value  # wrapped by a call, such as `twice(reward)`
-    return inner
+    inner: Any = inspect.unwrap(value)
+    if isinstance(inner, FunctionType) and (inner is value or _is_made_by_decorators(value, inner)):
+        return inner
+    if isinstance(value, FunctionType):
+        return value
+    return function_of(getattr(value, "__wrapped__", None)) if type(value).__module__ == "functools" else None
 
 
-def is_decorated(function: FunctionType) -> bool:
-    """Return whether a function's definition begins with a decorator."""
-    return linecache.getline(function.__code__.co_filename, function.__code__.co_firstlineno).lstrip().startswith("@")
+def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
+    """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``."""
+    wrappers: list[Any] = []
+    inspect.unwrap(value, stop=lambda wrapper: bool(wrappers.append(wrapper)))
+    nodes = ast.walk(_parsed("".join(linecache.getlines(inner.__code__.co_filename))))
+    definitions = (node for node in nodes if isinstance(node, _FUNCTIONS) and _is_code_of(node, inner.__code__))
+    num_decorators = next((len(node.decorator_list) for node in definitions), 0)
+    return len(wrappers) <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
 
 
 def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str]]:
@@ -96,12 +106,8 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
     functions = list(_functions_in(value))
     file = functions[0].__code__.co_filename if functions else _file_of(value)
     lines = linecache.getlines(file) if file else []
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        tree = ast.Module([], [])
     code = functions[0].__code__ if functions else None
-    nodes = [*ast.walk(tree)]
+    nodes = [*ast.walk(_parsed("".join(lines)))]
     for node in reversed(nodes) if isinstance(value, type) else nodes:  # the last of several classes of one name
         if isinstance(node, ast.ClassDef):
             is_it = isinstance(value, type) and node.name == value.__name__ and (code is None or _holds(node, code))
@@ -131,7 +137,7 @@ def _holds(node: ast.ClassDef, code: CodeType) -> bool:
 
 
 def _is_code_of(node: ast.AST, code: CodeType) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, _FUNCTIONS):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         return code.co_name == node.name and code.co_firstlineno == first
     if not isinstance(node, ast.Lambda) or code.co_name != "<lambda>":
@@ -186,4 +192,4 @@ def _parsed(text: str) -> ast.AST:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError):
-        return ast.Module([], [])  # an annotation in plain words
+        return ast.Module([], [])  # an annotation in plain words, or a file that is not Python

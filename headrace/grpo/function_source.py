@@ -51,10 +51,16 @@ def module_text(functions: Mapping[str, Any]) -> str:
 
 
 def plain_name(function: Any, *, otherwise: str) -> str:
-    """Return a function's own name if a module can have it, or ``otherwise``, for a lambda."""
+    """Return a function's own name if a module can have it, or ``otherwise``, for a lambda.
+
+    A wrapper that a call made has the name of the function inside, which its module has too, so its code's is added.
+    """
     while isinstance(function, functools.partial):
         function = cast("Any", function).func
     name = getattr(function, "__name__", "")
+    code = function_of(function)
+    if hasattr(code, "__wrapped__") and code is not None and code.__code__.co_name != name:
+        name = f"{name}_{code.__code__.co_name}"
     return name if name.isidentifier() and not name.startswith("__") else otherwise
 
 

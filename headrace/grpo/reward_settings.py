@@ -52,8 +52,9 @@ def _built_in(function: Any) -> str | None:
     from services.rewarder.built_ins.built_in_rewards import BUILT_INS
 
     name = str(getattr(function, "__name__", ""))
-    is_trls = str(getattr(function, "__module__", "")).startswith("trl.rewards")
-    return name if is_trls and name in BUILT_INS else None
+    # Not the function's own __module__: functools.wraps gives it to functions around it.
+    home = function.__globals__["__name__"] if isinstance(function, FunctionType) else type(function).__module__
+    return name if home.startswith("trl.rewards") and name in BUILT_INS else None
 
 
 def _arguments_of_built_in(function: Any, args: GRPOConfig) -> dict[str, Any]:

@@ -169,6 +169,20 @@ def test_rewards_that_trls_factories_make_keep_their_arguments(files: Files) -> 
         training_settings(script, files)
 
 
+def test_a_function_around_one_of_trls_is_not_the_built_in_one(files: Files) -> None:
+    def accuracy_reward(completions: list[str], **_: Any) -> list[float]:
+        return [1.0 for _ in completions]
+
+    accuracy_reward.__module__ = "trl.rewards.accuracy_rewards"
+
+    @functools.wraps(accuracy_reward)
+    def half(completions: list[str], **kwargs: Any) -> list[float]:
+        return [0.5 * reward for reward in accuracy_reward(completions, **kwargs)]
+
+    settings, _ = training_settings(replace(make_script(), reward_funcs=[half]), files)
+    assert settings["reward_funcs"][0].endswith(":accuracy_reward_half")
+
+
 def test_a_default_of_trl_that_the_script_gives_counts(files: Files) -> None:
     chosen = {"save_steps": 500, "gradient_checkpointing": True, "max_staleness": 2}
     settings, _ = training_settings(make_script(**chosen, num_iterations=2), files)
