@@ -68,7 +68,13 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
 
 def _is_written(file: str) -> bool:
     """Return whether a method's file is the user's: dataclass and NamedTuple make methods of their own."""
-    return not file.startswith(sysconfig.get_path("stdlib")) and bool(linecache.getlines(file))
+    return not file.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(file))
+
+
+def _lines_of(file: str) -> list[str]:
+    """Return the lines of a file as it is now, or of a notebook's cell."""
+    linecache.checkcache(file)
+    return linecache.getlines(file)
 
 
 def function_of(value: Any) -> FunctionType | None:
@@ -91,7 +97,7 @@ def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
     """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``."""
     wrappers: list[Any] = []
     inspect.unwrap(value, stop=lambda wrapper: bool(wrappers.append(wrapper)))
-    nodes = ast.walk(_parsed("".join(linecache.getlines(inner.__code__.co_filename))))
+    nodes = ast.walk(_parsed("".join(_lines_of(inner.__code__.co_filename))))
     definitions = (node for node in nodes if isinstance(node, _FUNCTIONS) and _is_code_of(node, inner.__code__))
     num_decorators = next((len(node.decorator_list) for node in definitions), 0)
     return len(wrappers) <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
@@ -105,7 +111,7 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
     """
     functions = list(_functions_in(value))
     file = functions[0].__code__.co_filename if functions else _file_of(value)
-    lines = linecache.getlines(file) if file else []
+    lines = _lines_of(file) if file else []
     code = functions[0].__code__ if functions else None
     nodes = [*ast.walk(_parsed("".join(lines)))]
     for node in reversed(nodes) if isinstance(value, type) else nodes:  # the last of several classes of one name
@@ -125,7 +131,7 @@ def _file_of(kind: type) -> str:
     if kind.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
         cells = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
         begin = re.compile(rf"^class {kind.__name__}\b", re.MULTILINE)
-        return next((file for file in reversed(cells) if begin.search("".join(linecache.getlines(file)))), "")
+        return next((file for file in reversed(cells) if begin.search("".join(_lines_of(file)))), "")
     try:
         return inspect.getsourcefile(kind) or ""
     except (TypeError, OSError):
