@@ -160,7 +160,7 @@ def _require_known_environments(environment_factory: Any, data: Any) -> None:
 def _options(args: GRPOConfig) -> dict[str, Any]:
     """Return the options that were chosen: with another value than the default, or given by the script."""
     default = GRPOConfig()
-    values = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
+    values = {option.name: getattr(args, option.name) for option in fields(GRPOConfig) if option.name != "run_options"}
     return {name: it for name, it in values.items() if it != getattr(default, name) or name in args.given}
 
 

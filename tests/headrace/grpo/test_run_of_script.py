@@ -194,6 +194,23 @@ def test_a_default_of_trl_that_the_script_gives_counts(files: Files) -> None:
     assert "save_steps" not in settings, "a parser of a command line gives every option"
 
 
+@dataclass
+class ScriptConfig(GRPOConfig):
+    """Options of the run, and one that only the script reads."""
+
+    num_shots: int = 0
+
+
+def test_an_option_that_only_the_script_reads_is_not_a_setting(files: Files) -> None:
+    args = ScriptConfig(max_steps=5, num_shots=3)
+    for settings, _ in (
+        training_settings(replace(make_script(), args=args), files),
+        evaluation_settings(replace(make_script(), args=args), files, data=ROWS),
+    ):
+        assert "num_shots" not in settings
+    assert training_settings(replace(make_script(), args=args), files)[0]["max_steps"] == 5
+
+
 def test_the_project_is_the_trackers_variable(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "math")
     assert training_settings(make_script(report_to="wandb"), files)[0]["project"] == "math"
