@@ -169,17 +169,20 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
             f"the weights of {run_id} are on the services' machine, and a model is only there once the run has ended"
             + ("" if is_running else f": train() goes on with it, and trainer.client.stop('{run_id}') ends it")
         )
-    from services.trainer.checkpoints.checkpoint import newest_valid
+    from services.trainer.checkpoints.checkpoint import use_newest
     from services.trainer.export.export import export_checkpoint
 
-    checkpoint: Any = newest_valid(root)
-    if checkpoint is None:
+    def exported(checkpoint: Any) -> Path:
+        directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
+        if not directory.exists():
+            export_checkpoint(checkpoint.path, directory, title=run.get("name") or run_id)
+            say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
+        return directory
+
+    newest = use_newest(root, exported)
+    if newest is None:
         raise HeadraceError(
             f"{run_id} has not reached a checkpoint, so trained weights do not exist yet"
             + ("" if is_running else ": train() goes on with it")
         )
-    directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
-    if not directory.exists():
-        export_checkpoint(checkpoint.path, directory, title=run.get("name") or run_id)
-        say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
-    return directory
+    return newest
