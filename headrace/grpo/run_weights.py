@@ -159,6 +159,8 @@ def _is_pausing(run: Run, *, sees: bool) -> bool:
 def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], None]) -> Path:
     """Export the newest checkpoint of a run into a directory of this process, and say which it is.
 
+    The directory replaces those of the run's earlier checkpoints.
+
     Raises:
         HeadraceError: The run has not made a checkpoint, or this machine does not see it.
     """
@@ -176,6 +178,8 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
         directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
         if not directory.exists():
             export_checkpoint(checkpoint.path, directory, title=run.get("name") or run_id)
+            for earlier in set(directory.parent.glob(f"{run_id}-step-*")) - {directory}:
+                shutil.rmtree(earlier, ignore_errors=True)  # its weights were copied to where they were asked for
             say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
         return directory
 
