@@ -3,6 +3,7 @@
 import __future__
 
 import ast
+import functools
 import inspect
 import linecache
 import re
@@ -11,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
 
@@ -59,11 +60,42 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
             yield function
         return
     for member in vars(value).values():
-        inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        function = function_of(inner)
-        is_own = function is not None and function.__qualname__.startswith(f"{value.__qualname__}.")
-        if function is not None and is_own and _is_written(function.__code__.co_filename):
+        function = _function_in(member)
+        if function is not None and _is_inside(value, function) and _is_written(function.__code__.co_filename):
             yield function
+
+
+def _function_in(member: Any) -> FunctionType | None:
+    return function_of(member.fget if isinstance(member, property) else getattr(member, "__func__", member))
+
+
+def _is_inside(kind: type, function: FunctionType) -> bool:
+    """Return whether the code of a function, which may wrap a method under its name, is in the class."""
+    return function.__code__.co_qualname.startswith(f"{kind.__qualname__}.")
+
+
+def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any, FunctionType]]:
+    """Yield the name, the attribute and the function of each method that a class was given after its definition."""
+    methods = [it for it in node.body if isinstance(it, _FUNCTIONS) and it.decorator_list]
+    in_text = {*assigned_in(node), *(method.name for method in methods)}
+    for name, member in vars(kind).items():
+        function = _function_in(member)
+        if function is None or name in in_text or _is_inside(kind, function):
+            continue
+        is_made_by_decorator = bool(node.decorator_list) and "<locals>" in function.__code__.co_qualname
+        if not is_made_by_decorator and _is_written(function.__code__.co_filename):
+            yield name, member, function
+
+
+def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
+    """Return the variables that a class's text assigns, with what it assigns."""
+    return {
+        target.id: statement.value
+        for statement in node.body
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name)
+    }
 
 
 def _is_written(file: str) -> bool:
@@ -101,6 +133,20 @@ def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
     definitions = (node for node in nodes if isinstance(node, _FUNCTIONS) and _is_code_of(node, inner.__code__))
     num_decorators = next((len(node.decorator_list) for node in definitions), 0)
     return len(wrappers) <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
+
+
+def plain_name(function: Any, *, otherwise: str) -> str:
+    """Return a function's own name if a module can have it, or ``otherwise``, for a lambda.
+
+    A wrapper that a call made has the name of the function inside, which its module has too, so its code's is added.
+    """
+    while isinstance(function, functools.partial):
+        function = cast("Any", function).func
+    name = getattr(function, "__name__", "")
+    code = function_of(function)
+    if hasattr(code, "__wrapped__") and code is not None and code.__code__.co_name != name:
+        name = f"{name}_{code.__code__.co_name}"
+    return name if name.isidentifier() and not name.startswith("__") else otherwise
 
 
 def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str]]:

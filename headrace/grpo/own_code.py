@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.function_source import plain_name
+from headrace.grpo.definitions import plain_name
 from headrace.grpo.script import Script
 from headrace.grpo.script_check import columns_of
 from headrace.grpo.trainer_attributes import as_list

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from headrace.grpo.function_source import module_text, plain_name
+from headrace.grpo.definitions import plain_name
+from headrace.grpo.function_source import module_text
 from tests.headrace.grpo import own_code
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.grpo.function_source import module_text, plain_name
+from headrace.grpo.definitions import plain_name
+from headrace.grpo.function_source import module_text
 
 pytestmark = pytest.mark.unit
 
