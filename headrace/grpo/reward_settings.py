@@ -36,7 +36,7 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
                 "model, and give the object in reward_funcs"
             )
         if "/" in function and Path(function).expanduser().is_dir():
-            return files.once("path", function, lambda inputs: inputs.path(function))
+            return files.inputs().path(function)
         return function
     if hasattr(function, "save_pretrained"):
         tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer

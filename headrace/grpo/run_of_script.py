@@ -203,8 +203,7 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
 
 def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     if isinstance(data, str):
-        is_here = Path(data).expanduser().exists()
-        return files.once("path", data, lambda inputs: inputs.path(data)) if is_here else data
+        return files.inputs().path(data) if Path(data).expanduser().exists() else data
     if data is None:
         raise ArgumentError(
             f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.grpo.input_delivery import SharedFiles
+from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import evaluation_settings, training_settings
@@ -270,6 +270,30 @@ def test_what_changed_between_two_evaluations_is_written_anew(files: Files) -> N
     assert (first["eval_dataset_name"], first["reward_funcs"]) == (again["eval_dataset_name"], again["reward_funcs"])
     assert num_rows(changed["eval_dataset_name"]) == 2
     assert changed["reward_funcs"] != first["reward_funcs"]
+
+
+class Elsewhere:
+    """Names what it is sent after its content."""
+
+    def upload(self, path: Path) -> str:
+        return f"/uploads/{'+'.join(file.read_text() for file in ([path] if path.is_file() else path.iterdir()))}"
+
+    def upload_module(self, name: str, source: str) -> str:
+        raise AssertionError(f"{name} is not given: {source}")
+
+
+def test_a_file_that_changed_between_two_trainings_is_sent_anew(tmp_path: Path) -> None:
+    inputs = RunInputs(tmp_path / "inputs", Uploads(Elsewhere()))
+    rows, judge = tmp_path / "rows.jsonl", tmp_path / "judge"
+    judge.mkdir()
+    script = replace(make_script(), train_dataset=str(rows), reward_funcs=[str(judge)])
+    files = Files(lambda: inputs)
+    for content in ("first", "second"):
+        rows.write_text(content)
+        (judge / "config.json").write_text(f"{content} judge")
+        settings, _ = training_settings(script, files)
+        found = (settings["dataset_name"], settings["reward_funcs"])
+        assert found == (f"/uploads/{content}", [f"/uploads/{content} judge"])
 
 
 def test_rows_that_can_be_read_once_are_written_once(files: Files) -> None:
