@@ -104,6 +104,23 @@ class OwnCode:
         return text
 
 
+def check_evaluation(run: Run, metrics: Mapping[str, Any]) -> None:
+    """Look at the metrics of an evaluation.
+
+    Raises:
+        HeadraceError: A reward function has failed for more of the completions than a training allows.
+    """
+    for name, ratio in metrics.items():
+        function = name.removeprefix("eval_rewards/").removesuffix("/failed_ratio")
+        is_ratio = name == f"eval_rewards/{function}/failed_ratio" and ratio is not None
+        if is_ratio and ratio > run["config"]["reward_failure_threshold"]:
+            raise HeadraceError(
+                f"the reward function {function} failed for {ratio:.0%} of the completions of {run['run_id']}, the "
+                "evaluation; the rewarder's log has the failures. Mend the function, or allow more with "
+                "run_options={'reward_failure_threshold': SHARE}"
+            )
+
+
 def _own(names: Sequence[str], given: Sequence[Any]) -> dict[str, Any]:
     """Return the code by its name in the settings, without what was given by name."""
     pairs = zip(names, given, strict=True) if len(names) == len(given) else ()
