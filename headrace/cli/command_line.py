@@ -48,9 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader of a pipe has ended, as in `headrace runs | head`.
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader of a pipe has ended, as in `headrace runs | head`. rich makes a SystemExit of it.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _discard_output()
         return 0
     except OSError as error:
         if error.filename is not None:
@@ -58,10 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         if error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it flushes at exit
+        _discard_output()
         sys.stderr.write(f"headrace: the output cannot be written: {error.strerror}\n")
         return 1
     return status
+
+
+def _discard_output() -> None:
+    """Discard what could not be written, or Python fails again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_parser() -> argparse.ArgumentParser:

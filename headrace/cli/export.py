@@ -27,24 +27,29 @@ def export(arguments: argparse.Namespace) -> int:
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise UserError(f"exporting needs {' and '.join(missing)}; install with {install_extras('trainer')}")
     from services.trainer.beginning.source import named_checkpoint
-    from services.trainer.checkpoints.checkpoint import newest_valid
+    from services.trainer.checkpoints.checkpoint import use_newest
     from services.trainer.export.export import check_exportable, export_checkpoint
     from services.trainer.run_files import RunFiles
 
-    if is_checkpoint or reference.which:
-        checkpoint = named if is_checkpoint else named_checkpoint(run_dir, reference.which, name=run_dir.name)
-        check_exportable(checkpoint, to)
-    else:
-        newest = newest_valid(RunFiles(run_dir).checkpoints)
-        if newest is None:
-            raise UserError(f"no complete checkpoint found in {RunFiles(run_dir).checkpoints}")
-        checkpoint = newest.path
-        check_exportable(checkpoint, to, is_verified=True)
+    def exported(checkpoint: Path, *, is_verified: bool = False) -> Path:
+        check_exportable(checkpoint, to, is_verified=is_verified)
+        export_checkpoint(checkpoint, to, dtype=arguments.dtype, merge=arguments.merge)
+        return checkpoint
+
     try:
-        written = export_checkpoint(checkpoint, to, dtype=arguments.dtype, merge=arguments.merge)
+        if is_checkpoint or reference.which:
+            checkpoint = exported(
+                named if is_checkpoint else named_checkpoint(run_dir, reference.which, name=run_dir.name)
+            )
+        else:
+            root = RunFiles(run_dir).checkpoints
+            newest = use_newest(root, lambda it: exported(it.path, is_verified=True))
+            if newest is None:
+                raise UserError(f"no complete checkpoint found in {root}")
+            checkpoint = newest
     except OSError as error:
         raise UserError(f"the model could not be written to {arguments.to}: {error}") from error
-    sys.stdout.write(f"exported {checkpoint} to {written}\n")
+    sys.stdout.write(f"exported {checkpoint} to {to}\n")
     return 0
 
 

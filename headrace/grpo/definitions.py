@@ -3,6 +3,7 @@
 import __future__
 
 import ast
+import functools
 import inspect
 import linecache
 import re
@@ -10,13 +11,14 @@ import symtable
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
 
 _OF_EVERY_MODULE = frozenset(name for name in dir(__import__("builtins")) if name.startswith("__"))
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Scope:
@@ -58,33 +60,93 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
             yield function
         return
     for member in vars(value).values():
-        inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        function = function_of(inner)
-        is_own = function is not None and function.__qualname__.startswith(f"{value.__qualname__}.")
-        if function is not None and is_own and _is_written(function.__code__.co_filename):
+        function = _function_in(member)
+        if function is not None and _is_inside(value, function) and _is_written(function.__code__.co_filename):
             yield function
+
+
+def _function_in(member: Any) -> FunctionType | None:
+    return function_of(member.fget if isinstance(member, property) else getattr(member, "__func__", member))
+
+
+def _is_inside(kind: type, function: FunctionType) -> bool:
+    """Return whether the code of a function, which may wrap a method under its name, is in the class."""
+    return function.__code__.co_qualname.startswith(f"{kind.__qualname__}.")
+
+
+def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any, FunctionType]]:
+    """Yield the name, the attribute and the function of each method that a class was given after its definition."""
+    methods = [it for it in node.body if isinstance(it, _FUNCTIONS) and it.decorator_list]
+    in_text = {*assigned_in(node), *(method.name for method in methods)}
+    for name, member in vars(kind).items():
+        function = _function_in(member)
+        if function is None or name in in_text or _is_inside(kind, function):
+            continue
+        is_made_by_decorator = bool(node.decorator_list) and "<locals>" in function.__code__.co_qualname
+        if not is_made_by_decorator and _is_written(function.__code__.co_filename):
+            yield name, member, function
+
+
+def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
+    """Return the variables that a class's text assigns, with what it assigns."""
+    return {
+        target.id: statement.value
+        for statement in node.body
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name)
+    }
 
 
 def _is_written(file: str) -> bool:
     """Return whether a method's file is the user's: dataclass and NamedTuple make methods of their own."""
-    return not file.startswith(sysconfig.get_path("stdlib")) and bool(linecache.getlines(file))
+    return not file.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(file))
+
+
+def _lines_of(file: str) -> list[str]:
+    """Return the lines of a file as it is now, or of a notebook's cell."""
+    linecache.checkcache(file)
+    return linecache.getlines(file)
 
 
 def function_of(value: Any) -> FunctionType | None:
-    """Return the Python function in ``value``, without decorators that keep it as ``__wrapped__``."""
-    if not callable(value) or isinstance(value, type):
+    """Return the function whose definition stands for a callable; None without one.
+
+    That is the function inside, if its own decorators made the value of it. A wrapper that a call made, such as
+    ``twice(reward)``, is a function of its own.
+    """
+    if not callable(value) or isinstance(value, (type, MethodType)):
         return None
-    inner = inspect.unwrap(value)
-    if not isinstance(inner, FunctionType):
-        return None
-    if isinstance(value, FunctionType) and inner is not value and not is_decorated(inner):
-        return value  # wrapped by a call, such as `twice(reward)`
-    return inner
+    inner: Any = inspect.unwrap(value)
+    if isinstance(inner, FunctionType) and (inner is value or _is_made_by_decorators(value, inner)):
+        return inner
+    if isinstance(value, FunctionType):
+        return value
+    return function_of(getattr(value, "__wrapped__", None)) if type(value).__module__ == "functools" else None
 
 
-def is_decorated(function: FunctionType) -> bool:
-    """Return whether a function's definition begins with a decorator."""
-    return linecache.getline(function.__code__.co_filename, function.__code__.co_firstlineno).lstrip().startswith("@")
+def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
+    """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``."""
+    wrappers: list[Any] = []
+    inspect.unwrap(value, stop=lambda wrapper: bool(wrappers.append(wrapper)))
+    nodes = ast.walk(_parsed("".join(_lines_of(inner.__code__.co_filename))))
+    definitions = (node for node in nodes if isinstance(node, _FUNCTIONS) and _is_code_of(node, inner.__code__))
+    num_decorators = next((len(node.decorator_list) for node in definitions), 0)
+    return len(wrappers) <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
+
+
+def plain_name(function: Any, *, otherwise: str) -> str:
+    """Return a function's own name if a module can have it, or ``otherwise``, for a lambda.
+
+    A wrapper that a call made has the name of the function inside, which its module has too, so its code's is added.
+    """
+    while isinstance(function, functools.partial):
+        function = cast("Any", function).func
+    name = getattr(function, "__name__", "")
+    code = function_of(function)
+    if hasattr(code, "__wrapped__") and code is not None and code.__code__.co_name != name:
+        name = f"{name}_{code.__code__.co_name}"
+    return name if name.isidentifier() and not name.startswith("__") else otherwise
 
 
 def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str]]:
@@ -95,13 +157,9 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
     """
     functions = list(_functions_in(value))
     file = functions[0].__code__.co_filename if functions else _file_of(value)
-    lines = linecache.getlines(file) if file else []
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        tree = ast.Module([], [])
+    lines = _lines_of(file) if file else []
     code = functions[0].__code__ if functions else None
-    nodes = [*ast.walk(tree)]
+    nodes = [*ast.walk(_parsed("".join(lines)))]
     for node in reversed(nodes) if isinstance(value, type) else nodes:  # the last of several classes of one name
         if isinstance(node, ast.ClassDef):
             is_it = isinstance(value, type) and node.name == value.__name__ and (code is None or _holds(node, code))
@@ -119,7 +177,7 @@ def _file_of(kind: type) -> str:
     if kind.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
         cells = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
         begin = re.compile(rf"^class {kind.__name__}\b", re.MULTILINE)
-        return next((file for file in reversed(cells) if begin.search("".join(linecache.getlines(file)))), "")
+        return next((file for file in reversed(cells) if begin.search("".join(_lines_of(file)))), "")
     try:
         return inspect.getsourcefile(kind) or ""
     except (TypeError, OSError):
@@ -131,7 +189,7 @@ def _holds(node: ast.ClassDef, code: CodeType) -> bool:
 
 
 def _is_code_of(node: ast.AST, code: CodeType) -> bool:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, _FUNCTIONS):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         return code.co_name == node.name and code.co_firstlineno == first
     if not isinstance(node, ast.Lambda) or code.co_name != "<lambda>":
@@ -186,4 +244,4 @@ def _parsed(text: str) -> ast.AST:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError):
-        return ast.Module([], [])  # an annotation in plain words
+        return ast.Module([], [])  # an annotation in plain words, or a file that is not Python

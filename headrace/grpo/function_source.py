@@ -22,11 +22,22 @@ from types import ModuleType
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.definitions import Scope, definition_of, function_of, names_in_quotes, names_used, text_of
+from headrace.grpo.definitions import (
+    Scope,
+    assigned_in,
+    definition_of,
+    function_of,
+    methods_given_later,
+    names_in_quotes,
+    names_used,
+    plain_name,
+    text_of,
+)
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, dict)
 _BRACKETS: Mapping[type, str] = {list: "[{}]", tuple: "({},)", set: "{{{}}}"}
+_DESCRIPTORS: Mapping[type, str] = {kind: kind.__name__ for kind in (staticmethod, classmethod, property)}
 _MAX_LITERAL = 1_000_000
 _MADE_BY_A_CALL: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
     (re.Pattern, "re", lambda pattern: f"re.compile({pattern.pattern!r}, {pattern.flags})"),
@@ -48,14 +59,6 @@ def module_text(functions: Mapping[str, Any]) -> str:
     future = ["from __future__ import annotations"] if module.has_future_annotations else []
     exported = f"__all__ = {sorted(functions)!r}"
     return "\n\n\n".join(["\n".join([*future, *module.imports]), *module.definitions, exported]).lstrip() + "\n"
-
-
-def plain_name(function: Any, *, otherwise: str) -> str:
-    """Return a function's own name if a module can have it, or ``otherwise``, for a lambda."""
-    while isinstance(function, functools.partial):
-        function = cast("Any", function).func
-    name = getattr(function, "__name__", "")
-    return name if name.isidentifier() and not name.startswith("__") else otherwise
 
 
 class _Module:
@@ -142,6 +145,17 @@ class _Module:
             self.definitions.append(f"{name} = {own_name}")
         if isinstance(value, type):
             self.definitions += _changed_attributes(name, value, node)
+            self._define_methods_given_later(name, value, node)
+
+    def _define_methods_given_later(self, name: str, kind: type, node: Any) -> None:
+        for key, member, function in methods_given_later(kind, node):
+            if is_installed(function.__globals__["__name__"]):
+                continue
+            around = _DESCRIPTORS.get(type(cast("object", member)), "")
+            value = function if around else member
+            its_name = plain_name(value, otherwise=f"{name}_{key}")
+            self.define(its_name, value, used_by=name)
+            self.definitions.append(f"{name}.{key} = {around}({its_name})" if around else f"{name}.{key} = {its_name}")
 
 
 def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
@@ -165,13 +179,7 @@ def _set_defaults(node: Any, function: Any, scope: Scope, *, name: str) -> bool:
 
 def _changed_attributes(name: str, kind: type, node: Any) -> list[str]:
     """Return assignments of plain attributes that the class was given after its definition."""
-    written = {
-        target.id: statement.value
-        for statement in node.body
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None
-        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
-        if isinstance(target, ast.Name)
-    }
+    written = assigned_in(node)
     return [
         f"{name}.{key} = {_literal(value, name=key, used_by=name)}"
         for key, value in vars(kind).items()

@@ -286,7 +286,8 @@ class GRPOTrainer:
 
         Raises:
             ArgumentError: There is nothing to evaluate on.
-            HeadraceError: The evaluation failed.
+            HeadraceError: The evaluation failed, or a reward function in it for more than
+                ``reward_failure_threshold`` of the completions.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, str) and isinstance(self.eval_dataset, Mapping):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from headrace.client import HeadraceApiError, HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.function_source import plain_name
+from headrace.grpo.definitions import plain_name
 from headrace.grpo.script import Script
 from headrace.grpo.script_check import columns_of
 from headrace.grpo.trainer_attributes import as_list
@@ -102,6 +102,23 @@ class OwnCode:
         for name, code in (self._reward_funcs | self._tools | self._environments).items():
             text = text.replace(name, plain_name(code, otherwise=name.rpartition(":")[2]))
         return text
+
+
+def check_evaluation(run: Run, metrics: Mapping[str, Any]) -> None:
+    """Look at the metrics of an evaluation.
+
+    Raises:
+        HeadraceError: A reward function has failed for more of the completions than a training allows.
+    """
+    for name, ratio in metrics.items():
+        function = name.removeprefix("eval_rewards/").removesuffix("/failed_ratio")
+        is_ratio = name == f"eval_rewards/{function}/failed_ratio" and ratio is not None
+        if is_ratio and ratio > run["config"]["reward_failure_threshold"]:
+            raise HeadraceError(
+                f"the reward function {function} failed for {ratio:.0%} of the completions of {run['run_id']}, the "
+                "evaluation; the rewarder's log has the failures. Mend the function, or allow more with "
+                "run_options={'reward_failure_threshold': SHARE}"
+            )
 
 
 def _own(names: Sequence[str], given: Sequence[Any]) -> dict[str, Any]:

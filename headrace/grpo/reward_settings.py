@@ -36,7 +36,7 @@ def _reward(function: Any, tokenizer: Any, files: Files, number: int) -> str:
                 "model, and give the object in reward_funcs"
             )
         if "/" in function and Path(function).expanduser().is_dir():
-            return files.once("path", function, lambda inputs: inputs.path(function))
+            return files.inputs().path(function)
         return function
     if hasattr(function, "save_pretrained"):
         tokenizer = own_tokenizer(function) if tokenizer is None else tokenizer
@@ -52,8 +52,9 @@ def _built_in(function: Any) -> str | None:
     from services.rewarder.built_ins.built_in_rewards import BUILT_INS
 
     name = str(getattr(function, "__name__", ""))
-    is_trls = str(getattr(function, "__module__", "")).startswith("trl.rewards")
-    return name if is_trls and name in BUILT_INS else None
+    # Not the function's own __module__: functools.wraps gives it to functions around it.
+    home = function.__globals__["__name__"] if isinstance(function, FunctionType) else type(function).__module__
+    return name if home.startswith("trl.rewards") and name in BUILT_INS else None
 
 
 def _arguments_of_built_in(function: Any, args: GRPOConfig) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.function_source import module_text, plain_name
+from headrace.grpo.definitions import plain_name
+from headrace.grpo.function_source import module_text
 from headrace.grpo.input_delivery import Delivery, SharedFiles
 from shared.user_code.places import named_by_content
 

@@ -160,7 +160,7 @@ def _require_known_environments(environment_factory: Any, data: Any) -> None:
 def _options(args: GRPOConfig) -> dict[str, Any]:
     """Return the options that were chosen: with another value than the default, or given by the script."""
     default = GRPOConfig()
-    values = {option.name: getattr(args, option.name) for option in fields(args) if option.name != "run_options"}
+    values = {option.name: getattr(args, option.name) for option in fields(GRPOConfig) if option.name != "run_options"}
     return {name: it for name, it in values.items() if it != getattr(default, name) or name in args.given}
 
 
@@ -203,8 +203,7 @@ def _agent(script: Script, files: Files) -> dict[str, Any]:
 
 def _data(data: Any, files: Files, *, num_rows: int | None, what: str) -> str:
     if isinstance(data, str):
-        is_here = Path(data).expanduser().exists()
-        return files.once("path", data, lambda inputs: inputs.path(data)) if is_here else data
+        return files.inputs().path(data) if Path(data).expanduser().exists() else data
     if data is None:
         raise ArgumentError(
             f"{what} is missing: give a datasets.Dataset with a column prompt, or the id of one on the hub"

@@ -159,6 +159,8 @@ def _is_pausing(run: Run, *, sees: bool) -> bool:
 def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], None]) -> Path:
     """Export the newest checkpoint of a run into a directory of this process, and say which it is.
 
+    The directory replaces those of the run's earlier checkpoints.
+
     Raises:
         HeadraceError: The run has not made a checkpoint, or this machine does not see it.
     """
@@ -169,17 +171,22 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
             f"the weights of {run_id} are on the services' machine, and a model is only there once the run has ended"
             + ("" if is_running else f": train() goes on with it, and trainer.client.stop('{run_id}') ends it")
         )
-    from services.trainer.checkpoints.checkpoint import newest_valid
+    from services.trainer.checkpoints.checkpoint import use_newest
     from services.trainer.export.export import export_checkpoint
 
-    checkpoint: Any = newest_valid(root)
-    if checkpoint is None:
+    def exported(checkpoint: Any) -> Path:
+        directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
+        if not directory.exists():
+            export_checkpoint(checkpoint.path, directory, title=run.get("name") or run_id)
+            for earlier in set(directory.parent.glob(f"{run_id}-step-*")) - {directory}:
+                shutil.rmtree(earlier, ignore_errors=True)  # its weights were copied to where they were asked for
+            say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
+        return directory
+
+    newest = use_newest(root, exported)
+    if newest is None:
         raise HeadraceError(
             f"{run_id} has not reached a checkpoint, so trained weights do not exist yet"
             + ("" if is_running else ": train() goes on with it")
         )
-    directory = services.own_directory() / f"{run_id}-step-{checkpoint.step}"
-    if not directory.exists():
-        export_checkpoint(checkpoint.path, directory, title=run.get("name") or run_id)
-        say(f"note: the model has the weights of step {checkpoint.step} of {run_id}, which is {run['status']}")
-    return directory
+    return newest

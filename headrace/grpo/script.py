@@ -28,8 +28,8 @@ class Script:
 class Files:
     """Writes inputs when they are needed. Trainings and evaluations share the files.
 
-    Functions and lists of rows are written each time, because they may have changed; the same content has the same
-    file. All other inputs are written once.
+    Functions, lists of rows, and files and directories by name are taken each time, because they may have changed;
+    the same content has the same file. All other inputs are written once.
     """
 
     inputs: Callable[[], RunInputs]

@@ -17,7 +17,7 @@ from rich.console import Console
 from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submission
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.own_code import OwnCode
+from headrace.grpo.own_code import OwnCode, check_evaluation
 from headrace.grpo.resumption import has_made_all_steps, replaced, say_differences, without_beginning
 from headrace.grpo.run_of_script import evaluation_settings, training_settings
 from headrace.grpo.run_weights import RunWeights
@@ -138,7 +138,7 @@ class ScriptRun:
 
         Raises:
             ArgumentError: The training is paused or still runs, or there is nothing to evaluate on.
-            HeadraceError: The evaluation failed.
+            HeadraceError: The evaluation failed, or a reward function in it.
         """
         client = self.client
         training = None if self.run is None else client.get(self.run["run_id"])
@@ -149,13 +149,14 @@ class ScriptRun:
                 "the training still runs, and keeps the generators: set eval_strategy to evaluate while it trains"
             )
         settings, notes = evaluation_settings(self._script(), self._files, data=data)
-        for note in notes:
-            say(f"note: {note}")
         submission = begin_run(client, settings, say=say)
+        for note in (*notes, *submission.warnings):
+            say(f"note: {note}")
         run = follow(client, submission.run_id, console=self._console()).run
         evaluations = client.evaluations(submission.run_id)
         if run["status"] != "finished" or not evaluations:
             raise HeadraceError(final_sentence(run))
+        check_evaluation(run, evaluations[-1])
         return evaluations[-1]
 
     def give_weights(self) -> None:

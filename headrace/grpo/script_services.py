@@ -190,6 +190,12 @@ def begin_run(
     earlier = _latest_run.get(client.base_url)
     try:
         submission = client.submit(settings)
+    except KeyboardInterrupt:
+        say(
+            "note: the run may have been submitted all the same, and the next one waits for it; `headrace runs` shows "
+            "it, and `headrace stop` ends it"
+        )
+        raise
     except HeadraceApiError as error:
         if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.grpo.argument_error import ArgumentError
-from headrace.grpo.function_source import plain_name
+from headrace.grpo.definitions import plain_name
 from headrace.terminal import say
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.grpo_config import GRPOConfig

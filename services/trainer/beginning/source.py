@@ -19,7 +19,7 @@ from services.trainer.checkpoints.checkpoint import (
     CheckpointState,
     checkpoint_path,
     checkpoint_paths,
-    incarnation_that_wrote,
+    newest_without,
     parse_state,
     step_of,
 )
@@ -206,14 +206,13 @@ def _of_run(run_dir: Path, *, which: str = "", name: str) -> tuple[Path, list[st
         path = named_checkpoint(run_dir, which, name=name)
         _refuse_damage(path)
         return path, []
-    paths = _all_of_run(RunFiles(run_dir).checkpoints, name=name)
-    notes: list[str] = []
-    for path in sorted(paths, key=incarnation_that_wrote, reverse=True):
-        damage = damage_of(path)
-        if damage is None:
-            return path, notes
-        notes.append(f"{path.name} of {name} is damaged and was left out: {damage}")
-    raise UserError(f"every checkpoint of {name} is damaged: {'; '.join(notes)}", field=FIELD)
+    root = RunFiles(run_dir).checkpoints
+    _all_of_run(root, name=name)
+    newest, damaged = newest_without(damage_of, root)
+    notes = [f"{path.name} of {name} is damaged and was left out: {damage}" for path, damage in damaged.items()]
+    if newest is None:
+        raise UserError(f"every checkpoint of {name} is damaged: {'; '.join(notes)}", field=FIELD)
+    return newest, notes
 
 
 def damage_of(checkpoint: Path) -> str | None:

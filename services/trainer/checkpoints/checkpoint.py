@@ -12,14 +12,16 @@ to the core; this module does not interpret them. checkpoint_writer.py writes th
 import json
 import logging
 import re
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from services.trainer.checkpoints.manifest import find_damage
+from services.trainer.checkpoints.manifest import find_damage, has_all_files
+from shared.errors import HeadraceError
 from shared.files.file_roots import open_regular
 from shared.message_invariants import Incarnation, Version
 
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 STATE_FILE = "trainer_state.json"
 _PREFIX = "step_"
 _NAME = re.compile(rf"^{_PREFIX}\d{{8,}}$")
+_MAX_TRIES = 5
+"""Times that checkpoints are listed while a training prunes them."""
+
+_Result = TypeVar("_Result")
 
 
 class CheckpointState(msgspec.Struct):
@@ -68,15 +74,72 @@ def newest_valid(root: Path) -> Checkpoint | None:
 
     Damaged checkpoints are skipped, and logged with the name of the damaged file.
     """
-    # The sort is stable: within an incarnation the newest step stays first.
-    for path in sorted(checkpoint_paths(root), key=incarnation_that_wrote, reverse=True):
-        damage = find_damage(path)
-        state = _state(path) if damage is None else None
-        if state is not None:
-            return Checkpoint(path, step=state.step, incarnation=state.incarnation, extra=state.extra)
-        damage = damage or f"{path / STATE_FILE} is unchanged since it was written, but cannot be decoded"
+    states: dict[Path, CheckpointState] = {}
+
+    def damage_of(path: Path) -> str | None:
+        if (damage := find_damage(path)) is not None:
+            return damage
+        if (state := _state(path)) is None:
+            return f"{path / STATE_FILE} is unchanged since it was written, but cannot be decoded"
+        states[path] = state
+        return None
+
+    newest, damaged = newest_without(damage_of, root)
+    for path, damage in damaged.items():
         log.error("checkpoint %s is damaged and was skipped: %s", path.name, damage)
-    return None
+    if newest is None:
+        return None
+    state = states[newest]
+    return Checkpoint(newest, step=state.step, incarnation=state.incarnation, extra=state.extra)
+
+
+def newest_without(damage_of: Callable[[Path], str | None], root: Path) -> tuple[Path | None, dict[Path, str]]:
+    """Return the newest checkpoint of the newest incarnation that is intact or None, and the damage of newer ones.
+
+    While checkpoints are read, a training may write newer ones and prune these: then the newer ones are read.
+
+    Args:
+        damage_of: Returns a sentence about the damage of a checkpoint, or None.
+        root: Directory of the checkpoints.
+    """
+    damaged: dict[Path, str] = {}
+    for _ in range(_MAX_TRIES):
+        listed = checkpoint_paths(root)
+        damaged.clear()
+        # The sort is stable: within an incarnation the newest step stays first.
+        for path in sorted(listed, key=incarnation_that_wrote, reverse=True):
+            damage = damage_of(path)
+            if damage is None:
+                return path, damaged
+            damaged[path] = damage
+            if checkpoint_paths(root) != listed:
+                break
+        else:
+            break
+    return None, damaged
+
+
+def use_newest(root: Path, use: Callable[[Checkpoint], _Result]) -> _Result | None:
+    """Return what ``use`` makes of the newest intact checkpoint, or None without one.
+
+    If a training prunes it meanwhile, ``use`` is called again with the one that is the newest then.
+
+    Raises:
+        HeadraceError: Each one was pruned.
+    """
+    for _ in range(_MAX_TRIES):
+        checkpoint = newest_valid(root)
+        if checkpoint is None:
+            return None
+        try:
+            return use(checkpoint)
+        except (OSError, HeadraceError):
+            if has_all_files(checkpoint.path):
+                raise
+    raise HeadraceError(
+        f"the training deleted each checkpoint in {root} while it was read: pause the run, or keep more of them "
+        "(save_total_limit)"
+    )
 
 
 def load_into(core: SavableCore, checkpoint: Checkpoint) -> None:

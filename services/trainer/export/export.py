@@ -22,7 +22,7 @@ from torch import Tensor
 
 from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.checkpoints.checkpoint import STATE_FILE
-from services.trainer.checkpoints.manifest import find_damage, sync_tree
+from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync_tree
 from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
 from services.trainer.export.adapter_export import export_adapters, export_merged, holds_adapters
 from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
@@ -52,7 +52,7 @@ def export_checkpoint(
         merge: Whether to merge a LoRA run's adapters into the weights of their base.
 
     Raises:
-        HeadraceError: The checkpoint contains no model that can be exported; the message says why.
+        HeadraceError: The checkpoint contains no model that can be exported, or was deleted; the message says why.
         OSError: The directory could not be written.
     """
     facts = run_facts(checkpoint)
@@ -72,6 +72,7 @@ def export_checkpoint(
         card = model_card(facts, title=title or to.name, is_adapter=is_adapter and not merge)
         (aside / FILE_NAME).write_text(card, encoding="utf-8")
         _give_all_the_mode_of(aside / FILE_NAME)
+        _require_all_files(checkpoint)
         _put_in_place(aside, to)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -92,6 +93,11 @@ def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -
     is_model = (to / "config.json").is_file() or holds_adapters(to)
     if to.exists() and (not to.is_dir() or (any(to.iterdir()) and not is_model)):
         raise UserError(f"{to} would be replaced, but contains other files than a model; give another directory")
+
+
+def _require_all_files(checkpoint: Path) -> None:
+    if not has_all_files(checkpoint):
+        raise HeadraceError(f"{checkpoint} was deleted while it was exported: export a newer one")
 
 
 def run_facts(checkpoint: Path) -> RunFacts:

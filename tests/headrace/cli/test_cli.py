@@ -1,6 +1,7 @@
 """The command line without a service: help, refusals, exit statuses."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -264,6 +265,26 @@ def test_output_that_finds_no_space_is_a_sentence(tmp_path: Path) -> None:
         )
     assert ended.returncode == 1
     assert ended.stderr == b"headrace: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [["runs", "."], ["logs", "--state-dir", "."]])
+def test_output_whose_reader_has_ended_is_not_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, nothing is left to be written at exit
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer.log").write_text("begins\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "headrace", *arguments],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_run_that_ended_is_not_paused_and_the_refusal_is_the_services(

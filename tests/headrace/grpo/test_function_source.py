@@ -3,6 +3,8 @@
 import dataclasses
 import enum
 import functools
+import importlib
+import linecache
 import logging
 import math
 import re
@@ -19,7 +21,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from headrace.grpo.function_source import module_text, plain_name
+from headrace.grpo.definitions import plain_name
+from headrace.grpo.function_source import module_text
 from tests.headrace.grpo import own_code
 
 pytestmark = pytest.mark.unit
@@ -180,6 +183,27 @@ def test_the_submodules_that_a_function_uses_are_imported(function: Callable[...
     program = [sys.executable, "-I", "-c", f"{text}\nprint(it(['<a>4</a>']))"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.stdout == "[4.0]\n", done.stderr
+
+
+def test_a_module_that_was_edited_and_loaded_again_is_sent_as_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_rewards.py"
+    file.write_text("def first(completions, **_):\n    return [1.0 for _ in completions]\n")
+    edited: Any = importlib.import_module("edited_rewards")
+    assert module_of(first=edited.first).first(["a"]) == [1.0]
+    file.write_text("FACTOR = 10.0\n\ndef first(completions, **_):\n    return [FACTOR for _ in completions]\n")
+    importlib.reload(edited)
+    assert module_of(first=edited.first).first(["a"]) == [10.0]
+
+
+def test_a_cell_of_a_notebook_has_its_text_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, file = "def of_a_cell(completions, **_):\n    return [3.0 for _ in completions]\n", "<ipython-input-1-abc>"
+    monkeypatch.setitem(linecache.cache, file, (len(text), None, text.splitlines(keepends=True), file))
+    cell: dict[str, Any] = {}
+    exec(compile(text, file, "exec"), cell)
+    assert module_of(it=cell["of_a_cell"]).it(["a"]) == [3.0]
 
 
 def test_functions_that_call_each_other_are_both_written() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.grpo.input_delivery import SharedFiles
+from headrace.grpo.input_delivery import SharedFiles, Uploads
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.run_of_script import evaluation_settings, training_settings
@@ -169,6 +169,20 @@ def test_rewards_that_trls_factories_make_keep_their_arguments(files: Files) -> 
         training_settings(script, files)
 
 
+def test_a_function_around_one_of_trls_is_not_the_built_in_one(files: Files) -> None:
+    def accuracy_reward(completions: list[str], **_: Any) -> list[float]:
+        return [1.0 for _ in completions]
+
+    accuracy_reward.__module__ = "trl.rewards.accuracy_rewards"
+
+    @functools.wraps(accuracy_reward)
+    def half(completions: list[str], **kwargs: Any) -> list[float]:
+        return [0.5 * reward for reward in accuracy_reward(completions, **kwargs)]
+
+    settings, _ = training_settings(replace(make_script(), reward_funcs=[half]), files)
+    assert settings["reward_funcs"][0].endswith(":accuracy_reward_half")
+
+
 def test_a_default_of_trl_that_the_script_gives_counts(files: Files) -> None:
     chosen = {"save_steps": 500, "gradient_checkpointing": True, "max_staleness": 2}
     settings, _ = training_settings(make_script(**chosen, num_iterations=2), files)
@@ -178,6 +192,23 @@ def test_a_default_of_trl_that_the_script_gives_counts(files: Files) -> None:
     every = {option.name: getattr(GRPOConfig(), option.name) for option in fields(GRPOConfig)}
     settings, _ = training_settings(make_script(**every), files)
     assert "save_steps" not in settings, "a parser of a command line gives every option"
+
+
+@dataclass
+class ScriptConfig(GRPOConfig):
+    """Options of the run, and one that only the script reads."""
+
+    num_shots: int = 0
+
+
+def test_an_option_that_only_the_script_reads_is_not_a_setting(files: Files) -> None:
+    args = ScriptConfig(max_steps=5, num_shots=3)
+    for settings, _ in (
+        training_settings(replace(make_script(), args=args), files),
+        evaluation_settings(replace(make_script(), args=args), files, data=ROWS),
+    ):
+        assert "num_shots" not in settings
+    assert training_settings(replace(make_script(), args=args), files)[0]["max_steps"] == 5
 
 
 def test_the_project_is_the_trackers_variable(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +270,30 @@ def test_what_changed_between_two_evaluations_is_written_anew(files: Files) -> N
     assert (first["eval_dataset_name"], first["reward_funcs"]) == (again["eval_dataset_name"], again["reward_funcs"])
     assert num_rows(changed["eval_dataset_name"]) == 2
     assert changed["reward_funcs"] != first["reward_funcs"]
+
+
+class Elsewhere:
+    """Names what it is sent after its content."""
+
+    def upload(self, path: Path) -> str:
+        return f"/uploads/{'+'.join(file.read_text() for file in ([path] if path.is_file() else path.iterdir()))}"
+
+    def upload_module(self, name: str, source: str) -> str:
+        raise AssertionError(f"{name} is not given: {source}")
+
+
+def test_a_file_that_changed_between_two_trainings_is_sent_anew(tmp_path: Path) -> None:
+    inputs = RunInputs(tmp_path / "inputs", Uploads(Elsewhere()))
+    rows, judge = tmp_path / "rows.jsonl", tmp_path / "judge"
+    judge.mkdir()
+    script = replace(make_script(), train_dataset=str(rows), reward_funcs=[str(judge)])
+    files = Files(lambda: inputs)
+    for content in ("first", "second"):
+        rows.write_text(content)
+        (judge / "config.json").write_text(f"{content} judge")
+        settings, _ = training_settings(script, files)
+        found = (settings["dataset_name"], settings["reward_funcs"])
+        assert found == (f"/uploads/{content}", [f"/uploads/{content} judge"])
 
 
 def test_rows_that_can_be_read_once_are_written_once(files: Files) -> None:

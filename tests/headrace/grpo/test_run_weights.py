@@ -6,14 +6,16 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.client import HeadraceClient
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.run_weights import RunWeights
+from headrace.grpo.run_weights import RunWeights, export_newest
 from headrace.grpo.script import Script
 from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.script_services import ScriptServices, find_services
 from headrace.grpo.training_events import TrainingEvents
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
+from tests.checkpoints import save_checkpoint
 from tests.headrace.scripted_api import Asked, serving
 from tests.trainer.beginning.made_checkpoints import make_adapter
 
@@ -90,3 +92,23 @@ def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
         assert live.so_far is None
         services.client.close()
     assert api.asked
+
+
+def test_of_the_models_that_a_training_leaves_before_its_end_the_newest_is_kept(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")  # writes checkpoints
+    from tests.trainer.cores import make_core
+
+    services = ScriptServices(HeadraceClient("http://127.0.0.1:1", "k"), None)
+    run: dict[str, Any] = {"run_id": "run-a", "name": None, "run_dir": str(tmp_path / "run-a"), "status": "running"}
+    other = services.own_directory() / "run-b-step-1"
+    other.mkdir()
+    notes: list[str] = []
+    for step in (1, 2):
+        save_checkpoint(tmp_path / "run-a" / "checkpoints", make_core(model), {}, step=step, keep=2)
+        exported = [export_newest(services, run, say=notes.append) for _ in range(2)]
+    assert exported == [services.own_directory() / "run-a-step-2"] * 2
+    assert {path.name for path in services.own_directory().iterdir()} == {"run-a-step-2", "run-b-step-1"}
+    assert [note.partition(",")[0] for note in notes] == [
+        f"note: the model has the weights of step {step} of run-a" for step in (1, 2)
+    ]
+    services.client.close()

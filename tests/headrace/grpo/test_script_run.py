@@ -211,6 +211,51 @@ def test_an_evaluation_while_the_training_runs_or_is_paused_says_which(
         script.client.close()
 
 
+class Evaluated(NewRun):
+    """A run that evaluates, while a reward function fails for a share of the completions."""
+
+    def __init__(self, failed_ratio: float) -> None:
+        super().__init__()
+        self._metrics = {"step": 0, "eval_reward": None, "eval_rewards/length/failed_ratio": failed_ratio}
+        self._metrics |= {"eval_groups/done": 1.0, "eval_rewards/other/failed_ratio": None}
+
+    def __call__(self, asked: Asked) -> Any:
+        answer = super().__call__(asked)
+        if asked.path == "/v1/runs":
+            self.record["config"] |= {"reward_failure_threshold": 0.5, "groups_per_step": 1}
+            counts: dict[str, Any] = {"groups_admitted": 0, "groups_trained": 0, "groups_dropped": {}}
+            self.record |= {"status": "finished", "progress": {"step": 0, "max_steps": 0, **counts}}
+        if asked.path.endswith("/events"):
+            return event_stream()
+        if asked.path.endswith("/metrics"):
+            return {"metrics": [], "next_cursor": None}
+        if asked.path.endswith("/evaluations"):
+            return {"evaluations": [self._metrics], "next_cursor": None}
+        return answer
+
+
+def test_an_evaluation_in_which_a_reward_function_fails_too_often_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_INPUTS_DIR", str(tmp_path))
+    args = GRPOConfig(disable_tqdm=True)
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    script = Script(live, ["length"], args, "org/rows", "org/rows", reward_processing_classes=[None])
+    for failed_ratio in (0.5, 1.0):
+        with elsewhere(Evaluated(failed_ratio), monkeypatch):
+            evaluating = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
+            try:
+                if failed_ratio == 0.5:
+                    assert evaluating.evaluate("org/rows")["eval_groups/done"] == 1
+                else:
+                    says = r"the reward function length failed for 100% of the completions of run-a, .* rewarder's log"
+                    with pytest.raises(HeadraceError, match=says):
+                        evaluating.evaluate("org/rows")
+            finally:
+                evaluating.client.close()
+        assert "note: it may surprise" in capsys.readouterr().out
+
+
 def test_a_model_that_is_saved_while_the_training_runs_is_not_the_one_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

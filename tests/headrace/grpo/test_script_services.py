@@ -2,13 +2,14 @@
 
 import subprocess
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headrace.client import HeadraceApiError, HeadraceClient
+from headrace.client import HeadraceApiError, HeadraceClient, Submission
 from headrace.grpo import script_services
 from headrace.grpo.argument_error import ArgumentError
 from headrace.local import guarded_exec
@@ -83,3 +84,16 @@ def test_settings_that_the_run_api_refuses_are_a_value_error_as_in_trl() -> None
             script_services.begin_run(client, {"temperature": -1.0}, say=list[str]().append)
         with pytest.raises(HeadraceApiError, match="another run has this name"):
             script_services.begin_run(client, {"name": "a"}, say=list[str]().append)
+
+
+class Interrupted(HeadraceClient):
+    def submit(self, config: Mapping[str, Any]) -> Submission:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_run_is_submitted_says_that_there_may_be_one() -> None:
+    said: list[str] = []
+    with Interrupted("http://127.0.0.1:1", "k") as client, pytest.raises(KeyboardInterrupt):
+        script_services.begin_run(client, {}, say=said.append)
+    (note,) = said
+    assert note.startswith("note: the run may have been submitted all the same")

@@ -11,6 +11,7 @@ import pytest
 
 from services.trainer.beginning import source
 from services.trainer.beginning.source import find_source, run_reference
+from services.trainer.checkpoints.manifest import find_damage
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
 from shared.redis.run_record import Progress, RunRecord
@@ -111,6 +112,22 @@ def test_a_damaged_checkpoint_is_left_out_with_a_note_and_refused_if_it_was_name
     (older / "model" / "config.json").unlink()
     with pytest.raises(UserError, match="every checkpoint of run-source is damaged"):
         find_source("run-source", runs=[record(tmp_path)], roots=roots())
+
+
+def test_a_run_that_prunes_the_checkpoint_that_is_read_gives_its_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_checkpoint(tmp_path, step=2)
+
+    def find_damage_while_it_trains(path: Path) -> str | None:
+        if path == first:
+            make_checkpoint(tmp_path, step=4)
+            shutil.rmtree(first)
+        return find_damage(path)
+
+    monkeypatch.setattr(source, "find_damage", find_damage_while_it_trains)
+    found = find_source("run-source", runs=[record(tmp_path)], roots=roots())
+    assert (found.directory.name, found.notes) == ("step_00000004", [])
 
 
 def test_a_run_without_a_checkpoint_no_run_and_several_runs_are_refused(tmp_path: Path) -> None:

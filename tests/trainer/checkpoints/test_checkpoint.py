@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from services.trainer.checkpoints.checkpoint import checkpoint_paths, load_into, newest_valid
+from services.trainer.checkpoints.checkpoint import (
+    Checkpoint,
+    checkpoint_paths,
+    load_into,
+    newest_valid,
+    use_newest,
+)
 from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, remove_leftovers
-from services.trainer.checkpoints.manifest import write_manifest
-from shared.errors import FencedError
+from services.trainer.checkpoints.manifest import find_damage, write_manifest
+from shared.errors import FencedError, HeadraceError
 from tests.checkpoints import save_checkpoint
 
 pytestmark = pytest.mark.unit
@@ -142,6 +148,64 @@ def test_a_run_that_never_saved_has_no_checkpoint(tmp_path: Path) -> None:
     assert newest_valid(tmp_path / "absent") is None
     assert checkpoint_paths(tmp_path / "absent") == []
     remove_leftovers(tmp_path / "absent", incarnation=1)
+
+
+def test_the_newest_is_found_although_the_training_prunes_what_was_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=1)
+    published: list[Path] = []
+
+    def find_damage_while_it_trains(path: Path) -> str | None:
+        if not published:
+            published.append(save_checkpoint(tmp_path, FakeCore(2), {}, step=2, keep=1))
+        return find_damage(path)
+
+    monkeypatch.setattr("services.trainer.checkpoints.checkpoint.find_damage", find_damage_while_it_trains)
+    checkpoint = newest_valid(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 2
+
+
+def weight_of(checkpoint: Checkpoint) -> int:
+    core = FakeCore()
+    load_into(core, checkpoint)
+    return core.weight
+
+
+def test_what_is_pruned_while_it_is_used_is_replaced_by_the_newest(tmp_path: Path) -> None:
+    def weight_while_it_trains(checkpoint: Checkpoint) -> int:
+        if checkpoint.step < 3:
+            step = checkpoint.step + 1
+            save_checkpoint(tmp_path, FakeCore(10 * step), {}, step=step, keep=1)
+        return weight_of(checkpoint)
+
+    assert use_newest(tmp_path, weight_of) is None
+    save_checkpoint(tmp_path, FakeCore(10), {}, step=1, keep=1)
+    assert use_newest(tmp_path, weight_while_it_trains) == 30
+
+
+def test_an_error_about_a_checkpoint_that_is_still_there_is_not_repeated(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=1)
+    used: list[int] = []
+
+    def fail(checkpoint: Checkpoint) -> None:
+        used.append(checkpoint.step)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        use_newest(tmp_path, fail)
+    assert used == [1]
+
+
+def test_a_training_that_prunes_each_one_that_is_used_is_named(tmp_path: Path) -> None:
+    def fall_behind(checkpoint: Checkpoint) -> int:
+        save_checkpoint(tmp_path, FakeCore(), {}, step=checkpoint.step + 1, keep=1)
+        return weight_of(checkpoint)
+
+    save_checkpoint(tmp_path, FakeCore(), {}, step=1, keep=1)
+    with pytest.raises(HeadraceError, match=r"the training deleted each checkpoint in .*: pause the run, or keep more"):
+        use_newest(tmp_path, fall_behind)
 
 
 def test_a_full_disk_leaves_the_older_checkpoint_and_no_leftovers(tmp_path: Path) -> None:

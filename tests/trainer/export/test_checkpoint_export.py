@@ -20,9 +20,12 @@ from transformers import (
 )
 
 from headrace.cli.command_line import main
+from services.trainer.checkpoints.manifest import MANIFEST_FILE, write_manifest
 from services.trainer.checkpoints.shards import Part, ShardError, write_shards
 from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.export import export
 from services.trainer.export.export import export_checkpoint
+from services.trainer.export.model_card import RunFacts
 from shared.beginning import BEGINNING_FILE, Beginning
 from tests.checkpoints import save_checkpoint
 from tests.headrace.scripted_api import serving
@@ -84,6 +87,25 @@ def test_an_exported_model_computes_the_same_as_the_trainer_to_the_last_bit(tiny
     assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == ["model.safetensors"]
 
 
+def test_the_newest_checkpoint_is_exported_although_the_training_prunes_the_one_that_is_read(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = saved_run(tmp_path / "run-1", tiny_model)
+    run_facts = export.run_facts
+
+    def facts_while_it_trains(checkpoint: Path) -> RunFacts:
+        facts = run_facts(checkpoint)
+        if checkpoint == first:
+            tokenizer = load_tokenizer(str(tiny_model))
+            save_checkpoint(first.parent, make_core(tiny_model), {}, step=2, keep=1, tokenizer=tokenizer)
+        return facts
+
+    monkeypatch.setattr(export, "run_facts", facts_while_it_trains)
+    assert main(["export", str(tmp_path / "run-1"), "--to", str(tmp_path / "out")]) == 0
+    assert "step_00000002" in capsys.readouterr().out
+    assert torch.equal(logits(tmp_path / "out"), logits(tiny_model))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_exported_weights_are_the_pushed_weights(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     core = make_core(tiny_model, learning_rate=1e-3, dtype=dtype)
@@ -124,6 +146,8 @@ def reshard(checkpoint: Path, num_ranks: int) -> None:
             if rows.numel():
                 parts[name] = Part(rows, (rank * chunk, *(0,) * (tensor.dim() - 1)))
         write_shards(model, parts, rank=rank, num_ranks=num_ranks)
+    (checkpoint / MANIFEST_FILE).unlink()
+    write_manifest(checkpoint)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
