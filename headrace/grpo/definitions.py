@@ -127,12 +127,13 @@ def function_of(value: Any) -> FunctionType | None:
 
 def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
     """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``."""
-    wrappers: list[Any] = []
-    inspect.unwrap(value, stop=lambda wrapper: bool(wrappers.append(wrapper)))
+    inside, num_wrappers = value, 0
+    while inside is not inner:
+        inside, num_wrappers = inside.__wrapped__, num_wrappers + 1
     nodes = ast.walk(_parsed("".join(_lines_of(inner.__code__.co_filename))))
     definitions = (node for node in nodes if isinstance(node, _FUNCTIONS) and _is_code_of(node, inner.__code__))
     num_decorators = next((len(node.decorator_list) for node in definitions), 0)
-    return len(wrappers) <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
+    return num_wrappers <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
 
 
 def plain_name(function: Any, *, otherwise: str) -> str:

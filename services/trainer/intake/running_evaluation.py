@@ -76,5 +76,5 @@ class RunningEvaluation:
 
 def _is_unscored(group: TrainedGroup) -> bool:
     """Return whether no completion of a group was scored because its reward functions failed, or its rollouts did."""
-    outcomes = [outcome.outcome for rollout in group.waiting.group.rollouts for outcome in rollout.rewards]
-    return bool(np.isnan(group.rewards_G).all()) and any(map(is_failure, outcomes))
+    given = [reward for rollout in group.waiting.group.rollouts for reward in rollout.rewards]
+    return bool(np.isnan(group.rewards_G).all()) and any(is_failure(reward.outcome) for reward in given)

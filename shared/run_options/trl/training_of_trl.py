@@ -147,8 +147,8 @@ def optimizer(translation: Translation) -> None:
         if not facts.arguments:
             translation.drop("optim_args", why=f"optim {optim} does not use it")
     if translation.value("lr_scheduler_type") == "constant":
-        unused = ("warmup_steps", "warmup_ratio", "lr_scheduler_kwargs")
-        translation.drop(*unused, why="lr_scheduler_type constant does not use it")
+        of_warmup = ("warmup_steps", "warmup_ratio", "lr_scheduler_kwargs")
+        translation.drop(*of_warmup, why="lr_scheduler_type constant does not use it")
     ratio = translation.left.pop("warmup_ratio", 0)
     if ratio and not translation.value("warmup_steps"):
         translation.run["warmup_steps"] = ratio

@@ -95,8 +95,7 @@ def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
 
 
 def test_of_the_models_that_a_training_leaves_before_its_end_the_newest_is_kept(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")  # writes checkpoints
-    from tests.trainer.cores import make_core
+    from tests.trainer.cores import make_core  # needs torch
 
     services = ScriptServices(HeadraceClient("http://127.0.0.1:1", "k"), None)
     run: dict[str, Any] = {"run_id": "run-a", "name": None, "run_dir": str(tmp_path / "run-a"), "status": "running"}

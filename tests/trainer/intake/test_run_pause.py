@@ -144,8 +144,8 @@ async def test_a_pause_that_was_asked_for_keeps_what_is_under_way_until_the_run_
             return await redis.xlen(keys.prompts) == await redis.xlen(keys.completions) == 0
 
         await eventually(is_everything_scored)
-        before = (await watcher.reports(1)).progress
-        assert before.waiting_for == "a user to resume it"
+        await watcher.reports(1)
+        before = (await watcher.until(lambda it: it.progress.waiting_for == "a user to resume it")).progress
         assert before.groups_admitted - before.groups_trained >= 2, "a whole batch has arrived and waits"
         after = (await watcher.reports(2)).progress
         assert (after.step, after.groups_admitted) == (before.step, before.groups_admitted)
