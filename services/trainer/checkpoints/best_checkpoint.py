@@ -4,9 +4,9 @@
 
 The rules are transformers' (Trainer and EarlyStoppingCallback). An equal value is not better, so the earlier
 step stays the best. An improvement of at most ``threshold`` moves the best, but does not count for early stopping. An
-evaluation without a value, because no group came back or it is not a number, is passed over. So is an evaluation
-without a score for some prompts, because their groups did not come back or their reward functions failed: the mean over
-some prompts cannot be compared with the mean over all of them.
+evaluation without a value, because no group came back or it is not a number, is passed over. So is an evaluation of
+which groups did not come back, or in which the reward functions failed for more prompts than the run tolerates: the
+mean over some prompts cannot be compared with the mean over all of them.
 
 The state follows from the evaluations in the run's log, which a resumed trainer cuts back to its checkpoint and judges
 again. So nothing else has to be stored.
@@ -28,7 +28,7 @@ from shared.run_options.run_config import RunConfig, parse_run_config
 
 log = logging.getLogger(__name__)
 
-_DONE, _WITHOUT_SCORE = "eval_groups/done", ("eval_groups/missing", "eval_groups/unscored")
+_DONE, _MISSING, _UNSCORED = "eval_groups/done", "eval_groups/missing", "eval_groups/unscored"
 _NOT_OF_ROLLOUTS = ("eval_groups/", "eval_policy_version/", "eval_runtime", "eval_skipped")
 """Beginnings of metrics that say nothing about the policy."""
 
@@ -42,12 +42,14 @@ class BestRule:
         is_greater_better: Whether the larger value is the better one.
         patience: Evaluations in a row without an improvement after which the run ends; None for no early stopping.
         threshold: Only a larger difference from the best value is an improvement.
+        max_unscored: Largest share of an evaluation's prompts whose reward functions may fail.
     """
 
     metric: str
     is_greater_better: bool = True
     patience: int | None = None
     threshold: float = 0.0
+    max_unscored: float = 0.0
 
     @classmethod
     def of(cls, config: RunConfig) -> Self | None:
@@ -59,6 +61,7 @@ class BestRule:
             is_greater_better=config.is_greater_better,
             patience=config.early_stopping_patience,
             threshold=config.early_stopping_threshold,
+            max_unscored=config.reward_failure_threshold,
         )
 
 
@@ -101,7 +104,7 @@ class BestCheckpoint:
         return gain > 0
 
     def _value(self, metrics: Mapping[str, Any]) -> float | None:
-        if num_missing(metrics):
+        if self.num_missing(metrics):
             return None
         if self.rule.metric not in metrics:
             if self.step is None and metrics.get(_DONE):
@@ -109,6 +112,11 @@ class BestCheckpoint:
             return None
         value = metrics[self.rule.metric]
         return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def num_missing(self, metrics: Mapping[str, Any]) -> int:
+        """Return the number of prompts without a score; 0 if the evaluation counts nevertheless."""
+        missing, unscored, done = (int(metrics.get(name) or 0) for name in (_MISSING, _UNSCORED, _DONE))
+        return missing + unscored if missing or unscored > self.rule.max_unscored * done else 0
 
     @property
     def stops_early(self) -> bool:
@@ -135,11 +143,6 @@ class BestCheckpoint:
             value=self.value,
             num_without_improvement=self.num_without_improvement,
         )
-
-
-def num_missing(metrics: Mapping[str, Any]) -> int:
-    """Return the number of prompts of an evaluation that should have a score and have none."""
-    return sum(int(metrics.get(name) or 0) for name in _WITHOUT_SCORE)
 
 
 def best_in_files(run_dir: Path, config: Mapping[str, Any]) -> BestCheckpoint | None:

@@ -156,7 +156,7 @@ class Evaluations:
         if running is None:
             return None
         for group in arrived:
-            index = running.in_flight.pop(group.prompt.group_id, None)
+            index = running.ended(group.prompt.group_id)
             if index is not None:  # else it is left over from an earlier incarnation's evaluation
                 running.add(index, group)
                 running.last_sign_at = time.monotonic()
@@ -174,7 +174,7 @@ class Evaluations:
 
     def lose(self, group_id: str) -> None:
         """Record that a group was buried and will not arrive."""
-        if self._running is not None and self._running.in_flight.pop(group_id, None) is not None:
+        if self._running is not None and self._running.ended(group_id) is not None:
             self._running.num_missing += 1
             self._running.last_sign_at = time.monotonic()
 

@@ -185,13 +185,13 @@ class Intake:
         for number in self.ledger.in_flight():
             self.ledger.record_dropped(number, reason)
 
-    def needs_checkpoint(self) -> bool:
+    def needs_checkpoint(self, *, lacks_room: bool) -> bool:
         """Return whether settled groups need a checkpoint now to leave their stream.
 
-        Where Redis has no room for new groups, they make some. A pause, with its failed test groups, may last for days.
+        They make room in Redis, where it ``lacks_room``. A pause, with its failed test groups, may last for days.
         """
         num_unacked = len(self.scored.settled())
-        if self._admission.lacks_room:
+        if lacks_room or self._admission.lacks_room:
             return num_unacked > 0
         return self.pause.by is not None and num_unacked >= _MAX_UNACKED_WHILE_PAUSED
 

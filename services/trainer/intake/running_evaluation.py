@@ -34,6 +34,11 @@ class RunningEvaluation:
     num_missing: int = 0
     last_sign_at: float = 0.0
 
+    def ended(self, group_id: str) -> int | None:
+        """Return the index of a group in flight, which then is not in flight any more; None for any other group."""
+        self.unsent.pop(group_id, None)
+        return self.in_flight.pop(group_id, None)
+
     def add(self, index: int, group: ScoredGroup) -> None:
         """Add the scored group of a prompt."""
         rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])

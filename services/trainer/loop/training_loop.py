@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, num_missing
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint
 from services.trainer.groups.ledger import RUN_ENDED, RUN_STOPPED, Ledger
 from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.batch_builder import Batch, with_advantages
@@ -155,7 +155,7 @@ class TrainingLoop:
             self.reporting.waits_for(self.outflow.waiting() or self.intake.waiting_for(batch))
             await self.intake.judge_arrivals(num_steps_left=num_steps_left)
             is_busy = self.outflow.is_pushing or self.outflow.saver.is_writing
-            if not is_busy and self.intake.needs_checkpoint():
+            if not is_busy and self.intake.needs_checkpoint(lacks_room=self.reporting.log.lacks_room):
                 await self.outflow.save()
             if self.intake.pause.by == "user":
                 await self.outflow.save_in_pause()
@@ -233,7 +233,7 @@ class TrainingLoop:
             return
         await self.outflow.saver.finish()  # a line in the log says that its checkpoint is on disk
         await self.reporting.evaluation(result)
-        if missing := num_missing(result.metrics):
+        if missing := self.best.num_missing(result.metrics):
             await self.reporting.note(
                 f"the evaluation of step {result.step} has no score for {missing} of its prompts, so it counts neither "
                 "for the best checkpoint nor for early stopping"

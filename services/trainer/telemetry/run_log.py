@@ -28,7 +28,7 @@ from services.trainer.room import Room
 from shared.errors import UserError
 from shared.files.disk_sync import sync
 from shared.redis.keys import RunKeys
-from shared.redis.redis_connection import TRANSIENT, Redis
+from shared.redis.redis_connection import NO_ROOM, TRANSIENT, Redis
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ class RunLog:
     """
 
     def __init__(self, redis: Redis, *, keys: RunKeys, run_dir: Path, room: Room | None = None) -> None:
+        self.lacks_room = False
+        """Whether Redis had no room for the newest event."""
         self._room = room or Room()
         self._run_dir = run_dir
         self._redis = redis
@@ -152,7 +154,10 @@ class RunLog:
                 self._keys.events, {"kind": kind, "data": text}, maxlen=_MAX_EVENTS, approximate=True
             )
         except TRANSIENT as error:
+            self.lacks_room = isinstance(error, NO_ROOM)
             log.warning("an event for watchers was lost: %s", error)
+        else:
+            self.lacks_room = False
 
 
 def _append(path: Path, line: str) -> None:

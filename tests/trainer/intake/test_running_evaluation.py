@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from services.trainer.checkpoints.best_checkpoint import num_missing
+from services.trainer.checkpoints.best_checkpoint import BestCheckpoint, BestRule
 from services.trainer.intake.running_evaluation import RunningEvaluation
 from shared.messages import RewardOutcome
 from shared.run_options.run_config import RunConfig
@@ -35,4 +35,5 @@ def test_a_prompt_without_a_score_is_counted_if_its_completions_should_have_had_
     evaluation.add(2, msgspec.structs.replace(group, rollouts=rollouts))
     metrics = evaluation.metrics(run_config)
     assert [metrics[f"eval_groups/{name}"] for name in ("done", "missing", "unscored")] == [3.0, 0.0, 1.0]
-    assert num_missing(metrics) == 1
+    strict, tolerant = (BestCheckpoint(BestRule("eval_reward", max_unscored=share)) for share in (0.25, 0.5))
+    assert (strict.num_missing(metrics), tolerant.num_missing(metrics)) == (1, 0)

@@ -64,6 +64,27 @@ async def test_a_run_that_finds_redis_full_saves_what_it_trained_which_makes_roo
     assert newest_ledger(tmp_path / "run") == {"admitted": 12, "trained": [[0, 11]], "dropped": {}}
 
 
+async def test_redis_that_fills_while_a_batch_is_incomplete_gets_room_from_the_batches_before(
+    redis: Redis, config: RunConfig, tmp_path: Path, memory: Any
+) -> None:
+    """Nothing is admitted meanwhile, so only the hand-off of the missing groups finds it full."""
+    await create(redis, config, tmp_path)
+    played, store = PlayedServices(redis), RunStore(redis)
+    played.keep_back = lambda label: int(label) >= 5
+    run = asyncio.create_task(train(redis, played=played, sender=FakeSender(redis)), name="run")
+
+    async def waits_with_all_it_may_admit() -> bool:
+        record = await store.get(RUN_ID)
+        return record is not None and (record.progress.step, record.progress.groups_admitted) == (2, 8)
+
+    await eventually(waits_with_all_it_may_admit, within_s=60)
+    await memory("1kb")
+    await checkpoint_and_acks(redis, tmp_path)
+    await memory("0")
+    await store.ask_to(RUN_ID, "stop")
+    assert (await run)[0] == "stopped"
+
+
 async def test_a_run_on_a_full_redis_is_stopped_at_once(
     redis: Redis, config: RunConfig, tmp_path: Path, memory: Any
 ) -> None:
