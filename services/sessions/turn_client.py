@@ -40,8 +40,9 @@ _MAX_FAILURES = 16
 _MAX_DEATHS = 16
 """Most replicas that may die, or stop serving the run, in the middle of one turn. A restarted one counts again."""
 _MAX_KEPT_CONNECTIONS = 256
-_TCP_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds of silence before the first probe, seconds between two, and how many may be lost."""
+_TCP_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
+"""Seconds of silence before the first probe, seconds between two, how many may be lost, and milliseconds that what was
+sent may wait for its acknowledgement."""
 _PROBED = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(

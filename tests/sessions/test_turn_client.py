@@ -65,8 +65,8 @@ async def test_an_idle_connection_is_probed_so_that_one_which_the_network_droppe
     async with generator(redis, run_keys, four) as fake, http.stream("GET", fake.url) as response:
         connection: socket.socket = response.extensions["network_stream"].get_extra_info("socket")
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        of_tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-        assert [connection.getsockopt(socket.IPPROTO_TCP, option) for option in of_tcp] == [30, 10, 3]
+        of_tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        assert [connection.getsockopt(socket.IPPROTO_TCP, option) for option in of_tcp] == [30, 10, 3, 60_000]
 
 
 def test_a_group_keeps_to_its_replica_and_only_those_of_a_lost_replica_move() -> None:

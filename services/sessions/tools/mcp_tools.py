@@ -19,7 +19,7 @@ from typing import Any, cast
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
-from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, TextContent, Tool
+from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, TextContent, Tool
 
 from services.sessions.tools.mcp_config import HttpServer, McpServer
 from services.sessions.tools.tool_answer import for_model
@@ -37,8 +37,6 @@ _HTTP_TIMEOUT = httpx2.Timeout(None, connect=5.0)
 """Calls have deadlines of their own."""
 _HTTP_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
 """A call that waits for a connection would do so within its deadline."""
-_HTTP_ERROR = "Server returned an error response"
-"""The SDK's words for an HTTP status without an error of the protocol: of a proxy, or for an unknown session."""
 
 
 class McpTools:
@@ -114,7 +112,7 @@ class McpTools:
                 f"tool {name} of MCP server {self.name} did not return within {self._call_timeout_s:g} s"
             ) from error
         except MCPError as error:
-            if connection is not None and (connection.has_ended or _breaks(error)):
+            if connection is not None and (connection.has_ended or error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT)):
                 connection.end()
                 raise _BrokenError(f"the connection broke: {error}") from error
             raise ToolError(for_model(str(error))) from error
@@ -216,12 +214,6 @@ class _Connection:
             await _end(self._task)
 
 
-def _breaks(error: MCPError) -> bool:
-    return error.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT) or (
-        error.code == INTERNAL_ERROR and error.message == _HTTP_ERROR
-    )
-
-
 async def _end(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=_GOODBYE_S)
@@ -239,10 +231,11 @@ async def _client(server: McpServer, stack: contextlib.AsyncExitStack, *, ending
     """Return the SDK's client. It sets ``ending`` when the server says that it does not know the session any more."""
 
     async def end_with_session(response: httpx2.Response) -> None:
-        # The status tells it. The error in the body has another code with each kind of server.
-        request = response.request
+        # The status tells it, and of old servers a body that is not JSON. Each kind of server has another code in it.
+        request, kind = response.request, response.headers.get("content-type", "")
         is_in_session = request.method == "POST" and MCP_SESSION_ID in request.headers
-        if is_in_session and response.status_code == HTTPStatus.NOT_FOUND:
+        is_old = response.status_code == HTTPStatus.BAD_REQUEST and not kind.startswith("application/json")
+        if is_in_session and (is_old or response.status_code == HTTPStatus.NOT_FOUND):
             ending.set()
 
     if isinstance(server, HttpServer):

@@ -23,6 +23,8 @@ class McpOverHttp:
 
     unknown_session: tuple[int, str, str] = (404, "", "text/plain")
     num_sessions: int = 0
+    is_busy: bool = False
+    """Whether it answers calls with 429, as a gateway does."""
     session: str = ""
     calls: list[str] = field(default_factory=list[str])
     may_return: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,6 +56,8 @@ class McpOverHttp:
         if request.headers[SESSION] != self.session:
             status, body, media_type = self.unknown_session
             return Response(body, status_code=status, media_type=media_type)
+        if self.is_busy:
+            return Response("too many requests", status_code=429, media_type="text/plain")
         if "id" not in message:
             return Response(status_code=202)
         answer = {"jsonrpc": "2.0", "id": message["id"], **await self.answer(message)}

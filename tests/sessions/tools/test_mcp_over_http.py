@@ -74,6 +74,20 @@ async def test_a_call_in_a_session_that_the_server_forgot_is_made_in_a_new_one(
     assert server.num_sessions == 2
 
 
+async def test_a_gateway_that_refuses_a_call_leaves_others_alone() -> None:
+    server = McpOverHttp()
+    async with tools_of(server) as tools:
+        waiting = asyncio.create_task(tools.call("waits", {}))
+        await eventually(lambda: server.calls)
+        server.is_busy = True
+        with pytest.raises(ToolError):
+            await tools.call("waits", {})
+        server.is_busy = False
+        server.may_return.set()
+        assert await waiting == "done"
+    assert (server.calls, server.num_sessions) == (["waits"], 1)
+
+
 async def test_an_error_that_the_server_answers_keeps_the_session() -> None:
     server = McpOverHttp()
     async with tools_of(server) as tools:
