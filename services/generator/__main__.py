@@ -22,7 +22,7 @@ Samples completions for the current run in Redis. All settings are environment v
   HEADRACE_INTERNAL_KEY     bearer key of /internal; or HEADRACE_INTERNAL_KEY_FILE
   HEADRACE_API_KEYS_FILE    file of named keys with scopes; reloaded when it changes
   HEADRACE_TLS_CERT_FILE    certificate to serve HTTPS with, and HEADRACE_TLS_KEY_FILE its key
-  HEADRACE_REPLICA_ID       stable name of this replica (host name)
+  HEADRACE_REPLICA_ID       stable name of this replica (host name, and port unless 8000)
   HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}; they
                             override a run's
   HEADRACE_DEFAULT_ENGINE_ARGS  the same, but a run's override them

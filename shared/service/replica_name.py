@@ -24,15 +24,20 @@ def replica_name(*, port: int | None = None) -> str:
     """Return the container's name if Docker's DNS has one, else the host name. The first call may wait for DNS.
 
     Args:
-        port: Port of the service, if it is not the default one. On a machine that is not a container, it is part of the
-            name, because other replicas of the service may run there.
+        port: Port of the service, if it is not the default one. It is added to a host's name, because other replicas
+            of the service may run there.
     """
-    host = socket.gethostname()
+    name = socket.gethostname()
+    return _compose_name(name) or (name if port is None else f"{name}-{port}")
+
+
+def _compose_name(host: str) -> str:
+    """Return the name that Docker's DNS has for this container; empty without one."""
     if not _CONTAINER_ID.fullmatch(host):
-        return host if port is None else f"{host}-{port}"
+        return ""
     try:
         if not _ENGINE_DNS.search(_RESOLVERS.read_text()):
-            return host
+            return ""
         found = subprocess.run(
             ["getent", "-s", "hosts:dns", "hosts", socket.gethostbyname(host)],
             check=True,
@@ -41,6 +46,6 @@ def replica_name(*, port: int | None = None) -> str:
             timeout=_TIMEOUT_S,
         )
     except (OSError, subprocess.SubprocessError):
-        return host
+        return ""
     _, _, name = found.stdout.strip().partition(" ")
-    return name.strip().rpartition(".")[0] or host
+    return name.strip().rpartition(".")[0]

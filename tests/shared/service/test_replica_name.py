@@ -95,5 +95,9 @@ def test_replicas_on_one_host_have_different_names(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("HEADRACE_REPLICA_ID", raising=False)
     assert [GeneratorSettings(port=port).name for port in (8000, 8001)] == ["gpu-host", "gpu-host-8001"]
     assert [RewarderSettings(port=port).name for port in (8000, 8001)] == ["gpu-host", "gpu-host-8001"]
+    replica_name.cache_clear()
+    _host(monkeypatch, "93dce42cb9c8")  # a container without Docker's DNS, such as a rented one
+    assert RewarderSettings(port=8001).name == "93dce42cb9c8-8001"
+    _host(monkeypatch, "gpu-host")
     assert SessionsSettings(port=8300).name == "sessions-gpu-host-8300"
     assert GeneratorSettings(port=8001, replica_id="generator-b").name == "generator-b"
