@@ -11,6 +11,7 @@ get all these requests at once when it comes back.
 
 from typing import Literal
 
+_FORGOTTEN_S = 900.0
 State = Literal["closed", "half-open", "open"]
 
 
@@ -33,11 +34,13 @@ class Breaker:
     def state(self, now_s: float) -> State:
         """Return the current state. It is half-open while a probe request is under way.
 
-        It is closed once the pause is over, although the next request will be a probe: there may never be one.
+        It is closed some time after the pause, although the next request will be a probe: there may never be one.
         """
-        if self.why_not(now_s) is None:
+        if self._opened_at_s is None:
             return "closed"
-        return "half-open" if self._is_probing else "open"
+        if self._is_probing:
+            return "half-open"
+        return "open" if now_s < self._opened_at_s + self._pause_s + _FORGOTTEN_S else "closed"
 
     def why_not(self, now_s: float) -> str | None:
         """Return the reason why no request may be sent now, or None if one may."""

@@ -30,7 +30,8 @@ def test_a_single_probe_is_sent_and_decides() -> None:
     breaker.failed("down", 0.0, is_probe=breaker.starts())
     assert breaker.why_not(9.9) is not None
     assert breaker.why_not(10.0) is None
-    assert breaker.state(10.0) == "closed", "nothing may ever be sent again, and an alert would last for ever"
+    assert breaker.state(10.0) == "open", "it is until an answer comes"
+    assert breaker.state(10.0 + 3600) == "closed", "nothing may ever be sent again, and an alert would last for ever"
     is_probe = breaker.starts()
     assert (is_probe, breaker.state(10.0)) == (True, "half-open")
     assert str(breaker.why_not(10.0)).endswith("it is being tried again now")
