@@ -9,6 +9,7 @@ user gives the training ranks GPUs in HEADRACE_RANK_ENV, generators use the othe
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -69,15 +70,28 @@ def place(
 
 
 def _gpus_per_replica(environment: Mapping[str, str]) -> int:
-    text = environment.get("HEADRACE_GPUS_PER_REPLICA", "1")
-    return max(1, int(text)) if text.isascii() and text.isdigit() else 1  # the generator refuses other values
+    """Return HEADRACE_GPUS_PER_REPLICA, by default the GPUs that the engine arguments of all replicas ask for.
+
+    Values that the generator refuses count as 1.
+    """
+    text = environment.get("HEADRACE_GPUS_PER_REPLICA")
+    if text is not None:
+        return max(1, int(text)) if text.isascii() and text.isdigit() else 1
+    args = _table(environment, _DEFAULT_ARGS) | _table(environment, _ENGINE_ARGS)
+    sizes = [args.get(name) for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")]
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
 def _gpus_of_ranks(environment: Mapping[str, str]) -> list[str] | None:
     """Return the GPUs that HEADRACE_RANK_ENV gives the training ranks; None if it names none."""
-    try:
-        variables: Any = json.loads(environment.get("HEADRACE_RANK_ENV") or "{}")
-    except json.JSONDecodeError:  # the trainer refuses it
-        return None
-    named = cast("dict[str, Any]", variables).get(VISIBLE) if isinstance(variables, dict) else None
+    named = _table(environment, "HEADRACE_RANK_ENV").get(VISIBLE)
     return [name.strip() for name in named.split(",")] if isinstance(named, str) else None
+
+
+def _table(environment: Mapping[str, str], variable: str) -> dict[str, Any]:
+    """Return the JSON object in a variable; empty if it has none, which its service refuses."""
+    try:
+        table: Any = json.loads(environment.get(variable) or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return cast("dict[str, Any]", table) if isinstance(table, dict) else {}

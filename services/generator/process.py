@@ -106,6 +106,6 @@ async def _follow(settings: GeneratorSettings, follower: RunFollower, redis: Red
     name, patience_s = settings.name, settings.redis_patience_s
     await wait_until_ready(redis, timeout_s=patience_s)
     async with in_fleet(redis, replica_id=name, url=url, patience_s=patience_s, doing=STARTING):
-        has_cuda = await import_vllm(settings.engine_args)
+        has_cuda = await import_vllm(settings.given_engine_args)
     async with in_fleet(redis, replica_id=name, url=url, patience_s=patience_s):
         await follower.run(has_cuda=has_cuda)

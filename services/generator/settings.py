@@ -36,6 +36,14 @@ class GeneratorSettings(AdvertisedSettings):
     )
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, description="How long vLLM may take to load a model")
 
+    @property
+    def given_engine_args(self) -> dict[str, dict[str, Any]]:
+        """The engine arguments of each variable."""
+        return {
+            "HEADRACE_ENGINE_ARGS": self.engine_args,
+            "HEADRACE_DEFAULT_ENGINE_ARGS": self.default_engine_args,
+        }
+
     def args_beside(self, of_run: Mapping[str, Any]) -> dict[str, Any]:
         """Return the engine arguments that override a run's, and the default ones that the run does not set."""
         defaults = {name: value for name, value in self.default_engine_args.items() if name not in of_run}

@@ -191,8 +191,11 @@ class Engine:
             log.warning("a socket of vLLM's last engine did not close; its threads stay until this process ends")
 
 
-async def import_vllm(extra_args: Mapping[str, Any]) -> bool:
-    """Import vLLM outside the event loop, check HEADRACE_ENGINE_ARGS, and return whether vLLM runs on CUDA.
+async def import_vllm(of_replica: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Import vLLM outside the event loop, check engine arguments, and return whether vLLM runs on CUDA.
+
+    Args:
+        of_replica: Environment variables that hold engine arguments.
 
     Raises:
         UserError: An engine argument does not exist.
@@ -203,7 +206,7 @@ async def import_vllm(extra_args: Mapping[str, Any]) -> bool:
         from vllm.platforms import current_platform
 
         assert vllm.v1.engine.async_llm is not None
-        check_engine_args(extra_args, known_engine_args())
+        check_engine_args(of_replica, known_engine_args())
         return bool(current_platform.is_cuda())
 
     return await _in_thread(load, name="import vLLM")

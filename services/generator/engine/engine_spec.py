@@ -139,13 +139,14 @@ def _fingerprint(directory: Path, *, has_pushed_weights: bool) -> tuple[tuple[st
     return tuple((str(path.relative_to(directory)), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
-def check_engine_args(of_replica: Mapping[str, Any], known: set[str]) -> None:
-    """Raise UserError if vLLM does not know a key of HEADRACE_ENGINE_ARGS, or if only headrace may set it."""
-    if unknown := unknown_args(of_replica, known):
-        raise UserError(f"HEADRACE_ENGINE_ARGS: {unknown}")
-    for name in sorted(of_replica):
-        if why := why_not_at_all(name, of_replica):
-            raise UserError(f"HEADRACE_ENGINE_ARGS: {name} cannot be set: {why}")
+def check_engine_args(of_replica: Mapping[str, Mapping[str, Any]], known: set[str]) -> None:
+    """Raise UserError if vLLM does not know an engine argument of a variable, or if only headrace may set it."""
+    for variable, args in of_replica.items():
+        if unknown := unknown_args(args, known):
+            raise UserError(f"{variable}: {unknown}")
+        for name in sorted(args):
+            if why := why_not_at_all(name, args):
+                raise UserError(f"{variable}: {name} cannot be set: {why}")
 
 
 def unknown_args(args: Mapping[str, Any], known: set[str]) -> str | None:

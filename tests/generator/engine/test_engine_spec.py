@@ -172,14 +172,16 @@ def test_another_engine_argument_needs_another_engine() -> None:
 @pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model", "dtype", "enable_lora"])
 def test_options_that_falsify_rollouts_or_run_foreign_code_cannot_be_set(name: str) -> None:
     with pytest.raises(UserError, match=name):
-        check_engine_args({name: True}, {name})
+        check_engine_args({"HEADRACE_ENGINE_ARGS": {name: True}}, {name})
 
 
 def test_an_unknown_engine_argument_is_named() -> None:
     with pytest.raises(UserError, match="no engine argument max_seqs; did you mean max_num_seqs"):
-        check_engine_args({"max_seqs": 1}, {"max_num_seqs"})
+        check_engine_args(
+            {"HEADRACE_ENGINE_ARGS": {}, "HEADRACE_DEFAULT_ENGINE_ARGS": {"max_seqs": 1}}, {"max_num_seqs"}
+        )
     with pytest.raises(UserError, match="use names of AsyncEngineArgs"):
-        check_engine_args({"qqq": 1}, {"max_num_seqs"})
+        check_engine_args({"HEADRACE_ENGINE_ARGS": {"qqq": 1}}, {"max_num_seqs"})
 
 
 def test_auto_map_is_found_at_any_depth() -> None:

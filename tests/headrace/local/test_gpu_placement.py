@@ -63,6 +63,20 @@ def test_generators_use_the_gpus_that_the_user_does_not_give_to_training() -> No
     assert place(["0", "1"], everywhere, num_at_start=1, num_generators=1) == ([SHARE], {})
 
 
+def test_a_generator_has_the_gpus_that_the_engine_arguments_of_all_replicas_ask_for() -> None:
+    parallel = json.dumps({"tensor_parallel_size": 2, "max_num_seqs": 8})
+    ranks = json.dumps({"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert gpus_of(4, 1, HEADRACE_ENGINE_ARGS=parallel) == (["2,3"], "0,1")
+    (generator,), _ = place(
+        ["0", "1", "2", "3"],
+        {"HEADRACE_RANK_ENV": ranks, "HEADRACE_ENGINE_ARGS": parallel},
+        num_at_start=1,
+        num_generators=1,
+    )
+    assert generator["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert gpus_of(4, 1, HEADRACE_ENGINE_ARGS=parallel, HEADRACE_GPUS_PER_REPLICA="1") == (["3"], "0,1,2")
+
+
 def test_more_generators_than_gpus_beside_training_are_refused() -> None:
     with pytest.raises(UserError, match="2 generators need 2 GPUs, and 1 of 2 is not used for training"):
         gpus_of(2, 2)
