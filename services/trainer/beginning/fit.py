@@ -34,7 +34,7 @@ _ROW_ORDER: Final = (
     *("dataset_name", "dataset_config", "dataset_train_split", "datasets", "dataset_streaming", "shuffle_dataset"),
     *("shuffle_buffer_size", "seed"),
 )
-_BLOCKS: Final = re.compile(r"(.+?)\.\d+\.")
+_BLOCKS: Final = re.compile(r"(.+?)\.(\d+)\.")
 """The list of a layer's block: model.layers in model.layers.0.mlp.up_proj."""
 _ROUTERS: Final = ("gate", "router")
 """Matrices that are linear layers only in some architectures."""
@@ -177,10 +177,11 @@ def _layers_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
         if matrix
     }
     blocks = {_blocks_of(layer) for layer in adapted} - {None}
+    num_blocks = read_table(Path(config.model) / MODEL_CONFIG).get("num_hidden_layers")
     without = sorted(
         layer
         for layer in linear_layers(Path(config.model)) - adapted
-        if _blocks_of(layer) in blocks and _last(layer) not in _ROUTERS
+        if _blocks_of(layer) in blocks and _last(layer) not in _ROUTERS and not _is_after(layer, num_blocks)
     )
     if without:
         yield (
@@ -192,6 +193,12 @@ def _layers_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
 def _blocks_of(layer: str) -> str | None:
     match = _BLOCKS.match(layer)
     return None if match is None else match[1]
+
+
+def _is_after(layer: str, num_blocks: Any) -> bool:
+    """Whether a layer is in a block after the last one, for the prediction of further tokens, which is not loaded."""
+    match = _BLOCKS.match(layer)
+    return match is not None and isinstance(num_blocks, int) and int(match[2]) >= num_blocks
 
 
 def _last(layer: str) -> str:

@@ -233,6 +233,7 @@ def test_adapters_must_be_for_every_linear_layer_if_the_run_names_none(tmp_path:
     base, adapter = make_model(tmp_path / "base"), make_adapter(tmp_path / "adapter")
     layers = [f"model.layers.{block}.{name}" for block in (0, 1) for name in ("self_attn.q_proj", "mlp.up_proj")]
     others = ["model.embed_tokens", "model.layers.0.mlp.gate", "model.layers.0.mlp.experts.0.up_proj", "vision.0.fc1"]
+    others.append("model.layers.2.eh_proj")  # predicts a further token, and is not loaded
     write_tensors(base / "model.safetensors", [f"{name}.weight" for name in layers + others], dimensions=2)
 
     def adapt(some: list[str]) -> None:
