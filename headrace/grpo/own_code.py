@@ -108,12 +108,21 @@ def check_evaluation(run: Run, metrics: Mapping[str, Any]) -> None:
     """Look at the metrics of an evaluation.
 
     Raises:
-        HeadraceError: A reward function has failed for more of the completions than a training allows.
+        HeadraceError: More of the rollouts were lost, or a reward function has failed for more of the completions,
+            than a training allows.
     """
+    config, lost = run["config"], metrics.get("eval_rollouts/lost") or 0.0
+    num_rollouts = metrics["eval_groups/done"] * (config.get("num_generations_eval") or config["num_generations"])
+    if lost > config["reward_failure_threshold"] * num_rollouts:
+        raise HeadraceError(
+            f"{lost / num_rollouts:.0%} of the rollouts of {run['run_id']}, the evaluation, were lost; the log of the "
+            "sessions service has the failures of tools and environments. Mend them, or allow more with "
+            "run_options={'reward_failure_threshold': SHARE}"
+        )
     for name, ratio in metrics.items():
         function = name.removeprefix("eval_rewards/").removesuffix("/failed_ratio")
         is_ratio = name == f"eval_rewards/{function}/failed_ratio" and ratio is not None
-        if is_ratio and ratio > run["config"]["reward_failure_threshold"]:
+        if is_ratio and ratio > config["reward_failure_threshold"]:
             raise HeadraceError(
                 f"the reward function {function} failed for {ratio:.0%} of the completions of {run['run_id']}, the "
                 "evaluation; the rewarder's log has the failures. Mend the function, or allow more with "

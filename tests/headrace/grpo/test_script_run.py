@@ -214,15 +214,16 @@ def test_an_evaluation_while_the_training_runs_or_is_paused_says_which(
 class Evaluated(NewRun):
     """A run that evaluates, while a reward function fails for a share of the completions."""
 
-    def __init__(self, failed_ratio: float) -> None:
+    def __init__(self, failed_ratio: float, *, num_lost: int = 0) -> None:
         super().__init__()
         self._metrics = {"step": 0, "eval_reward": None, "eval_rewards/length/failed_ratio": failed_ratio}
         self._metrics |= {"eval_groups/done": 1.0, "eval_rewards/other/failed_ratio": None}
+        self._metrics |= {"eval_rollouts/lost": float(num_lost)}
 
     def __call__(self, asked: Asked) -> Any:
         answer = super().__call__(asked)
         if asked.path == "/v1/runs":
-            self.record["config"] |= {"reward_failure_threshold": 0.5, "groups_per_step": 1}
+            self.record["config"] |= {"reward_failure_threshold": 0.5, "groups_per_step": 1, "num_generations": 4}
             counts: dict[str, Any] = {"groups_admitted": 0, "groups_trained": 0, "groups_dropped": {}}
             self.record |= {"status": "finished", "progress": {"step": 0, "max_steps": 0, **counts}}
         if asked.path.endswith("/events"):
@@ -241,18 +242,16 @@ def test_an_evaluation_in_which_a_reward_function_fails_too_often_is_an_error(
     args = GRPOConfig(disable_tqdm=True)
     live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
     script = Script(live, ["length"], args, "org/rows", "org/rows", reward_processing_classes=[None])
-    for failed_ratio in (0.5, 1.0):
-        with elsewhere(Evaluated(failed_ratio), monkeypatch):
+    for run, says in (
+        (Evaluated(0.5, num_lost=2), None),
+        (Evaluated(1.0), r"the reward function length failed for 100% of the completions of run-a, .* rewarder's log"),
+        (Evaluated(0.75, num_lost=3), r"75% of the rollouts of run-a, .* were lost; the log of the sessions service"),
+    ):
+        with elsewhere(run, monkeypatch):
             evaluating = ScriptRun(lambda: script, TrainingEvents(args, state=None, control=None))
-            try:
-                if failed_ratio == 0.5:
-                    assert evaluating.evaluate("org/rows")["eval_groups/done"] == 1
-                else:
-                    says = r"the reward function length failed for 100% of the completions of run-a, .* rewarder's log"
-                    with pytest.raises(HeadraceError, match=says):
-                        evaluating.evaluate("org/rows")
-            finally:
-                evaluating.client.close()
+            with contextlib.nullcontext() if says is None else pytest.raises(HeadraceError, match=says):
+                assert evaluating.evaluate("org/rows")["eval_groups/done"] == 1
+            evaluating.client.close()
         assert "note: it may surprise" in capsys.readouterr().out
 
 
