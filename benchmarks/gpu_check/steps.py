@@ -37,7 +37,7 @@ class Step:
 STEPS = (
     Step(
         "nccl",
-        "the trainer's NCCL calls reach vLLM's communicator on another GPU; a missing peer costs a deadline",
+        "the trainer's NCCL calls reach a generator's worker on another GPU; a missing peer costs a deadline",
         (*_PYTEST, "tests/weights/test_nccl.py"),
         num_gpus=2,
         packages=("vllm",),

@@ -128,6 +128,11 @@ class NcclGroup:
         """
         self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=time.monotonic() + timeout_s)
 
+    def require_open(self) -> None:
+        """Raise PushError if the group was closed, or not entered."""
+        if self._is_closed or not self._handle:
+            raise PushError("the communicator is closed")
+
     def close(self) -> None:
         """Abort. NCCL then releases every rank it can reach. It may wait for seconds."""
         with self._lock:
@@ -154,8 +159,7 @@ class NcclGroup:
         """Start an operation on a stream, and wait until it is done."""
         pointer = ctypes.c_void_p(operand.address)
         with self._lock:
-            if self._is_closed or not self._handle:
-                raise PushError("the communicator is closed")
+            self.require_open()
             code = getattr(_library(), function)(
                 pointer, pointer, operand.num_elements, *kind, self._handle, ctypes.c_void_p(operand.stream)
             )

@@ -41,6 +41,7 @@ class NcclCommunicator(Communicator):
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
         """See Communicator."""
+        self._group.require_open()
         with torch.cuda.device(self._device):
             chunk = chunk.to(self._device)
             self._group.broadcast(_on_gpu(chunk), timeout_s=timeout_s)
