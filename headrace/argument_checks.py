@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 AddParser = Callable[..., argparse.ArgumentParser]
 """The ``add_parser`` of a parser that has commands."""
@@ -16,6 +16,21 @@ _MAX_PORT = 65535
 
 class SentenceParser(argparse.ArgumentParser):
     """Reports an error in one sentence and points to ``--help``, instead of listing all options."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse, and have the command itself report an argument that it does not know."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
+        return found, unknown
+
+    def _hint(self, unknown: str) -> str:
+        if not unknown.startswith("--") or "--set" not in self._option_string_actions:
+            return ""
+        from shared.run_options.run_config import RunConfig  # it imports much
+
+        name = unknown.removeprefix("--").partition("=")[0].replace("-", "_")
+        return f"; a setting of the run is given as --set {name}=VALUE" if name in RunConfig.model_fields else ""
 
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""

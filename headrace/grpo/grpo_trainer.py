@@ -216,8 +216,17 @@ class GRPOTrainer:
         self._events.log(dict(logs))
 
     def add_callback(self, callback: Any) -> None:
-        """Add a ``transformers.TrainerCallback``, or a class of one."""
-        self._events.callbacks.append(callback() if isinstance(callback, type) else callback)
+        """Add a ``transformers.TrainerCallback``, or a class of one.
+
+        Raises:
+            ArgumentError: It has no event of a callback.
+        """
+        made: Any = callback() if isinstance(callback, type) else callback
+        if not any(name.startswith("on_") for name in dir(made)):
+            raise ArgumentError(
+                f"{made!r} is not a callback: it has no event of transformers.TrainerCallback, such as on_log"
+            )
+        self._events.callbacks.append(made)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove a callback, or the first of a class, and return it; None if it is not here."""

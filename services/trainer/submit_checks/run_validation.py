@@ -134,7 +134,8 @@ class RunValidator:
                 raise result.problem
         warnings = [warning for result in checked for warning in result.warnings]
         derived = dataset.result().derived
-        warnings += _missing_columns(rewards.result().needs, derived["columns"])
+        if config.max_steps != 0:  # else the run only evaluates, on other rows
+            warnings += _missing_columns(rewards.result().needs, derived["columns"])
         if beginning is not None:
             derived["begins_from"] = beginning.in_words()
         return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)

@@ -362,6 +362,11 @@ TIME = "is not a valid timeout: it must be above 0 s and at most 3600 s"
         (["plan", "--gpu-gib", "-3"], "plan: argument --gpu-gib: -3 is not above 0"),
         (["plan", "--gpu-gib", "nan"], "plan: argument --gpu-gib: nan is not a number"),
         (["plan", "--num-generations", "x"], "plan: argument --num-generations: x is not a whole number"),
+        (["edit", "sums", "--learning-rate", "1e-4"], "edit: unrecognized arguments: --learning-rate 1e-4"),
+        (
+            ["submit", "--from", "sums", "--learning-rate", "1e-4"],
+            "submit: unrecognized arguments: --learning-rate; a setting of the run is given as --set learning_rate=VALUE",
+        ),
         ([], ": the following arguments are required: COMMAND"),
     ],
 )

@@ -90,6 +90,12 @@ def test_a_missing_attribute_says_where_it_is(name: str) -> None:
     assert str(missing("colour")) == "GRPOTrainer has no colour"
 
 
+def test_what_has_no_event_is_not_a_callback() -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match="'tensorboard' is not a callback: it has no event of transformers.Trainer"):
+        GRPOTrainer("org/model", "length", train_dataset="org/rows", callbacks=["tensorboard"])
+
+
 def test_an_option_that_is_no_attribute_is_among_the_options() -> None:
     says = "GRPOTrainer has no temperature here: it is an option; trainer.args.temperature has its value"
     assert str(missing("temperature")) == says

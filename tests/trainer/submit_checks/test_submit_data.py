@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,10 @@ async def test_a_missing_column_is_refused_with_the_existing_columns(client: htt
         "the dataset does not have: it will fail for every group. Add the column, give the value in reward_kwargs, or "
         "give the argument a default"
     ]
+    held_out = Path(run["dataset_name"]).with_name("held-out.jsonl")
+    shutil.copyfile(run["dataset_name"], held_out)
+    only_evaluates = {"eval_dataset_name": str(held_out), "max_steps": 0, "eval_on_start": True}
+    assert await accepted(client, run | renamed | only_evaluates) == [], "a run that only evaluates scores other rows"
 
 
 async def test_a_name_that_renames_nothing_is_a_warning(client: httpx.AsyncClient, run: Run) -> None:
