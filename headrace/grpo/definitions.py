@@ -74,13 +74,21 @@ def _is_inside(kind: type, function: FunctionType) -> bool:
     return function.__code__.co_qualname.startswith(f"{kind.__qualname__}.")
 
 
+def _is_generated_for(kind: type, function: FunctionType) -> bool:
+    """Return whether a function outside the class has the name of a method, as those have that attrs generates.
+
+    A wrapper has the name of the method inside, too.
+    """
+    return function.__qualname__.startswith(f"{kind.__qualname__}.") and not hasattr(function, "__wrapped__")
+
+
 def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any, FunctionType]]:
     """Yield the name, the attribute and the function of each method that a class was given after its definition."""
     methods = [it for it in node.body if isinstance(it, _FUNCTIONS) and it.decorator_list]
     in_text = {*assigned_in(node), *(method.name for method in methods)}
     for name, member in vars(kind).items():
         function = _function_in(member)
-        if function is None or name in in_text or _is_inside(kind, function):
+        if function is None or name in in_text or _is_inside(kind, function) or _is_generated_for(kind, function):
             continue
         is_made_by_decorator = bool(node.decorator_list) and "<locals>" in function.__code__.co_qualname
         if not is_made_by_decorator and _is_written(function.__code__.co_filename):

@@ -149,7 +149,7 @@ class _Module:
 
     def _define_methods_given_later(self, name: str, kind: type, node: Any) -> None:
         for key, member, function in methods_given_later(kind, node):
-            if is_installed(function.__globals__["__name__"]):
+            if is_installed(function.__globals__.get("__name__", "")):
                 continue
             around = _DESCRIPTORS.get(type(cast("object", member)), "")
             value = function if around else member

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import attrs
 import pytest
 
 from headrace.grpo.function_source import module_text
@@ -119,3 +120,27 @@ def test_methods_that_the_text_of_a_class_makes_are_not_written_twice() -> None:
     assert "_generate_next_value_" not in text
     named = module_of(Named=Named)["Named"]()
     assert (named.name(), named.two(), named.helper(3)) == ("Named of a decorator", 2, 1.5)
+
+
+def test_methods_that_attrs_generates_are_left_to_its_decorator() -> None:
+    @attrs.define
+    class Count:
+        value: int = 1
+
+        def plus(self, number: int) -> "Count":
+            return Count(self.value + number)
+
+    @attrs.frozen
+    class Fixed:
+        value: int = 1
+
+    @attrs.define(init=False)
+    class Bare:
+        value: int = 1
+
+    kinds: dict[str, type] = {"Count": Count, "Fixed": Fixed, "Bare": Bare}
+    text = module_text(kinds)
+    assert "__eq__" not in text
+    assert "_compat" not in text
+    count = module_of(**kinds)["Count"]
+    assert count(2).plus(3) == count(5)
