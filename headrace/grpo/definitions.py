@@ -134,14 +134,26 @@ def function_of(value: Any) -> FunctionType | None:
 
 
 def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
-    """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``."""
+    """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``.
+
+    A decorator may add several wrappers. So they are counted only if ``value`` may come from elsewhere: if the name of
+    ``inner`` is not a variable of its module, or the text assigns it too, as in ``reward = scaled(reward)``.
+    """
     inside, num_wrappers = value, 0
     while inside is not inner:
         inside, num_wrappers = inside.__wrapped__, num_wrappers + 1
-    nodes = ast.walk(_parsed("".join(_lines_of(inner.__code__.co_filename))))
-    definitions = (node for node in nodes if isinstance(node, _FUNCTIONS) and _is_code_of(node, inner.__code__))
+    name, tree = inner.__qualname__, _parsed("".join(_lines_of(inner.__code__.co_filename)))
+    definitions = (it for it in ast.walk(tree) if isinstance(it, _FUNCTIONS) and _is_code_of(it, inner.__code__))
     num_decorators = next((len(node.decorator_list) for node in definitions), 0)
-    return num_wrappers <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
+    if name not in inner.__globals__:
+        return num_wrappers <= num_decorators
+    is_bound_once = num_decorators > 0 and not any(_assigns(text, name) for text in (tree, *map(_parsed, _cells().values())))
+    return inner.__globals__[name] is value and (num_wrappers <= num_decorators or is_bound_once)
+
+
+def _assigns(tree: ast.AST, name: str) -> bool:
+    names = (it for it in ast.walk(tree) if isinstance(it, ast.Name))
+    return any(it.id == name and isinstance(it.ctx, ast.Store) for it in names)
 
 
 def plain_name(function: Any, *, otherwise: str) -> str:
@@ -184,13 +196,18 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
 
 def _file_of(kind: type) -> str:
     if kind.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        cells = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
         begin = re.compile(rf"^class {kind.__name__}\b", re.MULTILINE)
-        return next((file for file in reversed(cells) if begin.search("".join(_lines_of(file)))), "")
+        return next((file for file, text in reversed(_cells().items()) if begin.search(text)), "")
     try:
         return inspect.getsourcefile(kind) or ""
     except (TypeError, OSError):
         return ""
+
+
+def _cells() -> dict[str, str]:
+    """Return the text of each cell of this notebook by its file, the oldest first."""
+    files = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
+    return {file: "".join(_lines_of(file)) for file in files}
 
 
 def _holds(node: ast.ClassDef, code: CodeType) -> bool:

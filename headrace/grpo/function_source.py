@@ -132,6 +132,9 @@ class _Module:
         owner = self._values.setdefault(own_name, value)
         if own_name != name and owner is not value and getattr(owner, "func", None) is not value:  # its own partial
             raise ArgumentError(f"{used_by or name}: two different things are called {own_name}; rename one")
+        has_one_of_this_name = function is not None and name in function.__code__.co_freevars
+        if own_name != name and has_one_of_this_name and scope.find(name)[1] is not value:
+            raise ArgumentError(f"{used_by or name}: two different things are called {name}; rename one")
         if scope.has_future_annotations:
             self.has_future_annotations = True
         for used in sorted((names_used(text, name=name) | names_in_quotes(node)) - {name, own_name}):
