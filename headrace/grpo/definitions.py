@@ -19,6 +19,8 @@ from headrace.grpo.argument_error import ArgumentError
 _OF_EVERY_MODULE = frozenset(name for name in dir(__import__("builtins")) if name.startswith("__"))
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_lines_by_id: dict[int, tuple[CodeType, list[str]]] = {}
+"""A code and the lines of its file, by the code's id, because equal codes may have different decorators."""
 
 
 class Scope:
@@ -61,7 +63,7 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
         return
     for member in vars(value).values():
         function = _function_in(member)
-        if function is not None and _is_inside(value, function) and _is_written(function.__code__.co_filename):
+        if function is not None and _is_inside(value, function) and _is_written(function.__code__):
             yield function
 
 
@@ -91,7 +93,7 @@ def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, A
         if function is None or name in in_text or _is_inside(kind, function) or _is_generated_for(kind, function):
             continue
         is_made_by_decorator = bool(node.decorator_list) and "<locals>" in function.__code__.co_qualname
-        if not is_made_by_decorator and _is_written(function.__code__.co_filename):
+        if not is_made_by_decorator and _is_written(function.__code__):
             yield name, member, function
 
 
@@ -106,13 +108,23 @@ def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
     }
 
 
-def _is_written(file: str) -> bool:
+def _is_written(code: CodeType) -> bool:
     """Return whether a method's file is the user's: dataclass and NamedTuple make methods of their own."""
-    return not file.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(file))
+    return not code.co_filename.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(code))
 
 
-def _lines_of(file: str) -> list[str]:
-    """Return the lines of a file as it is now, or of a notebook's cell."""
+def _lines_of(code: CodeType) -> list[str]:
+    """Return the lines of the file of a code, or of its cell, as they were when they were first asked for.
+
+    The file may be edited while its module stays loaded. A module that is loaded again has new code.
+    """
+    known = _lines_by_id.get(id(code))
+    if known is None:
+        known = _lines_by_id[id(code)] = code, _lines_now(code.co_filename)
+    return known[1]
+
+
+def _lines_now(file: str) -> list[str]:
     linecache.checkcache(file)
     return linecache.getlines(file)
 
@@ -142,12 +154,13 @@ def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
     inside, num_wrappers = value, 0
     while inside is not inner:
         inside, num_wrappers = inside.__wrapped__, num_wrappers + 1
-    name, tree = inner.__qualname__, _parsed("".join(_lines_of(inner.__code__.co_filename)))
+    name, tree = inner.__qualname__, _parsed("".join(_lines_of(inner.__code__)))
     definitions = (it for it in ast.walk(tree) if isinstance(it, _FUNCTIONS) and _is_code_of(it, inner.__code__))
     num_decorators = next((len(node.decorator_list) for node in definitions), 0)
     if name not in inner.__globals__:
         return num_wrappers <= num_decorators
-    is_bound_once = num_decorators > 0 and not any(_assigns(text, name) for text in (tree, *map(_parsed, _cells().values())))
+    trees = [tree, *map(_parsed, _cells().values())]
+    is_bound_once = num_decorators > 0 and not any(_assigns(tree, name) for tree in trees)
     return inner.__globals__[name] is value and (num_wrappers <= num_decorators or is_bound_once)
 
 
@@ -177,9 +190,8 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
         ArgumentError: Its source is not available.
     """
     functions = list(_functions_in(value))
-    file = functions[0].__code__.co_filename if functions else _file_of(value)
-    lines = _lines_of(file) if file else []
     code = functions[0].__code__ if functions else None
+    lines = _lines_of(code) if code is not None else _lines_now(_file_of(value))
     nodes = [*ast.walk(_parsed("".join(lines)))]
     for node in reversed(nodes) if isinstance(value, type) else nodes:  # the last of several classes of one name
         if isinstance(node, ast.ClassDef):
@@ -207,7 +219,7 @@ def _file_of(kind: type) -> str:
 def _cells() -> dict[str, str]:
     """Return the text of each cell of this notebook by its file, the oldest first."""
     files = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
-    return {file: "".join(_lines_of(file)) for file in files}
+    return {file: "".join(_lines_now(file)) for file in files}
 
 
 def _holds(node: ast.ClassDef, code: CodeType) -> bool:
