@@ -15,6 +15,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
+from headrace.installed_modules import is_installed
 
 _OF_EVERY_MODULE = frozenset(name for name in dir(__import__("builtins")) if name.startswith("__"))
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
@@ -77,24 +78,42 @@ def _is_inside(kind: type, function: FunctionType) -> bool:
 
 
 def _is_generated_for(kind: type, function: FunctionType) -> bool:
-    """Return whether a function outside the class has the name of a method, as those have that attrs generates.
-
-    A wrapper has the name of the method inside, too.
-    """
+    """Return whether code outside the class was named as its method, by a generator such as attrs, not a wrapper."""
     return function.__qualname__.startswith(f"{kind.__qualname__}.") and not hasattr(function, "__wrapped__")
 
 
-def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any, FunctionType]]:
-    """Yield the name, the attribute and the function of each method that a class was given after its definition."""
+def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the attribute of each method that a class was given after its definition."""
     methods = [it for it in node.body if isinstance(it, _FUNCTIONS) and it.decorator_list]
     in_text = {*assigned_in(node), *(method.name for method in methods)}
+    scope = Scope(kind)
+    has_own_decorators = any(_is_own(decorator, scope) for decorator in node.decorator_list)
     for name, member in vars(kind).items():
-        function = _function_in(member)
-        if function is None or name in in_text or _is_inside(kind, function) or _is_generated_for(kind, function):
+        parts = (member.fget, member.fset, member.fdel) if isinstance(member, property) else (member,)
+        functions = [function for part in parts if (function := _function_in(part)) is not None]
+        if name in in_text or all(_is_inside(kind, it) or _is_generated_for(kind, it) for it in functions):
             continue
-        is_made_by_decorator = bool(node.decorator_list) and "<locals>" in function.__code__.co_qualname
-        if not is_made_by_decorator and _is_written(function.__code__):
-            yield name, member, function
+        is_made_by_decorator = has_own_decorators and "<locals>" in functions[0].__code__.co_qualname
+        homes = [it.__globals__.get("__name__", "") for it in functions if _is_written(it.__code__)]
+        if not is_made_by_decorator and not all(map(is_installed, homes)):
+            yield name, member
+
+
+def _is_own(decorator: ast.expr, scope: Scope) -> bool:
+    """Return whether a decorator is not one of an installed module, such as ``dataclasses.dataclass(frozen=True)``."""
+    _, value = scope.find(ast.unparse(decorator).partition("(")[0].partition(".")[0])
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return not is_installed(str(home))
+
+
+def is_of_its_class(code: CodeType) -> bool:
+    """Return whether a method works only in its class, because it uses super() or a private name, such as self.__x."""
+    kind = code.co_qualname.rpartition("<locals>.")[2].rpartition(".")[0].rpartition(".")[2].lstrip("_")
+    codes = [code]
+    for inner in codes:
+        codes += [constant for constant in inner.co_consts if isinstance(constant, CodeType)]
+    is_private = any(name.startswith(f"_{kind}__") for inner in codes for name in inner.co_names)
+    return is_private or "__class__" in code.co_freevars
 
 
 def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
