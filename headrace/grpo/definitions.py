@@ -15,10 +15,13 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from headrace.grpo.argument_error import ArgumentError
+from headrace.installed_modules import is_installed
 
 _OF_EVERY_MODULE = frozenset(name for name in dir(__import__("builtins")) if name.startswith("__"))
 _FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_lines_by_id: dict[int, tuple[CodeType, list[str]]] = {}
+"""A code and the lines of its file, by the code's id, because equal codes may have different decorators."""
 
 
 class Scope:
@@ -61,7 +64,7 @@ def _functions_in(value: Any) -> Iterator[FunctionType]:
         return
     for member in vars(value).values():
         function = _function_in(member)
-        if function is not None and _is_inside(value, function) and _is_written(function.__code__.co_filename):
+        if function is not None and _is_inside(value, function) and _is_written(function.__code__):
             yield function
 
 
@@ -74,17 +77,43 @@ def _is_inside(kind: type, function: FunctionType) -> bool:
     return function.__code__.co_qualname.startswith(f"{kind.__qualname__}.")
 
 
-def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any, FunctionType]]:
-    """Yield the name, the attribute and the function of each method that a class was given after its definition."""
+def _is_generated_for(kind: type, function: FunctionType) -> bool:
+    """Return whether code outside the class was named as its method, by a generator such as attrs, not a wrapper."""
+    return function.__qualname__.startswith(f"{kind.__qualname__}.") and not hasattr(function, "__wrapped__")
+
+
+def methods_given_later(kind: type, node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the attribute of each method that a class was given after its definition."""
     methods = [it for it in node.body if isinstance(it, _FUNCTIONS) and it.decorator_list]
     in_text = {*assigned_in(node), *(method.name for method in methods)}
+    scope = Scope(kind)
+    has_own_decorators = any(_is_own(decorator, scope) for decorator in node.decorator_list)
     for name, member in vars(kind).items():
-        function = _function_in(member)
-        if function is None or name in in_text or _is_inside(kind, function):
+        parts = (member.fget, member.fset, member.fdel) if isinstance(member, property) else (member,)
+        functions = [function for part in parts if (function := _function_in(part)) is not None]
+        if name in in_text or all(_is_inside(kind, it) or _is_generated_for(kind, it) for it in functions):
             continue
-        is_made_by_decorator = bool(node.decorator_list) and "<locals>" in function.__code__.co_qualname
-        if not is_made_by_decorator and _is_written(function.__code__.co_filename):
-            yield name, member, function
+        is_made_by_decorator = has_own_decorators and "<locals>" in functions[0].__code__.co_qualname
+        homes = [it.__globals__.get("__name__", "") for it in functions if _is_written(it.__code__)]
+        if not is_made_by_decorator and not all(map(is_installed, homes)):
+            yield name, member
+
+
+def _is_own(decorator: ast.expr, scope: Scope) -> bool:
+    """Return whether a decorator is not one of an installed module, such as ``dataclasses.dataclass(frozen=True)``."""
+    _, value = scope.find(ast.unparse(decorator).partition("(")[0].partition(".")[0])
+    home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    return not is_installed(str(home))
+
+
+def is_of_its_class(code: CodeType) -> bool:
+    """Return whether a method works only in its class, because it uses super() or a private name, such as self.__x."""
+    kind = code.co_qualname.rpartition("<locals>.")[2].rpartition(".")[0].rpartition(".")[2].lstrip("_")
+    codes = [code]
+    for inner in codes:
+        codes += [constant for constant in inner.co_consts if isinstance(constant, CodeType)]
+    is_private = any(name.startswith(f"_{kind}__") for inner in codes for name in inner.co_names)
+    return is_private or "__class__" in code.co_freevars
 
 
 def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
@@ -98,13 +127,23 @@ def assigned_in(node: ast.ClassDef) -> dict[str, ast.expr]:
     }
 
 
-def _is_written(file: str) -> bool:
+def _is_written(code: CodeType) -> bool:
     """Return whether a method's file is the user's: dataclass and NamedTuple make methods of their own."""
-    return not file.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(file))
+    return not code.co_filename.startswith(sysconfig.get_path("stdlib")) and bool(_lines_of(code))
 
 
-def _lines_of(file: str) -> list[str]:
-    """Return the lines of a file as it is now, or of a notebook's cell."""
+def _lines_of(code: CodeType) -> list[str]:
+    """Return the lines of the file of a code, or of its cell, as they were when they were first asked for.
+
+    The file may be edited while its module stays loaded. A module that is loaded again has new code.
+    """
+    known = _lines_by_id.get(id(code))
+    if known is None:
+        known = _lines_by_id[id(code)] = code, _lines_now(code.co_filename)
+    return known[1]
+
+
+def _lines_now(file: str) -> list[str]:
     linecache.checkcache(file)
     return linecache.getlines(file)
 
@@ -126,14 +165,27 @@ def function_of(value: Any) -> FunctionType | None:
 
 
 def _is_made_by_decorators(value: Any, inner: FunctionType) -> bool:
-    """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``."""
+    """Return whether the decorators in the definition of ``inner`` are all that is around it in ``value``.
+
+    A decorator may add several wrappers. So they are counted only if ``value`` may come from elsewhere: if the name of
+    ``inner`` is not a variable of its module, or the text assigns it too, as in ``reward = scaled(reward)``.
+    """
     inside, num_wrappers = value, 0
     while inside is not inner:
         inside, num_wrappers = inside.__wrapped__, num_wrappers + 1
-    nodes = ast.walk(_parsed("".join(_lines_of(inner.__code__.co_filename))))
-    definitions = (node for node in nodes if isinstance(node, _FUNCTIONS) and _is_code_of(node, inner.__code__))
+    name, tree = inner.__qualname__, _parsed("".join(_lines_of(inner.__code__)))
+    definitions = (it for it in ast.walk(tree) if isinstance(it, _FUNCTIONS) and _is_code_of(it, inner.__code__))
     num_decorators = next((len(node.decorator_list) for node in definitions), 0)
-    return num_wrappers <= num_decorators and inner.__globals__.get(inner.__qualname__, value) is value
+    if name not in inner.__globals__:
+        return num_wrappers <= num_decorators
+    trees = [tree, *map(_parsed, _cells().values())]
+    is_bound_once = num_decorators > 0 and not any(_assigns(tree, name) for tree in trees)
+    return inner.__globals__[name] is value and (num_wrappers <= num_decorators or is_bound_once)
+
+
+def _assigns(tree: ast.AST, name: str) -> bool:
+    names = (it for it in ast.walk(tree) if isinstance(it, ast.Name))
+    return any(it.id == name and isinstance(it.ctx, ast.Store) for it in names)
 
 
 def plain_name(function: Any, *, otherwise: str) -> str:
@@ -157,9 +209,8 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
         ArgumentError: Its source is not available.
     """
     functions = list(_functions_in(value))
-    file = functions[0].__code__.co_filename if functions else _file_of(value)
-    lines = _lines_of(file) if file else []
     code = functions[0].__code__ if functions else None
+    lines = _lines_of(code) if code is not None else _lines_now(_file_of(value))
     nodes = [*ast.walk(_parsed("".join(lines)))]
     for node in reversed(nodes) if isinstance(value, type) else nodes:  # the last of several classes of one name
         if isinstance(node, ast.ClassDef):
@@ -176,13 +227,18 @@ def definition_of(value: Any, *, name: str, used_by: str) -> tuple[Any, list[str
 
 def _file_of(kind: type) -> str:
     if kind.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        cells = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
         begin = re.compile(rf"^class {kind.__name__}\b", re.MULTILINE)
-        return next((file for file in reversed(cells) if begin.search("".join(_lines_of(file)))), "")
+        return next((file for file, text in reversed(_cells().items()) if begin.search(text)), "")
     try:
         return inspect.getsourcefile(kind) or ""
     except (TypeError, OSError):
         return ""
+
+
+def _cells() -> dict[str, str]:
+    """Return the text of each cell of this notebook by its file, the oldest first."""
+    files = [file for file in linecache.cache if "ipykernel" in file or file.startswith("<ipython-input")]
+    return {file: "".join(_lines_now(file)) for file in files}
 
 
 def _holds(node: ast.ClassDef, code: CodeType) -> bool:

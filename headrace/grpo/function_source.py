@@ -13,11 +13,9 @@ import functools
 import logging
 import math
 import re
-import site
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any, cast
 
@@ -27,12 +25,14 @@ from headrace.grpo.definitions import (
     assigned_in,
     definition_of,
     function_of,
+    is_of_its_class,
     methods_given_later,
     names_in_quotes,
     names_used,
     plain_name,
     text_of,
 )
+from headrace.installed_modules import is_installed
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, dict)
@@ -119,6 +119,11 @@ class _Module:
     def _define_code(self, name: str, value: Any, *, used_by: str) -> None:
         node, lines = definition_of(value, name=name, used_by=used_by)
         scope, function = Scope(value), function_of(value)
+        if function is not None and is_of_its_class(function.__code__):
+            raise ArgumentError(
+                f"{used_by or name}: the method {function.__code__.co_qualname} cannot be sent without its class, "
+                "because it uses super() or a private name such as self.__x; write the change of it in the class"
+            )
         is_changed = function is not None and _set_defaults(node, function, scope, name=name)
         if function is value and not isinstance(node, ast.Lambda) and node.decorator_list:
             kept = [
@@ -132,6 +137,9 @@ class _Module:
         owner = self._values.setdefault(own_name, value)
         if own_name != name and owner is not value and getattr(owner, "func", None) is not value:  # its own partial
             raise ArgumentError(f"{used_by or name}: two different things are called {own_name}; rename one")
+        has_one_of_this_name = function is not None and name in function.__code__.co_freevars
+        if own_name != name and has_one_of_this_name and scope.find(name)[1] is not value:
+            raise ArgumentError(f"{used_by or name}: two different things are called {name}; rename one")
         if scope.has_future_annotations:
             self.has_future_annotations = True
         for used in sorted((names_used(text, name=name) | names_in_quotes(node)) - {name, own_name}):
@@ -148,11 +156,14 @@ class _Module:
             self._define_methods_given_later(name, value, node)
 
     def _define_methods_given_later(self, name: str, kind: type, node: Any) -> None:
-        for key, member, function in methods_given_later(kind, node):
-            if is_installed(function.__globals__["__name__"]):
-                continue
+        for key, member in methods_given_later(kind, node):
+            if isinstance(member, property) and (member.fset or member.fdel):
+                raise ArgumentError(
+                    f"{name}.{key} is a property with a setter or deleter that {name} was given after its definition, "
+                    "and cannot be sent to the services as text; write it in the class"
+                )
             around = _DESCRIPTORS.get(type(cast("object", member)), "")
-            value = function if around else member
+            value: Any = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
             its_name = plain_name(value, otherwise=f"{name}_{key}")
             self.define(its_name, value, used_by=name)
             self.definitions.append(f"{name}.{key} = {around}({its_name})" if around else f"{name}.{key} = {its_name}")
@@ -233,25 +244,6 @@ def _home_of(value: Any) -> str | None:
         return None
     home = getattr(value, "__module__", None) or type(value).__module__
     return home if isinstance(home, str) and home in sys.modules else None
-
-
-def is_installed(module: str) -> bool:
-    """Return whether a module is in the standard library or an installed package, and not a file of the user."""
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        return top != "__main__"
-    if top in ("headrace", "services", "shared"):
-        return True
-    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
-    if not isinstance(origin, str):
-        return False
-    return any(Path(origin).is_relative_to(directory) for directory in _package_directories())
-
-
-@functools.cache
-def _package_directories() -> tuple[Path, ...]:
-    named = {sysconfig.get_path(name) for name in ("purelib", "platlib")} | {*site.getsitepackages()}
-    return tuple(Path(directory) for directory in named | {site.getusersitepackages()} if directory)
 
 
 def _literal(value: Any, *, name: str, used_by: str) -> str:

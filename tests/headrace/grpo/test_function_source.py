@@ -198,6 +198,20 @@ def test_a_module_that_was_edited_and_loaded_again_is_sent_as_it_is_now(
     assert module_of(first=edited.first).first(["a"]) == [10.0]
 
 
+def test_a_module_that_was_edited_but_not_loaded_again_is_sent_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "rewards_edited_later.py"
+    text = "def first(completions, **_):\n    return [1.0 for _ in completions]\n"
+    file.write_text(text)
+    edited: Any = importlib.import_module("rewards_edited_later")
+    assert module_of(first=edited.first).first(["a"]) == [1.0]
+    for change in (text.replace("1.0", "200.0"), f"FACTOR = 10.0\n\n{text}"):
+        file.write_text(change)
+        assert module_of(first=edited.first).first(["a"]) == [1.0]
+
+
 def test_a_cell_of_a_notebook_has_its_text_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     text, file = "def of_a_cell(completions, **_):\n    return [3.0 for _ in completions]\n", "<ipython-input-1-abc>"
     monkeypatch.setitem(linecache.cache, file, (len(text), None, text.splitlines(keepends=True), file))

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import attrs
 import pytest
 
 from headrace.grpo.function_source import module_text
@@ -105,6 +106,24 @@ class Point:
         return self.x < other.x
 
 
+@dataclasses.dataclass
+class Score:
+    value: int = 1
+
+    def half(self) -> int:
+        return self.__class__(self.value).value // 2
+
+
+class Secret(Game):
+    __bonus = 5
+
+    def reset(self) -> None:
+        super().reset()
+
+    def total(self) -> int:
+        return self.sum + self.__bonus
+
+
 class Color(enum.Enum):
     RED = 1
 
@@ -119,3 +138,56 @@ def test_methods_that_the_text_of_a_class_makes_are_not_written_twice() -> None:
     assert "_generate_next_value_" not in text
     named = module_of(Named=Named)["Named"]()
     assert (named.name(), named.two(), named.helper(3)) == ("Named of a decorator", 2, 1.5)
+
+
+def test_methods_that_attrs_generates_are_left_to_its_decorator() -> None:
+    @attrs.define
+    class Count:
+        value: int = 1
+
+        def plus(self, number: int) -> "Count":
+            return Count(self.value + number)
+
+    @attrs.frozen
+    class Fixed:
+        value: int = 1
+
+    @attrs.define(init=False)
+    class Bare:
+        value: int = 1
+
+    kinds: dict[str, type] = {"Count": Count, "Fixed": Fixed, "Bare": Bare}
+    text = module_text(kinds)
+    assert "__eq__" not in text
+    assert "_compat" not in text
+    count = module_of(**kinds)["Count"]
+    assert count(2).plus(3) == count(5)
+
+
+def test_a_class_with_a_decorator_of_an_installed_module_is_sent_with_methods_given_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Score, "half", doubled(Score.half))
+    assert module_of(Score=Score)["Score"](3).half() == 2
+
+
+@pytest.mark.parametrize("name", ["reset", "total"])
+def test_a_method_that_works_only_in_its_class_is_not_sent_without_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "class Secret" in module_text({"Secret": Secret})
+    monkeypatch.setattr(Secret, name, doubled(getattr(Secret, name)))
+    with pytest.raises(ValueError, match=rf"the method Secret.{name} cannot be sent without its class"):
+        module_text({"Secret": Secret})
+
+
+@pytest.mark.parametrize("getter", [last, Game.total])
+def test_a_property_that_can_be_set_is_refused_if_it_was_given_later(
+    getter: Callable[[Game], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(game: Game, value: int) -> None:
+        game.sum = value
+
+    monkeypatch.setattr(Game, "last", property(getter, change), raising=False)
+    with pytest.raises(ValueError, match=r"Game\.last is a property with a setter or deleter.*write it in the class"):
+        module_text({"Game": Game})

@@ -56,6 +56,39 @@ def sevens(completions: Sequence[str], **_: Any) -> list[float]:
 sevens = scaled(sevens, 2.0)
 
 
+def trimmed(reward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(reward)
+    def without_spaces(completions: Sequence[str], **kwargs: Any) -> Any:
+        return reward([completion.strip() for completion in completions], **kwargs)
+
+    return without_spaces
+
+
+def robust(function: Callable[..., Any]) -> Callable[..., Any]:
+    return plus_one(plus_one(function))
+
+
+@robust
+def letters(completions: Sequence[str], **_: Any) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+@plus_one
+def eights(completions: Sequence[str], **_: Any) -> list[float]:
+    return [8.0 for _ in completions]
+
+
+eights = trimmed(eights)
+
+
+@plus_one
+def nines(completions: Sequence[str], **_: Any) -> list[float]:
+    return [9.0 for _ in completions]
+
+
+nines = scaled(nines, 2.0)
+
+
 class Judge:
     @plus_one
     def score(self, completions: Sequence[str], **_: Any) -> list[float]:
@@ -86,6 +119,9 @@ def counted(completions: Sequence[str], **_: Any) -> list[float]:
         (functools.partial(scaled(length, 0.1), weight=1), "length_times"),
         (half, "length_half"),
         (sevens, "sevens_times"),
+        (letters, "letters"),
+        (functools.lru_cache(letters), "letters"),
+        (eights, "eights_without_spaces"),
         (cached, "cached"),
         (functools.lru_cache(decorated), "decorated"),
         (functools.lru_cache(sevens), "sevens_times"),
@@ -96,6 +132,11 @@ def test_a_wrapper_does_in_its_own_module_what_it_does_here(function: Callable[.
     module: dict[str, Any] = {}
     exec(module_text({name: function}), module)
     assert module[name](("abc", "d")) == function(("abc", "d"))
+
+
+def test_a_wrapper_whose_variables_have_the_names_of_those_inside_is_refused() -> None:
+    with pytest.raises(ValueError, match="two different things are called function"):
+        module_text({"nines_times": nines})
 
 
 def test_an_object_that_a_decorator_made_goes_along() -> None:

@@ -1,0 +1,26 @@
+"""Tells installed modules, which are imported where a user's code runs, from the user's own, whose text is sent."""
+
+import functools
+import site
+import sys
+import sysconfig
+from pathlib import Path
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module is in the standard library or an installed package, and not a file of the user."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return top != "__main__"
+    if top in ("headrace", "services", "shared"):
+        return True
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
+    if not isinstance(origin, str):
+        return False
+    return any(Path(origin).is_relative_to(directory) for directory in _package_directories())
+
+
+@functools.cache
+def _package_directories() -> tuple[Path, ...]:
+    named = {sysconfig.get_path(name) for name in ("purelib", "platlib")} | {*site.getsitepackages()}
+    return tuple(Path(directory) for directory in named | {site.getusersitepackages()} if directory)
