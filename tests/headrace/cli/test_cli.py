@@ -364,8 +364,8 @@ TIME = "is not a valid timeout: it must be above 0 s and at most 3600 s"
         (["plan", "--num-generations", "x"], "plan: argument --num-generations: x is not a whole number"),
         (["edit", "sums", "--learning-rate", "1e-4"], "edit: unrecognized arguments: --learning-rate 1e-4"),
         (
-            ["submit", "--from", "sums", "--learning-rate", "1e-4"],
-            "submit: unrecognized arguments: --learning-rate; a setting of the run is given as --set learning_rate=VALUE",
+            ["submit", "--from", "sums", "--beta", "0.1"],
+            "submit: unrecognized arguments: --beta; a setting of the run is given as --set beta=VALUE",
         ),
         ([], ": the following arguments are required: COMMAND"),
     ],

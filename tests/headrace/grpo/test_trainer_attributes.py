@@ -92,7 +92,7 @@ def test_a_missing_attribute_says_where_it_is(name: str) -> None:
 
 def test_what_has_no_event_is_not_a_callback() -> None:
     pytest.importorskip("transformers")
-    with pytest.raises(ValueError, match="'tensorboard' is not a callback: it has no event of transformers.Trainer"):
+    with pytest.raises(ValueError, match="'tensorboard' is not a callback: it has no event of"):
         GRPOTrainer("org/model", "length", train_dataset="org/rows", callbacks=["tensorboard"])
 
 
