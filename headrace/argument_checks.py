@@ -17,9 +17,9 @@ _MAX_PORT = 65535
 class SentenceParser(argparse.ArgumentParser):
     """Reports an error in one sentence and points to ``--help``, instead of listing all options."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, *args: Any, **named: Any) -> tuple[Any, list[str]]:
         """Parse, and have the command itself report an argument that it does not know."""
-        found, unknown = super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(*args, **named)
         if unknown and self._subparsers is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
         return found, unknown
