@@ -88,8 +88,12 @@ def time_limit(seconds: float) -> Generator[None]:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         # The timer counts all threads of the process, which may have some that a reward function has left behind.
-        if is_inside and time.thread_time() - began_at_s >= _ALMOST * seconds:
+        if not is_inside:
+            return
+        left_s = _ALMOST * seconds - (time.thread_time() - began_at_s)
+        if left_s <= 0:
             raise TimeIsUpError
+        signal.setitimer(signal.ITIMER_PROF, max(left_s, _LEAST_S), _AGAIN_AFTER_S)
 
     is_inside = True
     began_at_s = time.thread_time()
