@@ -73,10 +73,10 @@ class EngineSpec:
         if self.adapter is not None:
             args |= self.adapter.engine_args()
         args |= dict(self.of_run) | dict(of_replica)
-        kept = args.get("sleep_preserve_parameter_names", [])
+        kept: Any = args.get("sleep_preserve_parameter_names", [])
         if self.sleeps and isinstance(kept, list):  # vLLM refuses other values
             # A push brings the weights that sleep discards, except those of a draft model.
-            args["sleep_preserve_parameter_names"] = [*cast("list[Any]", kept), "draft.*"]
+            args["sleep_preserve_parameter_names"] = [*kept, "draft.*"]
         if not has_cuda and any(args.get(name) is not None for name in _SPECULATION):
             # vLLM 0.32's fallback for Triton's expand_kernel writes into a copy, so temperatures stay uninitialised.
             raise UserError(

@@ -63,6 +63,7 @@ class NcclWire:
         def mark() -> Callable[[], bool]:
             end = cuda.Event()
             end.record(stream)
-            return end.query
+            is_reached: Callable[[], bool] = end.query
+            return is_reached
 
         return OnGpu(tensor.data_ptr(), tensor.numel(), stream.cuda_stream, mark)

@@ -57,6 +57,7 @@ def _on_gpu(tensor: torch.Tensor) -> OnGpu:
     def mark() -> Callable[[], bool]:
         end = cuda.Event()
         end.record(stream)
-        return end.query
+        is_reached: Callable[[], bool] = end.query
+        return is_reached
 
     return OnGpu(tensor.data_ptr(), tensor.numel(), stream.cuda_stream, mark)

@@ -106,9 +106,9 @@ async def test_many_dead_letters_are_read_in_small_parts(
     asked: list[int] = []
     xrange = api.redis.xrange
 
-    async def counting(*arguments: Any, count: int, **options: Any) -> Any:
-        asked.append(count)
-        return await xrange(*arguments, count=count, **options)
+    async def counting(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["count"])
+        return await xrange(*arguments, **options)
 
     monkeypatch.setattr(api.redis, "xrange", counting)
     path = f"/v1/runs/{run_dir.name}/dead_letters"
