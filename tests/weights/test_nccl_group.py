@@ -72,11 +72,15 @@ class DoneEvent:
         return True
 
 
+def stream_of(_: torch.device) -> SimpleNamespace:
+    return SimpleNamespace(cuda_stream=0)
+
+
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
     nccl = Nccl()
     monkeypatch.setattr(nccl_group, "_library", lambda: nccl)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
     monkeypatch.setattr(torch.cuda, "Event", DoneEvent)
     return nccl
 
