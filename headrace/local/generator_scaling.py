@@ -1,4 +1,4 @@
-"""Starts and ends generators of a launch, and moves those that stay to other cores.
+"""Starts and ends generators of a launch, and moves the remaining ones to other cores.
 
     `headrace scale` --SIGUSR1--> start the new ones, end the last ones --> rearrange: one generator after another
 

@@ -6,9 +6,9 @@
                          --> failed, or died meanwhile    --> the same, a bounded number of times
 
 The sessions of a group have one routing key, so they keep to one replica, whose prefix cache holds their prompt and
-conversations. Only the groups of a replica that comes or goes move (rendezvous hashing). A turn waits as long as there
-is no generator that can sample it: while a model is loaded, or while the run is paused. A request under way is given up
-only if its replica or the connection is gone, because decoding may take long. replica_turns.py sends the turns.
+conversations. Only the groups of a replica that comes or goes move (rendezvous hashing). A turn waits until a
+generator can sample it: while a model is loaded, or while the run is paused. A request under way is given up only if
+its replica or the connection is gone, because decoding may take long. replica_turns.py sends the turns.
 """
 
 import asyncio

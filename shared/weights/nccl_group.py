@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from shared.errors import PushError
 
@@ -74,6 +74,18 @@ class OnGpu(NamedTuple):
     stream: int
     mark: Callable[[], Callable[[], bool]]
     """Marks the end of what is queued on the stream by now, and returns a function that says whether it is reached."""
+
+    @classmethod
+    def of(cls, tensor: Any, *, stream: Any, event: Callable[[], Any]) -> Self:
+        """Return a torch tensor with a CUDA stream; ``event`` makes a CUDA event. The tensor must be kept meanwhile."""
+
+        def mark() -> Callable[[], bool]:
+            end = event()
+            end.record(stream)
+            is_reached: Callable[[], bool] = end.query
+            return is_reached
+
+        return cls(tensor.data_ptr(), tensor.numel(), stream.cuda_stream, mark)
 
 
 class NcclGroup:

@@ -58,12 +58,4 @@ class NcclWire:
         threading.Thread(target=self._group.close, name="leave NCCL", daemon=True).start()
 
     def _on_gpu(self, tensor: torch.Tensor) -> OnGpu:
-        stream = cuda.current_stream(self.device)
-
-        def mark() -> Callable[[], bool]:
-            end = cuda.Event()
-            end.record(stream)
-            is_reached: Callable[[], bool] = end.query
-            return is_reached
-
-        return OnGpu(tensor.data_ptr(), tensor.numel(), stream.cuda_stream, mark)
+        return OnGpu.of(tensor, stream=cuda.current_stream(self.device), event=cuda.Event)

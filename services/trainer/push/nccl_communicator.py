@@ -1,7 +1,6 @@
 """The sending end over NCCL, between GPUs: rank 0 of an ``NcclGroup``."""
 
 import base64
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,12 +51,4 @@ class NcclCommunicator(Communicator):
 
 
 def _on_gpu(tensor: torch.Tensor) -> OnGpu:
-    stream = cuda.current_stream()
-
-    def mark() -> Callable[[], bool]:
-        end = cuda.Event()
-        end.record(stream)
-        is_reached: Callable[[], bool] = end.query
-        return is_reached
-
-    return OnGpu(tensor.data_ptr(), tensor.numel(), stream.cuda_stream, mark)
+    return OnGpu.of(tensor, stream=cuda.current_stream(), event=cuda.Event)
