@@ -157,6 +157,20 @@ async def write_until_refused(client: Redis) -> None:
                 await client.set("filler", "x" * 64)
 
 
+@pytest.fixture(autouse=True)
+def forget_modules_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Forget what a test imported from its own directory. A later test may use the same names for other modules."""
+    if "tmp_path" not in request.fixturenames:
+        yield
+        return
+    own: Path = request.getfixturevalue("tmp_path")
+    yield
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.startswith(f"{own}{os.sep}"):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Return one server for the whole session. It is empty at the start of every test that uses it."""

@@ -96,8 +96,6 @@ async def edited(metrics: RewarderMetrics, tmp_path: Path) -> AsyncIterator[Edit
         assert await files.values(SYNC, ON_LOOP, LAZY) == [1.0, 1.0, 5.0]
         await files.look_twice()
         yield files
-    for name in [name for name in sys.modules if name.startswith("edited_")]:
-        del sys.modules[name]
     while str(tmp_path) in sys.path:
         sys.path.remove(str(tmp_path))
 
