@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from shared.near_name import nearest
+
 AddParser = Callable[..., argparse.ArgumentParser]
 """The ``add_parser`` of a parser that has commands."""
 Command = Callable[[argparse.Namespace], int]
@@ -31,6 +33,16 @@ class SentenceParser(argparse.ArgumentParser):
 
         name = unknown.removeprefix("--").partition("=")[0].replace("-", "_")
         return f"; a setting of the run is given as --set {name}=VALUE" if name in RunConfig.model_fields else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a choice that there is not, with a similar one if there is any."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = nearest(str(value), map(str, action.choices or ()))
+            if near is None:
+                raise
+            raise argparse.ArgumentError(action, f"there is no {value!r}; did you mean {near}?") from error
 
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""

@@ -10,6 +10,7 @@ certificate: HEADRACE_TLS_CA_FILE, or the file that `headrace up` was started wi
 """
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -22,10 +23,13 @@ from headrace.local import process_table
 from headrace.local.state_dir import Endpoint, StateDir, choose_state_dir
 from headrace.run_lines import run_lines
 from shared.errors import HeadraceError, UserError
+from shared.near_name import nearest
 from shared.service.tls import CA_VARIABLE
 
 _ANSWER_S, _SUBMIT_S = 15.0, 120.0
 """The run API waits 10 s for Redis before it reports Redis as unreachable. A submit reads model and dataset."""
+_MOST_COMPARED = 1000
+"""Runs, the newest, among which a similar name is looked for."""
 _NO_SUCH_RUN, _AMBIGUOUS_RUN, _UNAUTHORIZED = "/problems/no-such-run", "/problems/ambiguous-run", 401
 
 
@@ -42,8 +46,10 @@ def add_state_dir_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def connect(arguments: argparse.Namespace) -> HeadraceClient:
+def connect(arguments: argparse.Namespace, *, is_repeated: bool = False) -> HeadraceClient:
     """Return a client of the service that the arguments or the environment choose.
+
+    Simulated generators are noted on standard error, unless ``is_repeated`` because a command connects once more.
 
     Raises:
         UserError: No service was found, and the message says where it was looked for; or a key or address is wrong.
@@ -54,7 +60,7 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
         refuse_unless_http(url)
         return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere())
     state, endpoint = local_service(arguments)
-    if endpoint.num_simulated:
+    if endpoint.num_simulated and not is_repeated:
         sys.stderr.write(f"SIMULATED: {endpoint.simulated_note()}\n")
     key = state.keys().api_key
     return HeadraceClient(
@@ -136,7 +142,10 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
     if not isinstance(error, HeadraceApiError):
         return str(error)
     if error.problem.get("type") == _NO_SUCH_RUN:
-        return f"there is no run {error.problem.get('run_id') or 'of this id'}; `headrace runs` lists them"
+        named = str(error.problem.get("run_id") or "")
+        near = _near_run(named, arguments)
+        hint = f"; did you mean {near}?" if near else "; `headrace runs` lists them"
+        return f"there is no run {named or 'of this id'}{hint}"
     if error.problem.get("type") == _AMBIGUOUS_RUN:
         return (
             f"several runs fit {error.problem['run_id']}; use the id of one:\n{run_lines(error.problem['candidates'])}"
@@ -146,6 +155,17 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
     if error.status is None and not hasattr(arguments, "rewarder_url") and not _url_elsewhere(arguments):
         return f"{error}{_readable_runs(StateDir(choose_state_dir(arguments.state_dir)))}"
     return str(error)
+
+
+def _near_run(named: str, arguments: argparse.Namespace) -> str | None:
+    """Return the name or id of a run that is similar; None without one, or if the service does not list its runs."""
+    try:
+        with connect(arguments, is_repeated=True) as client:
+            runs = [*itertools.islice(client.each_run(), _MOST_COMPARED)]
+    except HeadraceError:
+        return None
+    names = dict.fromkeys(str(run["name"]) for run in runs if run.get("name"))
+    return nearest(named, names) or nearest(named, [str(run["run_id"]) for run in runs])
 
 
 def _listed(error: HeadraceError) -> list[str]:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 _LONGEST = 64
 """The time to compare grows with the product of the lengths: one name of a megabyte took 20 s."""
@@ -12,3 +13,13 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     if len(name) > _LONGEST:
         return None
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
+
+
+def similar_directory(path: Path) -> Path | None:
+    """Return the directory beside ``path`` whose name is most similar; None if none is, or they cannot be listed."""
+    try:
+        beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()]
+    except OSError:
+        return None
+    near = nearest(path.name, beside)
+    return None if near is None else path.with_name(near)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from headrace import service_finder
+from headrace.cli.run_source import run_dir_without_services
 from shared.beginning import CheckpointReference
 from shared.errors import UserError
 from shared.install_commands import install_extras
@@ -64,6 +65,8 @@ def _reference(what: str) -> CheckpointReference:
 
 
 def _run_dir(arguments: argparse.Namespace, reference: CheckpointReference) -> Path:
+    if (found := run_dir_without_services(arguments, reference.run)) is not None:
+        return found
     with service_finder.connect(arguments) as client:
         run_dir = Path(str(client.get(reference.run)["run_dir"]))
     if not run_dir.is_dir():

@@ -17,29 +17,35 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
-from headrace import service_finder
+from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
 from headrace.cli.log_lines import is_routine, readable
-from headrace.cli.run_source import is_path
-from headrace.client import HeadraceApiError
+from headrace.cli.run_source import MIN_BEGINNING, is_path, run_dir_without_services
+from headrace.client import ENDED, HeadraceApiError
 from headrace.local.state_dir import StateDir, choose_state_dir
 from shared.errors import UserError
 
-_MIN_BEGINNING = 8
-"""Characters of an id that stand for it, as for the run API."""
 _LOOK_EVERY_S = 0.3
+_ASK_EVERY_S = 3.0
 _RANK_LOG = "rank.log"
 
 
 def logs(arguments: argparse.Namespace) -> int:
-    """Print the last lines, and follow the logs if asked to, until Ctrl-C."""
+    """Print the last lines, and follow the logs if asked to, until Ctrl-C or the run's end."""
     tails = [Tail(path, has_routine=arguments.all) for path in find_logs(arguments)]
     width = max(len(tail.name) for tail in tails) if len(tails) > 1 else 0
     for tail in tails:
         _print(tail, tail.last(arguments.lines), width)
+    ask_at = 0.0
     while arguments.follow:
+        ended = None
+        if time.monotonic() >= ask_at:
+            ended, ask_at = _how_it_ended(arguments, tails), time.monotonic() + _ASK_EVERY_S
         for tail in tails:
             _print(tail, tail.added(), width)
+        if ended is not None:
+            terminal.note(ended)
+            return 0
         time.sleep(_LOOK_EVERY_S)
     return 0
 
@@ -73,7 +79,7 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
 
 def _is_meant(run_id: str, what: str) -> bool:
     """Whether ``what`` is a run's id or a sufficient beginning of it, as for the run API. The API knows the names."""
-    return run_id == what or (len(what) >= _MIN_BEGINNING and run_id.startswith(what))
+    return run_id == what or (len(what) >= MIN_BEGINNING and run_id.startswith(what))
 
 
 class Tail:
@@ -85,7 +91,7 @@ class Tail:
     """
 
     def __init__(self, path: Path, *, has_routine: bool = False) -> None:
-        self._path = path
+        self.path = path
         self._has_routine = has_routine
         self._position = 0
         self._inode = 0
@@ -94,7 +100,7 @@ class Tail:
     @property
     def name(self) -> str:
         """The log's name, without its suffix."""
-        return self._path.stem
+        return self.path.stem
 
     def last(self, count: int) -> list[str]:
         """Return the last ``count`` lines."""
@@ -103,7 +109,7 @@ class Tail:
     def added(self) -> list[str]:
         """Return the whole lines that were added since the last call."""
         try:
-            now = self._path.stat()
+            now = self.path.stat()
             if now.st_size < self._position or now.st_ino != self._inode:
                 self._position, self._rest = 0, b""
         except FileNotFoundError:
@@ -111,7 +117,7 @@ class Tail:
         return [*map(readable, self._lines())]
 
     def _lines(self) -> Iterator[str]:
-        with self._path.open("rb") as file:
+        with self.path.open("rb") as file:
             self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self._position)
             for line in file:
@@ -125,8 +131,27 @@ class Tail:
                     yield text
 
 
+def _how_it_ended(arguments: argparse.Namespace, tails: list[Tail]) -> str | None:
+    """Return a sentence if the log is of a run that has ended, and None if it may grow."""
+    if [tail.name for tail in tails] != [Path(_RANK_LOG).stem]:
+        return None
+    run_dir = tails[0].path.absolute().parent
+    run_id = run_dir.name
+    if not service_finder.is_there(arguments):
+        is_of_services_here = run_dir.is_relative_to(choose_state_dir(arguments.state_dir))
+        return f"no service runs here that could go on with {run_id}" if is_of_services_here else None
+    try:
+        with service_finder.connect(arguments, is_repeated=True) as client:
+            status = client.get(run_id)["status"]
+    except (UserError, HeadraceApiError):  # another deployment's run, or the service is restarting
+        return None
+    return f"{run_id} has ended ({status})" if status in ENDED else None
+
+
 def _asked_for(arguments: argparse.Namespace, what: str, *, services: list[str]) -> Path:
     """Return the directory of a run that the run API knows."""
+    if (found := run_dir_without_services(arguments, what)) is not None:
+        return found
     there = f" (services here: {', '.join(services)})" if services else ""
     try:
         with service_finder.connect(arguments) as client:

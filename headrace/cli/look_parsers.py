@@ -44,7 +44,9 @@ def add_logs(add_parser: AddParser) -> None:
         help="trainer, rewarder, sessions, generator, redis, ...; or a run's id or directory (default: all services)",
     )
     logs.add_argument("-n", "--lines", type=positive, default=20, metavar="N", help="last lines of each log (20)")
-    logs.add_argument("-f", "--follow", action="store_true", help="then print what is added, until Ctrl-C")
+    logs.add_argument(
+        "-f", "--follow", action="store_true", help="then print what is added, until Ctrl-C or the run's end"
+    )
     logs.add_argument("--all", action="store_true", help="also requests that only read something and were answered")
     service_finder.add_arguments(logs)
     logs.set_defaults(command=_logs)

@@ -9,10 +9,12 @@ Reward functions, tools, vLLM's options, GPUs and everything on a hub need runni
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from shared.errors import UnavailableError, UserError
 from shared.install_commands import install_extras
+from shared.near_name import similar_directory
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 _NEEDS_SERVICES = "reward functions, tools, vLLM's options, GPUs"
@@ -52,7 +54,9 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
             unchecked.append("the data sets on the hub")
         try:
             if check_model(config, lookup=_ask_no_hub):
-                unchecked.append("the model on the hub")
+                unchecked.append(
+                    f"the model {config.model} on the hub{_directory_meant(config.model, Path(file).parent)}"
+                )
         except (UserError, OSError) as error:
             errors += mistakes(error, setting="model")
     if errors:
@@ -65,6 +69,12 @@ def check_offline(file: str, settings: Mapping[str, Any]) -> int:
 def _are_files(config: RunConfig) -> bool:
     sources = [*config.train_sources().values(), *(source for _, source in filter(None, [config.eval_source()]))]
     return all(source.path.startswith("/") for source in sources)
+
+
+def _directory_meant(model: str, directory: Path) -> str:
+    """Return a question about a directory whose name is similar to that of a model on the hub; empty without one."""
+    near = similar_directory(directory / model)
+    return "" if near is None else f" (there is no directory {model} here; did you mean {near}?)"
 
 
 def _ask_no_hub(_name: str, _revision: str | None) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """Opens the run that an argument names: through the run API, or in a directory while no service runs.
 
-run id, or nothing          the run API (service_finder.py, chosen_run.py)
+id or name, or nothing      the run API (service_finder.py, chosen_run.py)
+id or name, no service      the files of that run in the state directory, those of scripts included
 a path, with a slash in it  the files in that directory (run_directory.py)
 """
 
@@ -9,9 +10,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace import service_finder
+from headrace import service_finder, terminal
 from headrace.cli.chosen_run import Purpose, choose_run
-from headrace.watch.run_directory import RunDirectory, RunReader
+from headrace.local.state_dir import StateDir, choose_state_dir
+from headrace.watch.run_directory import RunDirectory, RunReader, directories_in
+
+MIN_BEGINNING = 8
+"""Characters of an id that stand for it, as for the run API."""
 
 
 def is_path(given: str | None) -> bool:
@@ -29,9 +34,34 @@ def opened(
         UserError: No service was found, or the directory is not a run's.
         HeadraceApiError: The service has no such run.
     """
-    if given is not None and is_path(given):
-        directory = RunDirectory(Path(given))
+    path = Path(given) if given is not None and is_path(given) else run_dir_without_services(arguments, given)
+    if path is not None:
+        directory = RunDirectory(path)
         yield directory, directory.run_id
         return
     with service_finder.connect(arguments) as client:
         yield client, choose_run(client, given, purpose=purpose)
+
+
+def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -> Path | None:
+    """Return the directory of the run with an id or name while no service runs, and say so.
+
+    The newest of several runs with the name is meant, as for a service when all have ended. Returns None if a service
+    is there, or if the state directory has no such run.
+    """
+    if named is None or service_finder.is_there(arguments):
+        return None
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    places = [
+        place for place in (state.runs, *sorted(state.path.glob("script-*/runs"), reverse=True)) if place.is_dir()
+    ]
+    runs = [run for place in places for run in directories_in(place)]
+    found = [run for run in runs if run.run_id == named] or [run for run in runs if run.name == named]
+    if not found and len(named) >= MIN_BEGINNING:
+        found = [run for run in runs if run.run_id.startswith(named)]
+        if len(found) > 1:
+            return None
+    if not found:
+        return None
+    terminal.note(f"no service runs here, so the files in {found[0].path} are read")
+    return found[0].path

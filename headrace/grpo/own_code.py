@@ -5,7 +5,9 @@ that waits cannot mend its own.
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from headrace.client import HeadraceApiError, HeadraceClient, Run
@@ -77,7 +79,8 @@ class OwnCode:
             return
         name, ratio = pause["reward_func"], pause["failed_ratio"]
         if name in self._reward_funcs:
-            what = f"the reward function {self._plain(name)} failed for {ratio:.0%} of the completions"
+            where = _place_of(self._reward_funcs[name])
+            what = f"the reward function {self._plain(name)}{where} failed for {ratio:.0%} of the completions"
             mend = "function"
         elif not name and (self._tools or self._environments):
             what = f"{ratio:.0%} of the rollouts were lost"
@@ -86,8 +89,8 @@ class OwnCode:
             return
         if pause["since_s"] != self._known_pause:
             raise HeadraceError(
-                f"{what}; the last failure is: {self._plain(pause['last_failure'])}. Mend the {mend}, and call "
-                "train(resume_from_checkpoint=True)"
+                f"{what}; the last failure is: {self._plain(pause['last_failure'])}. Mend the {mend}, make the trainer "
+                "again with it, and call train(resume_from_checkpoint=True)"
             )
 
     def _played(self) -> Iterable[str]:
@@ -102,6 +105,14 @@ class OwnCode:
         for name, code in (self._reward_funcs | self._tools | self._environments).items():
             text = text.replace(name, plain_name(code, otherwise=name.rpartition(":")[2]))
         return text
+
+
+def _place_of(function: Any) -> str:
+    """Return the file and line of a function, in brackets; empty for a partial, an object or a notebook's cell."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or not Path(code.co_filename).is_file():
+        return ""
+    return f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
 def check_evaluation(run: Run, metrics: Mapping[str, Any]) -> None:

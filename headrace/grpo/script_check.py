@@ -11,7 +11,7 @@ from headrace.grpo.run_of_script import settings_with_weights
 from headrace.grpo.script import Files, Script
 from headrace.grpo.script_services import would_start_services
 from shared.errors import UserError
-from shared.near_name import nearest
+from shared.near_name import similar_directory
 from shared.run_options.run_config import RunConfig, parse_run_config
 
 _SOME_RUN = "RUN"
@@ -65,10 +65,8 @@ def _require_model(script: Script) -> None:
 
 def _similar(name: str) -> str:
     """Return a question about a directory with a similar name; empty without one."""
-    path = Path(name).expanduser()
-    beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-    near = nearest(path.name, beside)
-    return f"; did you mean {path.with_name(near)}?" if near else ""
+    near = similar_directory(Path(name).expanduser())
+    return "" if near is None else f"; did you mean {near}?"
 
 
 def _require_prompts(data: Any, config: RunConfig, *, what: str) -> None:

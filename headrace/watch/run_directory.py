@@ -66,10 +66,10 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = Path(os.path.expanduser(path)).absolute()
-        self.run_id = self._path.name
+        self.path = Path(os.path.expanduser(path)).absolute()
+        self.run_id = self.path.name
         try:
-            config: Any = json.loads((self._path / "config.json").read_text(encoding="utf-8"))
+            config: Any = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is not the directory of a run: its config.json cannot be read "
@@ -79,11 +79,16 @@ class RunDirectory:
             raise UserError(f"{path} is not the directory of a run: its config.json has no settings of one")
         self._config = cast("dict[str, Any]", config)
 
+    @property
+    def name(self) -> str | None:
+        """The run's name, if it has one."""
+        return self._config.get("name")
+
     def get(self, run_id: str) -> Run:
         """Return as much of the run as its files contain."""
         lines, began = self.metrics(run_id), self._beginning()
         last: Mapping[str, Any] = lines[-1] if lines else {}
-        best = best_in_files(self._path, self._config)
+        best = best_in_files(self.path, self._config)
         seen = None if best is None else best.seen()
         progress = {
             "step": int(last.get("step") or 0),
@@ -109,25 +114,25 @@ class RunDirectory:
             "metadata": self._config.get("metadata", {}),
             "status": ON_DISK,
             "beginning": None if began is None else msgspec.to_builtins(began) | {"says": began.in_words()},
-            "run_dir": str(self._path),
+            "run_dir": str(self.path),
             "progress": progress,
-            "warnings": [{"kind": it.kind, "says": it.says} for it in read_warnings(self._path, self._config)],
+            "warnings": [{"kind": it.kind, "says": it.says} for it in read_warnings(self.path, self._config)],
             "config": self._config,
         }
 
     def _beginning(self) -> Beginning | None:
         try:
-            return msgspec.json.decode((self._path / BEGINNING_FILE).read_bytes(), type=Beginning)
+            return msgspec.json.decode((self.path / BEGINNING_FILE).read_bytes(), type=Beginning)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every step, oldest first."""
-        return read_metrics(self._path, after_step=-1, limit=sys.maxsize)[0]
+        return read_metrics(self.path, after_step=-1, limit=sys.maxsize)[0]
 
     def evaluations(self, run_id: str) -> Rows:
         """Return the evaluations, oldest first."""
-        return read_evaluations(self._path, after_step=-1, limit=sys.maxsize)[0]
+        return read_evaluations(self.path, after_step=-1, limit=sys.maxsize)[0]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
         """Return the rollouts of ``step``; by default, of the newest step that was logged.
@@ -135,20 +140,20 @@ class RunDirectory:
         Raises:
             UserError: This step was not logged.
         """
-        steps = rollout_steps(self._path)
+        steps = rollout_steps(self.path)
         if step is not None and step not in steps:
             there = (
                 f"there are rollouts of {len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "there are none"
             )
-            raise UserError(f"{self._path} has no rollouts of step {step}: {there}")
+            raise UserError(f"{self.path} has no rollouts of step {step}: {there}")
         if not steps:
             return []
         chosen = steps[-1] if step is None else step
-        return read_rollouts(self._path, step=chosen, offset=0, limit=sys.maxsize)[0]
+        return read_rollouts(self.path, step=chosen, offset=0, limit=sys.maxsize)[0]
 
     def _num_generators(self) -> int:
         try:
-            last = (self._path / "pushes.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+            last = (self.path / "pushes.jsonl").read_text(encoding="utf-8").splitlines()[-1]
             return len(json.loads(last)["members"])
         except (OSError, ValueError, LookupError, TypeError):
             return 0

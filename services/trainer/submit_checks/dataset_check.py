@@ -13,11 +13,10 @@ from services.trainer.data.model_files import model_file
 from services.trainer.submit_checks.model_check import read_json
 from services.trainer.submit_checks.prompt_lengths import (
     GroupSizes,
-    TokenCount,
+    PromptTokenizer,
     fewest_tokens,
     num_longer,
     num_positions,
-    token_count,
 )
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
@@ -59,6 +58,8 @@ class SourceSummary:
     """Whether ``num_rows`` are only the first rows."""
     share: float = 1.0
     """Share of the run's prompts."""
+    known_share: float = 1.0
+    """Share of the prompts' characters that the tokenizer's vocabulary has, in the first prompts."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,9 @@ def check_dataset(
 
 @dataclass(frozen=True)
 class _Lengths:
-    """The length that a prompt may have, and a way to count its tokens."""
+    """The length that a prompt may have, and the tokenizer that counts its tokens, if it is on this machine."""
 
-    count: TokenCount | None
+    tokenizer: PromptTokenizer | None
     longest: int | None
     is_of_model: bool
     """Whether the model's positions are the limit, and not ``max_prompt_length``."""
@@ -121,7 +122,7 @@ class _Lengths:
         positions, given = num_positions(config, _local_table(config)), config.max_prompt_length
         longest = given if positions is None else min(positions - 1, positions if given is None else given)
         is_of_model = positions is not None and longest != given
-        return cls(token_count(config), longest, is_of_model)
+        return cls(PromptTokenizer.of(config), longest, is_of_model)
 
 
 def _local_table(config: RunConfig) -> Mapping[str, Any]:
@@ -145,7 +146,9 @@ def _look(
     num_asked = len(rows) if num_asked is None else num_asked
     num_conversations, num_usable = 0, 0
     problems: list[str] = []
-    sizes = GroupSizes(config, lengths.count)
+    tokenizer = lengths.tokenizer
+    count = None if tokenizer is None else tokenizer.count
+    sizes = GroupSizes(config, count)
     for row in map(rows.read, range(num_checked)):
         if row.problem is not None:
             problems.append(row.problem)
@@ -157,7 +160,7 @@ def _look(
         num_usable += row.position < num_asked
     fewest, num_without_room, num_counted = None, 0, 0
     num_asked = min(num_asked, len(rows))
-    count, longest = lengths.count, lengths.longest
+    longest = lengths.longest
 
     def prompts() -> Iterator[Prompt]:
         return (row.prompt for row in map(rows.read, range(min(num_asked, num_checked))) if row.problem is None)
@@ -184,4 +187,5 @@ def _look(
         num_counted=num_counted,
         num_usable=num_usable,
         is_streamed=config.dataset_streaming,
+        known_share=1.0 if tokenizer is None else tokenizer.known_share(prompts()),
     )

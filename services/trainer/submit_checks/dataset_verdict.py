@@ -17,6 +17,7 @@ from shared.run_options.run_config import RunConfig
 from shared.run_options.section import LARGEST
 
 _Error = tuple[str, str]
+_LEAST_KNOWN = 0.5
 
 
 def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: int = 0) -> Checked:
@@ -44,6 +45,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
             errors=[(how_long, f"the run would have {steps:.3g} steps with {num_tokens:.3g} tokens; lower it")]
         )
     warnings += _without_room(config, summary)
+    warnings += _unknown_characters(summary)
     warnings += _idle_renames(config, summary)
     warnings += _repetitions(config, summary, steps=steps, num_groups=num_groups)
     if 0 < steps < config.save_steps:
@@ -134,6 +136,17 @@ def _without_room(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
                 f"{source.num_without_room} of {source.num_counted} prompts of {source.path} have more than "
                 f"{source.longest_prompt} tokens and are dropped: {_positions(config, source)} leave no room for a "
                 "completion"
+            )
+
+
+def _unknown_characters(summary: DatasetSummary) -> Iterator[str]:
+    """Yield a sentence about data sets in whose prompts the tokenizer knows less than half of the characters."""
+    for source in summary.all_sources():
+        if source.known_share < _LEAST_KNOWN:
+            yield (
+                f"the model's tokenizer knows only {source.known_share:.0%} of the characters in the prompts of "
+                f"{source.path}: the model sees unknown tokens instead of them, or nothing, and can hardly learn from "
+                "them. Use a model with another vocabulary, or other prompts"
             )
 
 

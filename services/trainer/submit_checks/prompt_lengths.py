@@ -1,8 +1,9 @@
-"""Counts a lower bound of prompts' tokens without transformers, for the check of a data set before a run starts.
+"""Looks at prompts with the model's tokenizer, without transformers, for the check of a data set before a run starts.
 
-The count leaves out special tokens. In a conversation it also leaves out what the chat template adds around messages,
-and whitespace around their content, which some templates drop. A prompt that is too long by this count is therefore too
-long. The training rank, which encodes the whole prompt, may find more such prompts (prompt_encoder.py).
+The count of tokens is a lower bound. It leaves out special tokens. In a conversation it also leaves out what the chat
+template adds around messages, and whitespace around their content, which some templates drop. A prompt that is too long
+by this count is therefore too long. The training rank, which encodes the whole prompt, may find more such prompts
+(prompt_encoder.py).
 """
 
 import heapq
@@ -27,21 +28,51 @@ _MAX_CHARACTERS = 1_000_000
 _MAX_COUNTED_BYTES = 10_000_000
 """Of all prompts that are tokenised to count those that are too long."""
 
+_MAX_COMPARED, _MAX_COMPARED_CHARACTERS = 100, 10_000
+"""Prompts, and characters of each text in them, that are compared with the vocabulary."""
+
 TokenCount = Callable[[Prompt], int]
 
 
-def token_count(config: RunConfig) -> TokenCount | None:
-    """Return a function that counts a prompt's tokens, or None if the model's tokenizer is not on this machine."""
-    path = model_file(config, "tokenizer.json")
-    tokenizer = None if path is None else _load(path)
-    if tokenizer is None:
-        return None
+class PromptTokenizer:
+    """The tokenizer of a run's model, applied to the texts of prompts.
 
-    def count(prompt: Prompt) -> int:
+    Args:
+        tokenizer: A ``tokenizers.Tokenizer``.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        name: object = getattr(tokenizer.model, "unk_token", None)
+        self._unknown: int | None = tokenizer.token_to_id(name) if isinstance(name, str) else None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "PromptTokenizer | None":
+        """Return the tokenizer of a run's model, or None if it is not on this machine."""
+        path = model_file(config, "tokenizer.json")
+        tokenizer = None if path is None else _load(path)
+        return None if tokenizer is None else cls(tokenizer)
+
+    def count(self, prompt: Prompt) -> int:
+        """Return the number of a prompt's tokens."""
         texts = (text[:_MAX_CHARACTERS] for text in _texts(prompt))
-        return sum(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+        return sum(len(self._tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
 
-    return count
+    def known_share(self, prompts: Iterable[Prompt]) -> float:
+        """Return the share of the first prompts' characters, without whitespace, that the vocabulary has.
+
+        Of the others, the model sees unknown tokens, or nothing.
+        """
+        num_characters, num_known = 0, 0
+        for prompt in itertools.islice(prompts, _MAX_COMPARED):
+            for text in _texts(prompt):
+                begun = text[:_MAX_COMPARED_CHARACTERS]
+                encoding = self._tokenizer.encode(begun, add_special_tokens=False)
+                spans = zip(encoding.ids, encoding.offsets, strict=True)
+                known = {position for token, span in spans if token != self._unknown for position in range(*span)}
+                num_known += len(known)  # their places cannot be compared: BPE that leaves characters out shifts them
+                num_characters += sum(not character.isspace() for character in begun)
+        return min(1.0, num_known / num_characters) if num_characters else 1.0
 
 
 def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) -> int | None:

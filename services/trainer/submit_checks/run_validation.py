@@ -133,12 +133,25 @@ class RunValidator:
             if result.problem is not None:
                 raise result.problem
         warnings = [warning for result in checked for warning in result.warnings]
+        warnings += await self._same_name(config.name)
         derived = dataset.result().derived
         if config.max_steps != 0:  # else the run only evaluates, on other rows
             warnings += _missing_columns(rewards.result().needs, derived["columns"])
         if beginning is not None:
             derived["begins_from"] = beginning.in_words()
         return ValidRun(config=config, warnings=warnings, derived=derived, beginning=beginning)
+
+    async def _same_name(self, name: str | None) -> list[str]:
+        """Return a sentence if other runs have this name."""
+        if name is None or self._find_runs is None:
+            return []
+        found = [record for record in await self._find_runs(name) if record.name == name]
+        if not found:
+            return []
+        newest = f"{found[0].run_id} ({found[0].status})"
+        others = f"another run, {newest}, has" if len(found) == 1 else f"{len(found)} other runs have"
+        which = "" if len(found) == 1 else f", the newest is {newest}"
+        return [f"name: {others} the name {name}{which}. To change one of them, give its id"]
 
     async def _check_places(self, config: RunConfig) -> Checked:
         data, weights = self._settings.places_of_data(), self._settings.places_of_weights()

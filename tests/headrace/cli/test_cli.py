@@ -72,6 +72,42 @@ def test_a_run_that_is_not_there_is_refused_in_the_words_of_the_command_line(
     assert capsys.readouterr().err == "headrace: there is no run run-z; `headrace runs` lists them\n"
 
 
+@pytest.mark.parametrize(("named", "meant"), [("mth", "math"), ("run-abcdefgj", "run-abcdefgh")])
+def test_a_run_that_is_not_there_is_refused_with_a_similar_name(
+    named: str, meant: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"type": "/problems/no-such-run", "title": "No such run", "status": 404, "run_id": named}
+    runs = [{"run_id": "run-abcdefgh", "name": "math"}, {"run_id": "run-qrstuvwx", "name": None}]
+
+    def script(asked: Asked) -> Any:
+        is_list = asked.path.partition("?")[0] == "/v1/runs"
+        return {"runs": runs, "next_cursor": None} if is_list else Answer(404, json.dumps(body).encode())
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main(["stop", named, "--url", api.url]) == 1
+    assert capsys.readouterr().err == f"headrace: there is no run {named}; did you mean {meant}?\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sumbit", "run.yaml"], "headrace: argument COMMAND: there is no 'sumbit'; did you mean submit?"),
+        (["keys", "revok", "a"], "headrace keys: argument COMMAND: there is no 'revok'; did you mean revoke?"),
+        (
+            ["runs", "--status", "runing"],
+            "headrace runs: argument --status: there is no 'runing'; did you mean running?",
+        ),
+    ],
+)
+def test_a_misspelt_command_or_choice_is_refused_with_a_similar_one(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert capsys.readouterr().err.splitlines()[0] == says
+
+
 def test_a_run_that_was_submitted_and_cannot_be_watched_is_not_taken_for_one_that_was_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

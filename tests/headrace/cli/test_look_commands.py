@@ -157,11 +157,60 @@ def test_show_runs_and_plot_read_directories_and_without_services_the_message_sa
     assert row[:3] == ["run-abc", "first", "2/4"]
     assert cli.main(["plot", str(run_dir), str(run_dir)]) == 0
     assert "reward  first 0.75" in capsys.readouterr().out
-    assert cli.main(["show", "run-abc"]) == 1
+    assert cli.main(["show", "run-xyz"]) == 1
     assert capsys.readouterr().err == (
         f"headrace: no headrace service found (looked at {run_dir.parents[1]}): start one with `headrace up`, or read "
         f"its runs from their files with `headrace runs {run_dir.parent}` and `headrace show {run_dir.parent}/RUN`\n"
     )
+
+
+@pytest.mark.parametrize("named", ["run-abcdefgh", "first", "run-abcd"])
+def test_without_services_a_run_is_found_by_its_id_and_name_in_the_state_directory(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    script = run_dir.parents[1] / "script-20260101-000000-1" / "runs"
+    script.mkdir(parents=True)
+    here = run_dir.rename(script / "run-abcdefgh")
+    assert cli.main(["show", named]) == 0
+    said = capsys.readouterr()
+    assert said.out.endswith(f"directory: {here}\n")
+    assert said.err == f"headrace: no service runs here, so the files in {here} are read\n"
+    assert cli.main(["logs", named, "-n", "1"]) == 0
+    assert capsys.readouterr().out == "three\n"
+    assert cli.main(["export", named, "--to", "model"]) == 1
+    assert f"no complete checkpoint found in {here}/checkpoints" in capsys.readouterr().err
+    shutil.copytree(here, script / "run-abcdxyz")
+    assert cli.main(["show", "run-abcd"]) == 1, "two ids begin like this"
+
+
+def test_the_log_of_a_run_without_services_is_followed_to_its_present_end(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["logs", "run-abc", "--follow", "-n", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "three\n"
+    assert said.err == "headrace: no service runs here that could go on with run-abc\n"
+    assert run_dir.exists()
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
+def test_the_log_of_a_run_is_followed_to_the_end_of_the_run(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str
+) -> None:
+    monkeypatch.setattr("headrace.cli.logs._ASK_EVERY_S", 0.0)
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    statuses = iter(["running", "paused", status])
+
+    def script(_: Asked) -> Any:
+        with (run_dir / "rank.log").open("a") as file:
+            file.write("more\n")
+        return {"run_id": "run-abc", "status": next(statuses), "run_dir": str(run_dir)}
+
+    with serving(script) as api:
+        assert cli.main(["logs", str(run_dir), "--follow", "-n", "1", "--url", api.url]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["three", "more", "more", "more"]
+    assert said.err == f"headrace: run-abc has ended ({status})\n"
 
 
 def test_without_services_the_message_says_how_to_read_the_runs_of_scripts(
@@ -219,7 +268,12 @@ def test_a_dry_run_without_services_checks_settings_and_files_and_says_what_it_d
     said = capsys.readouterr().out
     assert said.startswith("run.yaml: no mistake found without services\n")
     assert "  steps: 3\n" in said
-    assert said.endswith("not checked: reward functions, tools, vLLM's options, GPUs, the model on the hub\n")
+    unchecked = "not checked: reward functions, tools, vLLM's options, GPUs, the model org/small on the hub"
+    assert said.endswith(f"{unchecked}\n")
+    (tmp_path / "org" / "smal").mkdir(parents=True)
+    assert cli.main(["submit", "run.yaml", "--dry-run"]) == 0
+    meant = "there is no directory org/small here; did you mean org/smal?"
+    assert capsys.readouterr().out.endswith(f"{unchecked} ({meant})\n")
     assert "  epoch_prompts: 1\n" in said
     run_file.write_text(f"{text}dataset_streaming: true\n")
     assert cli.main(["submit", "run.yaml", "--dry-run"]) == 0

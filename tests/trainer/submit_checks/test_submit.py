@@ -95,6 +95,20 @@ async def test_a_dry_run_says_what_the_settings_amount_to_and_starts_nothing(
     assert not settings.runs_dir.exists()
 
 
+async def test_a_name_that_other_runs_have_is_a_warning(client: httpx.AsyncClient, run: Run) -> None:
+    named = run | {"name": "math"}
+    first = (await client.post("/v1/runs", json=named)).json()
+    assert first["warnings"] == []
+    second = (await client.post("/v1/runs", json=named)).json()
+    assert second["warnings"] == [
+        f"name: another run, {first['run']['run_id']} (queued), has the name math. To change one of them, give its id"
+    ]
+    (warning,) = (await client.post("/v1/runs", params={"dry_run": "1"}, json=named)).json()["warnings"]
+    assert warning.startswith(
+        f"name: 2 other runs have the name math, the newest is {second['run']['run_id']} (queued)"
+    )
+
+
 async def test_an_unknown_setting_is_refused_with_the_nearest_known_one(client: httpx.AsyncClient, run: Run) -> None:
     errors = await refusal(client, run | {"num_generation": 4})
     assert errors == {"num_generation": "there is no such setting; did you mean num_generations?"}

@@ -27,8 +27,9 @@ Run = dict[str, Any]
 
 @pytest.fixture
 def word_model(model_dir: Path) -> Path:
-    """Return a model whose tokenizer makes one token of every word and sign."""
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    """Return a model whose tokenizer makes one token of every word and sign, and knows those of these tests."""
+    words = ("<unk>", *map(str, range(10)), "+", "=", "one", "two", "three", "and", "Add", "them", "up")
+    tokenizer = Tokenizer(models.WordLevel({word: id_ for id_, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.enable_truncation(2)
     tokenizer.save(str(model_dir / "tokenizer.json"))
@@ -117,6 +118,29 @@ async def test_prompts_that_fill_the_model_are_refused_or_counted(
     )
     dataset.write(short * 10)
     assert await accepted(client, run) == []
+
+
+@pytest.mark.usefixtures("word_model")
+async def test_prompts_of_which_the_tokenizer_knows_little_are_a_warning(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    dataset.write('{"prompt": "one plus two", "solution": "3"}\n' * 10)  # 6 of 10 characters
+    assert await accepted(client, run) == []
+    dataset.write('{"prompt": "one minus two", "solution": "-1"}\n' * 10 + '{"prompt": "why?", "solution": "3"}\n' * 10)
+    (warning,) = await accepted(client, run)
+    assert warning.startswith(
+        f"the model's tokenizer knows only 40% of the characters in the prompts of {dataset.path}: the model sees"
+    )
+
+
+async def test_characters_that_a_tokenizer_leaves_out_count_as_unknown(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile, model_dir: Path
+) -> None:
+    tokenizer = Tokenizer(models.BPE({"7": 0, "=": 1}, []))
+    tokenizer.save(str(model_dir / "tokenizer.json"))
+    dataset.write('{"prompt": "7 + 1 = ?", "solution": "8"}\n' * 10)
+    (warning,) = await accepted(client, run)
+    assert "knows only 40% of the characters" in warning
 
 
 @pytest.mark.usefixtures("word_model")
