@@ -23,7 +23,8 @@
 --
 -- A full server still runs these functions (allow-oom, no-writes): settle and withdraw, which make room; take_over,
 -- write_run and require, which a trainer needs before it can make room, and which overwrite; ask, point and list_run,
--- which pause, stop or start a run; renew, which keeps waiting consumers alive; and alive, which only reads.
+-- which pause, stop or start a run; bury, which moves what its reader must get past; renew, which keeps waiting
+-- consumers alive; and alive, which only reads.
 
 local function fence(epoch_key, mine)
   local current = tonumber(redis.call('GET', epoch_key) or '0')
@@ -173,7 +174,7 @@ redis.register_function{function_name='headrace_list_run', flags={'allow-oom'}, 
 end}
 
 -- keys: stream dead sessions...   args: consumer_group consumer entry_id group_id reason payload
-redis.register_function('headrace_bury', function(keys, args)
+redis.register_function{function_name='headrace_bury', flags={'allow-oom'}, callback=function(keys, args)
   local owner = redis.call('XPENDING', keys[1], args[1], args[3], args[3], 1, args[2])
   if #owner == 0 then return 0 end
   redis.call('XADD', keys[2], '*', 'stream', keys[1], 'group_id', args[4], 'reason', args[5], 'payload', args[6])
@@ -181,7 +182,7 @@ redis.register_function('headrace_bury', function(keys, args)
   redis.call('XDEL', keys[1], args[3])
   for k = 3, #keys do redis.call('DEL', keys[k]) end
   return 1
-end)
+end}
 
 -- keys: dead stream   args: dead_entry_id          moves a dead letter back to the stream where it died
 redis.register_function('headrace_replay', function(keys, args)

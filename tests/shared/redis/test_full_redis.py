@@ -86,6 +86,19 @@ async def test_time_does_not_run_out_while_a_server_is_full(redis: Redis, run_ke
     assert await redis.xlen(run_keys.dead) == 0
 
 
+async def test_an_entry_that_cannot_be_read_is_buried_on_a_full_server(
+    redis: Redis, run_keys: RunKeys, memory: Any
+) -> None:
+    """If its reader is the trainer, room is made only after it, by a checkpoint."""
+    await redis.xadd(run_keys.completions, {"group_id": "1", "payload": b"not a group"})
+    rewarder = consumer(redis, run_keys, run_keys.completions, REWARDERS, "rewarder-0")
+    (delivery,) = await rewarder.read(count=1)
+    await memory("1kb")
+    async with asyncio.timeout(60):
+        await delivery.bury("not a group")
+    assert (await redis.xlen(run_keys.completions), await redis.xlen(run_keys.dead)) == (0, 1)
+
+
 async def test_a_rewarder_that_may_load_nothing_holds_its_groups_through_a_full_server_and_buries_none(
     redis: Redis, redis_url: str, run_keys: RunKeys, memory: Any
 ) -> None:
