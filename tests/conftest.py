@@ -23,6 +23,7 @@ from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.kept_ports import kept_port
+from tests.shared_process import end_shared_processes
 
 # The models of these tests are so small that a second thread costs more time than it saves, and many times more on a
 # busy machine. torch reads this when it is loaded, which is later; child processes inherit it.
@@ -56,6 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         group = "engines" if item.get_closest_marker("vllm") else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
     yield  # to pytest-xdist, which reads the groups
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the replicas and stacks that tests share after the last test on an engine: each engine takes 2 GB."""
+    yield
+    if item.get_closest_marker("vllm") and (nextitem is None or not nextitem.get_closest_marker("vllm")):
+        end_shared_processes()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

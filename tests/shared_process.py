@@ -1,7 +1,8 @@
 """A process that many tests share. A process that died is started again; a start that failed is not repeated."""
 
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import pytest
 
@@ -25,6 +26,8 @@ class Talking(Process, Protocol):
         """Return its whole log."""
         ...
 
+
+_started: "weakref.WeakSet[SharedProcess[Any]]" = weakref.WeakSet()
 
 _ProcessT = TypeVar("_ProcessT", bound=Process)
 _TalkingT = TypeVar("_TalkingT", bound=Talking)
@@ -54,6 +57,7 @@ class SharedProcess(Generic[_ProcessT]):
         except BaseException:
             self._has_failed = True
             raise
+        _started.add(self)
         return self._process
 
     def living(self) -> _ProcessT | None:
@@ -65,6 +69,12 @@ class SharedProcess(Generic[_ProcessT]):
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+
+def end_shared_processes() -> None:
+    """End all shared processes of this test process, to free their memory. A test that needs one starts it again."""
+    for shared in list(_started):
+        shared.end()
 
 
 def lent(shared: SharedProcess[_TalkingT]) -> Iterator[_TalkingT]:

@@ -7,7 +7,7 @@ import pytest
 
 from shared.serving.listening import listening_socket
 from tests.kept_ports import kept_port
-from tests.shared_process import SharedProcess, lent
+from tests.shared_process import SharedProcess, end_shared_processes, lent
 
 pytestmark = pytest.mark.unit
 
@@ -60,6 +60,17 @@ def test_a_test_in_which_the_process_dies_fails_with_its_log_and_the_next_has_an
         next(lending)
     assert next(lent(process)) is second
     assert process.living() is second
+
+
+def test_all_shared_processes_can_be_ended_and_are_started_again_when_they_are_needed() -> None:
+    first, second, third = Started(), Started(), Started()
+    one, other = shared(first, second), shared(third)
+    assert (one.get(), other.get()) == (first, third)
+    end_shared_processes()
+    assert first.has_ended
+    assert third.has_ended
+    assert one.get() is second
+    assert not second.has_ended
 
 
 def test_a_process_that_does_not_start_fails_the_first_test_and_no_other() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.stack import Stack
+from tests.shared_process import SharedProcess
 from tests.tiny_model import make_tiny_model
 
 REWARDS = '''
@@ -44,11 +45,18 @@ def wrong_length(completions, **kwargs):
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedProcess[Stack]]:
     directory = tmp_path_factory.mktemp("stack")
     (directory / "user_rewards.py").write_text(REWARDS, encoding="utf-8")
-    with Stack(directory) as running:
-        yield running
+    shared = SharedProcess(lambda: Stack(directory).__enter__())
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def stack(shared_stack: SharedProcess[Stack]) -> Stack:
+    """Return the stack that most tests share."""
+    return shared_stack.get()
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,14 @@ class Stack:
         self._launcher.communicate(timeout=120)
         self.exit_code = self._launcher.returncode
 
+    def is_alive(self) -> bool:
+        """Return whether the launcher still runs."""
+        return self._launcher.poll() is None
+
+    def kill(self) -> None:
+        """End the launcher and its services."""
+        self.__exit__()
+
     def wait_for_rewarder(self) -> None:
         """Wait until the services answer that a submit needs. Without vLLM, a test would come too early."""
         endpoint = self.state.endpoint()
