@@ -21,14 +21,14 @@ def install(file: Path) -> None:
     handle: Any = asyncio.events.Handle
     run = handle._run
     main = threading.main_thread()
+    lines = file.open("a", encoding="utf-8", buffering=1)  # once: a service may have no file descriptor left
 
     def measured(self: Any) -> None:
         began_at = time.thread_time()
         run(self)
         took_s = time.thread_time() - began_at
         if took_s >= _WORTH_A_LINE_S and threading.current_thread() is main:
-            with file.open("a", encoding="utf-8") as lines:
-                lines.write(f"{1000 * took_s:.1f} {self!r:.300}\n")
+            lines.write(f"{1000 * took_s:.1f} {self!r:.300}\n")
 
     handle._run = measured
 
