@@ -136,9 +136,11 @@ def _how_it_ended(arguments: argparse.Namespace, tails: list[Tail]) -> str | Non
     if [tail.name for tail in tails] != [Path(_RANK_LOG).stem]:
         return None
     run_dir = tails[0].path.absolute().parent
-    run_id = run_dir.name
-    if not service_finder.is_there(arguments):
-        is_of_services_here = run_dir.is_relative_to(choose_state_dir(arguments.state_dir))
+    run_id, state_dir = run_dir.name, run_dir.parents[1]  # of `headrace up`, or of a script
+    if service_finder.is_there(argparse.Namespace(url=None, state_dir=str(state_dir))):
+        arguments = argparse.Namespace(url=None, state_dir=str(state_dir))
+    elif not service_finder.is_there(arguments):
+        is_of_services_here = state_dir.is_relative_to(choose_state_dir(arguments.state_dir))
         return f"no service runs here that could go on with {run_id}" if is_of_services_here else None
     try:
         with service_finder.connect(arguments, is_repeated=True) as client:

@@ -13,7 +13,7 @@ from pathlib import Path
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import Purpose, choose_run
 from headrace.local.state_dir import StateDir, choose_state_dir
-from headrace.watch.run_directory import RunDirectory, RunReader, directories_in
+from headrace.watch.run_directory import RunDirectory, RunReader, changed_at, directories_in
 
 MIN_BEGINNING = 8
 """Characters of an id that stand for it, as for the run API."""
@@ -44,18 +44,18 @@ def opened(
 
 
 def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -> Path | None:
-    """Return the directory of the run with an id or name while no service runs, and say so.
+    """Return the directory of the run with an id or name, and say so, while `headrace up` does not run.
 
-    The newest of several runs with the name is meant, as for a service when all have ended. Returns None if a service
-    is there, or if the state directory has no such run.
+    Runs of scripts are in state directories of their own. Of several runs with the name, the newest is meant, as for a
+    service when all have ended. Returns None if a service is there, or if there is no such run.
     """
     if named is None or service_finder.is_there(arguments):
         return None
     state = StateDir(choose_state_dir(arguments.state_dir))
-    places = [
-        place for place in (state.runs, *sorted(state.path.glob("script-*/runs"), reverse=True)) if place.is_dir()
-    ]
-    runs = [run for place in places for run in directories_in(place)]
+    places = [place for place in (state.runs, *state.path.glob("script-*/runs")) if place.is_dir()]
+    runs = sorted(
+        (run for place in places for run in directories_in(place)), key=lambda run: changed_at(run.path), reverse=True
+    )
     found = [run for run in runs if run.run_id == named] or [run for run in runs if run.name == named]
     if not found and len(named) >= MIN_BEGINNING:
         found = [run for run in runs if run.run_id.startswith(named)]
@@ -63,5 +63,5 @@ def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -
             return None
     if not found:
         return None
-    terminal.note(f"no service runs here, so the files in {found[0].path} are read")
+    terminal.note(f"reading the files in {found[0].path}")
     return found[0].path

@@ -87,6 +87,8 @@ class _Module:
             raise ArgumentError(f"{name} is a functools.singledispatch function, whose branches are not in its source")
         elif isinstance(value, type) or function_of(value) is not None:
             self._define_code(name, value, used_by=used_by)
+        elif callable(value) and _import_of(type(value).__name__, type(value)) is not None:
+            self._define_object(name, value, used_by=used_by)
         else:
             for kind, module, expression in _MADE_BY_A_CALL:
                 if isinstance(value, kind):
@@ -115,6 +117,13 @@ class _Module:
         arguments = [_literal(argument, name=f"an argument of {name}", used_by=used_by) for argument in value.args]
         arguments += [f"{key}={_literal(it, name=key, used_by=name)}" for key, it in value.keywords.items()]
         self.definitions.append(f"{name} = functools.partial({', '.join([inner, *arguments])})")
+
+    def _define_object(self, name: str, value: Any, *, used_by: str) -> None:
+        """Write a callable object of an installed class, which has plain attributes."""
+        kind = type(value).__name__
+        self.define(kind, type(value), used_by=name)
+        attributes = _literal(vars(value), name=name, used_by=used_by)
+        self.definitions.append(f"{name} = object.__new__({kind})\nvars({name}).update({attributes})")
 
     def _define_code(self, name: str, value: Any, *, used_by: str) -> None:
         node, lines = definition_of(value, name=name, used_by=used_by)

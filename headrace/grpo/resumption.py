@@ -59,7 +59,7 @@ def replaced(
     """
     if run["status"] in ("finished", "stopped"):
         return Replaced(run, f"{run['run_id']} has {'finished' if run['status'] == 'finished' else 'been stopped'}")
-    changes = changed_settings(settings, run["config"])
+    changes = changed_settings(_without_labels(settings), _without_labels(run["config"]))
     if not changes:
         return None
     is_here = services.see_here(Path(run["run_dir"]))

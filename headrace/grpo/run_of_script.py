@@ -31,6 +31,8 @@ _ABOUT_STEPS = (
 """Beginnings of options that have no meaning without steps."""
 _OF_A_TRAINING = ("push_to_hub", "hub_", "report_to", "project", "log_completions")
 """Beginnings of options about what a training shows and publishes."""
+_TABLES = ("vllm", "reward_kwargs")
+"""Settings with entries of which TRL's options, or the objects of a script, may give some."""
 _READ_LOGGING_STEPS = ("report_to", "log_completions")
 _SAVING = ("save_steps", "save_total_limit")
 
@@ -94,7 +96,7 @@ def settings_with_weights(
         notes += _about_rows_left_out(script.eval_dataset, args) if "eval_dataset_name" in settings else []
     if not any((settings | args.run_options).get(name) for name in _READ_LOGGING_STEPS):
         settings.pop("logging_steps", None)  # it is about the script's own log
-    return settings | weights.settings() | args.run_options | begins_from, notes
+    return _with_run_options(settings | weights.settings(), args.run_options) | begins_from, notes
 
 
 def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dict[str, Any], list[str]]:
@@ -111,11 +113,21 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
     settings, _ = _translated(options | {"model_name_or_path": weights.model} | _adapter(script))
     settings |= reward_settings(script, files) | _agent(script, files)
     settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
-    settings |= {
-        name: it for name, it in args.run_options.items() if not name.startswith((*_BEGINNING, *_OF_A_TRAINING))
-    }
+    settings = _with_run_options(
+        settings,
+        {name: it for name, it in args.run_options.items() if not name.startswith((*_BEGINNING, *_OF_A_TRAINING))},
+    )
     settings |= {"max_steps": 0, "eval_on_start": True, "name": None} | weights.settings()
     return settings, _about_rows_left_out(data, args)
+
+
+def _with_run_options(settings: Mapping[str, Any], run_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of ``run_options``; entries of the tables in both are put together."""
+    given = dict(run_options)
+    for name in _TABLES:
+        if isinstance(settings.get(name), dict) and isinstance(given.get(name), dict):
+            given[name] = settings[name] | given[name]
+    return {**settings, **given}
 
 
 def _about_rows_left_out(data: Any, args: GRPOConfig) -> list[str]:

@@ -22,7 +22,7 @@ from headrace.grpo.resumption import has_made_all_steps, replaced, say_differenc
 from headrace.grpo.run_of_script import evaluation_settings, training_settings
 from headrace.grpo.run_weights import RunWeights
 from headrace.grpo.script import Files, Script
-from headrace.grpo.script_services import ScriptServices, begin_run, find_services
+from headrace.grpo.script_services import ScriptServices, begin_run, find_services, stop_other_run
 from headrace.grpo.training_events import TrainingEvents
 from headrace.run_file import with_absolute_paths
 from headrace.terminal import say
@@ -221,6 +221,9 @@ class ScriptRun:
             if old is None:
                 self.take_run(earlier)
                 run = client.resume(earlier["run_id"])
+                stop_other_run(client, run["run_id"], say=say)
+                if not run["progress"]["max_steps"]:  # it has waited in the queue so far
+                    run["progress"]["max_steps"] = client.check(without_beginning(settings)).derived["steps"]
                 say(f"continuing {run['run_id']} from step {run['progress']['step']}")
                 return run
             if not old.has_checkpoint:

@@ -187,7 +187,6 @@ def begin_run(
         ArgumentError: The settings are invalid.
         HeadraceApiError: The run was refused for another reason.
     """
-    earlier = _latest_run.get(client.base_url)
     try:
         submission = client.submit(settings)
     except KeyboardInterrupt:
@@ -200,15 +199,25 @@ def begin_run(
         if error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
             raise
         raise ArgumentError(in_python(str(error))) from None
-    _latest_run[client.base_url] = submission.run_id
     if on_begun is not None:
         on_begun(submission)
-    if earlier is not None:
-        with contextlib.suppress(HeadraceApiError):  # it may have been deleted
-            if client.get(earlier)["status"] not in ENDED:
-                say(f"note: {earlier}, which this process began before and which has not ended, is stopped")
-                client.stop(earlier)
+    stop_other_run(client, submission.run_id, say=say)
     return submission
+
+
+def stop_other_run(client: HeadraceClient, run_id: str, *, say: Callable[[str], None]) -> None:
+    """Note that this process trains a run now, and stop its earlier run if that has not ended.
+
+    A run that is paused keeps the generators, so the new one would wait for it.
+    """
+    earlier = _latest_run.get(client.base_url)
+    _latest_run[client.base_url] = run_id
+    if earlier in (None, run_id):
+        return
+    with contextlib.suppress(HeadraceApiError):  # it may have been deleted
+        if client.get(str(earlier))["status"] not in ENDED:
+            say(f"note: {earlier}, which this process began before and which has not ended, is stopped")
+            client.stop(str(earlier))
 
 
 def end_started() -> None:

@@ -175,12 +175,13 @@ def directories_in(path: Path) -> list[RunDirectory]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     runs: list[RunDirectory] = []
-    for run_dir in sorted(found, key=_changed_at, reverse=True):
+    for run_dir in sorted(found, key=changed_at, reverse=True):
         with contextlib.suppress(UserError):  # a directory of something else, such as a model
             runs.append(RunDirectory(run_dir))
     return runs
 
 
-def _changed_at(run_dir: Path) -> float:
+def changed_at(run_dir: Path) -> float:
+    """Return when a run's metrics, or its settings, were last written, in Unix seconds."""
     files = [file for name in ("metrics.jsonl", "config.json") if (file := run_dir / name).exists()]
     return max(file.stat().st_mtime for file in files)

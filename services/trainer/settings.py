@@ -196,6 +196,7 @@ class TrainerSettings(ServiceSettings):
             "HEADRACE_TLS_CA_FILE": str(self.tls_ca_file.absolute()) if self.tls_ca_file is not None else "",
             "HEADRACE_TLS_GENERATOR_NAME": self.tls_generator_name,
             "HEADRACE_COLLECTIVE_TIMEOUT_S": str(self.collective_timeout_s),
+            "HEADRACE_RANK_STOP_GRACE_S": str(self.rank_stop_grace_s),
             "HEADRACE_REDIS_PATIENCE_S": str(self.redis_patience_s),
             "HEADRACE_LOG_LEVEL": self.log_level,
             "HEADRACE_LOG_FORMAT": self.log_format,

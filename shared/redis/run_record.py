@@ -117,6 +117,12 @@ class RunRecord(msgspec.Struct, frozen=True):
         return self.progress.step + (0 if self.beginning is None else self.beginning.steps_before)
 
     @property
+    def has_made_all_steps(self) -> bool:
+        """Whether the run trains no more: before its end, it only pushes, writes a checkpoint and evaluates."""
+        is_made = self.config.get("max_steps") == 0 or 0 < self.progress.max_steps <= self.progress.step
+        return self.status in ("running", "paused") and is_made
+
+    @property
     def tags(self) -> list[str]:
         """The run's tags."""
         found: list[str] = self.config.get("tags", [])  # an older release did not write them

@@ -146,8 +146,10 @@ class Evaluations:
         self._last_step = policy_version
         return "" if fell_into is None else _moved(due, to=policy_version, fell_into=fell_into)
 
-    async def go_on(self, arrived: Sequence[ScoredGroup]) -> "EvaluationResult | None":
+    async def go_on(self, arrived: Sequence[ScoredGroup], *, may_send: bool = True) -> "EvaluationResult | None":
         """Take in arrived groups and send more prompts. Return the result once it is complete or idle too long.
+
+        Without ``may_send``, in a pause, no prompt is sent, and the wait for those in flight has no limit.
 
         Raises:
             FencedError: A newer incarnation owns the run.
@@ -159,9 +161,12 @@ class Evaluations:
             index = running.ended(group.prompt.group_id)
             if index is not None:  # else it is left over from an earlier incarnation's evaluation
                 running.add(index, group)
-                running.last_sign_at = time.monotonic()
+                running.see_sign()
+        if not may_send and (running.in_flight or running.next_index < running.num_prompts):
+            running.see_sign()
+            return None
         await self._send_off(running)
-        if running.in_flight and time.monotonic() - running.last_sign_at < self.idle_s:
+        if running.in_flight and not running.is_given_up(idle_s=self.idle_s):
             return None
         if running.in_flight:
             log.warning(
@@ -176,12 +181,12 @@ class Evaluations:
         """Record that a group was buried and will not arrive."""
         if self._running is not None and self._running.ended(group_id) is not None:
             self._running.num_missing += 1
-            self._running.last_sign_at = time.monotonic()
+            self._running.see_sign()
 
     def hold_clock(self) -> None:
         """Wait anew for the next group, because no generator can sample it yet."""
         if self._running is not None:
-            self._running.last_sign_at = time.monotonic()
+            self._running.see_sign()
 
     async def admit_again(self, *, in_hand: Collection[str]) -> None:
         """Send again the groups of the evaluation under way that Redis has lost.
@@ -209,7 +214,7 @@ class Evaluations:
                 groups = {label: self._payload(label, index)}
                 await send_off(self._redis, self._keys, self._incarnation, groups, is_again=True)
             except NoRoomError:
-                running.last_sign_at = time.monotonic()
+                running.see_sign()
                 return False
             del running.unsent[label]
         return True
@@ -247,7 +252,7 @@ class Evaluations:
                 log.warning("%s", error)
                 running.unsent |= indices
             running.in_flight |= indices
-            running.last_sign_at = time.monotonic()
+            running.see_sign()
 
     def _payload(self, label: str, index: int) -> bytes:
         assert self._rows is not None

@@ -208,8 +208,11 @@ class Intake:
         return self.evaluations.begin(policy_version) if self.is_evaluation_due(policy_version) else ""
 
     async def advance_evaluation(self) -> EvaluationResult | None:
-        """Send and receive groups of the evaluation under way. Return its result once it is complete."""
-        return await self.evaluations.go_on(self.scored.take_evaluated())
+        """Receive groups of the evaluation under way, and send more. Return its result once it is complete.
+
+        While a user pauses the run, none is sent.
+        """
+        return await self.evaluations.go_on(self.scored.take_evaluated(), may_send=self.pause.by != "user")
 
     def has_evaluations_left(self, policy_version: int) -> bool:
         """Return whether an evaluation is under way or due."""

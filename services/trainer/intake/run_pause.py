@@ -4,9 +4,9 @@
     running ----------------------> paused by user       running ---------> paused by rewards
     running <--- asked to resume --- paused by user      running <--------- asked to resume, or a test group succeeded
 
-    paused by     admits                    begins batches           begins evaluations
-    user          nothing                   no                       no
-    rewards       one group now and then    complete ones            no
+    paused by     admits                    begins batches           begins evaluations    goes on with one
+    user          nothing                   no                       no                    after the pause
+    rewards       one group now and then    complete ones            no                    yes
 
 Requests take precedence over automatic changes. If a user asks to pause a run that its rewards have paused, it becomes
 paused by the user, and a test group does not end the pause. Groups that are under way are still sampled and scored, and
@@ -69,6 +69,15 @@ class RunPause:
         elif self._pause is None and (verdict := self._failures.verdict()) is not None:
             found = dataclasses.asdict(verdict)
             await self._begin(Pause("rewards", since_s=time.time(), num_resumes=wishes.num_resumes, **found))
+
+    async def end(self, why: str) -> None:
+        """End the pause, if there is one.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
+        """
+        if self._pause is not None:
+            await self._go_on(self._pause, why)
 
     def waiting_for(self, batch_waits_for: str, *, test_group_every_s: float) -> str:
         """Return what the run waits for, including what ends its pause."""

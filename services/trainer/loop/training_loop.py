@@ -130,6 +130,7 @@ class TrainingLoop:
             return await self._end_early()
         self.intake.drop_the_rest(RUN_ENDED)
         await self.outflow.save()
+        await self.intake.pause.end("it has made its last step")  # rewards may have paused it before its last batch
         return await self._finish_evaluation()
 
     async def _wait_for_batch(self) -> Batch | None:

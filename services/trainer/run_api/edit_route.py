@@ -84,7 +84,7 @@ def _check_max_steps(record: RunRecord, max_steps: object) -> None:
         detail = f"The run has ended: it is {record.status}.{continue_ended(record, max_steps=max_steps)}"
         raise Problem(409, "Run ended", detail, run_id=record.run_id)
     made = record.steps_made
-    if record.status in ("running", "paused") and 0 < record.progress.max_steps <= record.progress.step:
+    if record.has_made_all_steps:
         raise Problem(409, "Run is ending", "The run has made its last step, and ends soon.", run_id=record.run_id)
     if not isinstance(max_steps, int) or max_steps <= made:
         why = f"must be a whole number above {made}, the optimizer steps that the run has made"

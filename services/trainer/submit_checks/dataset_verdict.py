@@ -45,7 +45,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary, *, steps_before: i
             errors=[(how_long, f"the run would have {steps:.3g} steps with {num_tokens:.3g} tokens; lower it")]
         )
     warnings += _without_room(config, summary)
-    warnings += _unknown_characters(summary)
+    warnings += _unknown_characters(summary, evaluates_only=config.max_steps == 0)
     warnings += _idle_renames(config, summary)
     warnings += _repetitions(config, summary, steps=steps, num_groups=num_groups)
     if 0 < steps < config.save_steps:
@@ -139,10 +139,11 @@ def _without_room(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
             )
 
 
-def _unknown_characters(summary: DatasetSummary) -> Iterator[str]:
+def _unknown_characters(summary: DatasetSummary, *, evaluates_only: bool) -> Iterator[str]:
     """Yield a sentence about data sets in whose prompts the tokenizer knows less than half of the characters."""
     for source in summary.all_sources():
-        if source.known_share < _LEAST_KNOWN:
+        is_used = not evaluates_only or source is summary.evaluation
+        if is_used and source.known_share < _LEAST_KNOWN:
             yield (
                 f"the model's tokenizer knows only {source.known_share:.0%} of the characters in the prompts of "
                 f"{source.path}: the model sees unknown tokens instead of them, or nothing, and can hardly learn from "

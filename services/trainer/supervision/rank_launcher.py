@@ -12,6 +12,7 @@ the failure, not which rank ended first.
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -71,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         endpoint=options.endpoint,
         command=tuple(options.command or (sys.executable, "-m", "services.trainer.rank")),
         timeout_s=settings.collective_timeout_s,
+        stop_grace_s=settings.rank_stop_grace_s,
     )
     # Imported late, so that --help stays fast.
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -96,6 +98,8 @@ class Node:
     """Command of a rank; the run id is appended."""
     timeout_s: float
     """How long to wait for all machines to join, in seconds."""
+    stop_grace_s: float
+    """Time from SIGTERM to SIGKILL of a rank, in seconds."""
 
 
 def launch(node: Node) -> int:
@@ -124,6 +128,7 @@ def launch(node: Node) -> int:
         local_addr=split_endpoint(node.endpoint)[0],
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle="SIGTERM,SIGINT",
+        shutdown_timeout=math.ceil(node.stop_grace_s),
     )
     try:
         elastic_launch(config, node.command[0])(*node.command[1:], node.run_id)

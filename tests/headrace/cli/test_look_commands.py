@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from headrace.cli import command_line as cli
 from headrace.cli.logs import Tail, find_logs
 from headrace.cli.rollouts import chosen, value_in_words
+from headrace.local import process_table
+from headrace.local.state_dir import Endpoint, StateDir
 from shared.errors import UserError
 from tests.closed_directory import close_directory
 from tests.headrace.scripted_api import Answer, Asked, event_stream, serving
@@ -174,13 +177,51 @@ def test_without_services_a_run_is_found_by_its_id_and_name_in_the_state_directo
     assert cli.main(["show", named]) == 0
     said = capsys.readouterr()
     assert said.out.endswith(f"directory: {here}\n")
-    assert said.err == f"headrace: no service runs here, so the files in {here} are read\n"
+    assert said.err == f"headrace: reading the files in {here}\n"
     assert cli.main(["logs", named, "-n", "1"]) == 0
     assert capsys.readouterr().out == "three\n"
     assert cli.main(["export", named, "--to", "model"]) == 1
     assert f"no complete checkpoint found in {here}/checkpoints" in capsys.readouterr().err
     shutil.copytree(here, script / "run-abcdxyz")
     assert cli.main(["show", "run-abcd"]) == 1, "two ids begin like this"
+
+
+def test_of_several_runs_with_a_name_the_one_that_changed_last_is_read(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = run_dir.parents[1] / "script-20260101-000000-1" / "runs"
+    shutil.copytree(run_dir, script / "run-newer")
+    os.utime(run_dir / "metrics.jsonl", (1, 1))
+    assert cli.main(["show", "first"]) == 0
+    assert capsys.readouterr().out.endswith(f"directory: {script / 'run-newer'}\n")
+    os.utime(script / "run-newer" / "metrics.jsonl", (0, 0))
+    assert cli.main(["show", "first"]) == 0
+    assert capsys.readouterr().out.endswith(f"directory: {run_dir}\n")
+
+
+def test_the_log_of_a_scripts_run_is_followed_while_the_services_of_the_script_run(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headrace.cli.logs._ASK_EVERY_S", 0.0)
+    state = StateDir(run_dir.parents[1] / "script-20260101-000000-1")
+    (state.path / "runs").mkdir(parents=True)
+    here = run_dir.rename(state.runs / "run-abc")
+    statuses = iter(["running", "running", "finished"])
+
+    def script(_: Asked) -> Any:
+        with (here / "rank.log").open("a") as file:
+            file.write("more\n")
+        return {"run_id": "run-abc", "status": next(statuses), "run_dir": str(here)}
+
+    with serving(script) as api:
+        state.make()
+        mark = process_table.mark(os.getpid())
+        assert mark is not None
+        state.write_endpoint(Endpoint(api.url, "", (), launcher=mark, processes={}, is_ready=True))
+        assert cli.main(["logs", "first", "--follow", "-n", "1"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["three", "more", "more", "more"]
+    assert said.err.endswith("headrace: run-abc has ended (finished)\n")
 
 
 def test_the_log_of_a_run_without_services_is_followed_to_its_present_end(

@@ -14,6 +14,7 @@ from services.trainer.push.push_result import PushResult
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.run_options.run_config import RunConfig
+from tests.trainer.bookkeeping import FakeEncoder, FakeRows
 from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
 from tests.trainer.played import FakeSender, PlayedServices
 
@@ -157,6 +158,33 @@ def test_an_evaluation_has_more_patience_with_rollouts_of_agents(options: dict[s
         incarnation=1, replica_id="trainer", last_step=None,
     )  # fmt: skip
     assert evaluations.idle_s == idle_s
+
+
+async def test_while_a_user_pauses_a_run_its_evaluation_sends_no_prompts_and_its_deadline_does_not_run(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    evaluations = Evaluations(
+        redis, keys=run_keys, config=run_config, rows=ThreeRows(), encoder=FakeEncoder(), incarnation=0,
+        replica_id="trainer", last_step=None,
+    )  # fmt: skip
+    evaluations.idle_s = 0.0
+    evaluations.begin(0)
+    for _ in range(3):
+        assert await evaluations.go_on([], may_send=False) is None
+    assert await redis.xlen(run_keys.prompts) == 0
+    evaluations.idle_s = 60.0
+    assert await evaluations.go_on([]) is None
+    assert await redis.xlen(run_keys.prompts) == 3
+    evaluations.idle_s = 0.0
+    assert await evaluations.go_on([], may_send=False) is None
+    result = await evaluations.go_on([])
+    assert result is not None
+    assert result.metrics["eval_groups/missing"] == 3
+
+
+class ThreeRows(FakeRows):
+    def __len__(self) -> int:
+        return 3
 
 
 class LateGenerator(FakeSender):

@@ -38,6 +38,13 @@ def watcher(redis: Redis) -> Watcher:
     return Watcher(redis)
 
 
+class Flaky(Grader):
+    """Fails for all but two completions of a group."""
+
+    def __call__(self, label: str, branch: int) -> float | None:
+        return float(branch % 2) if self.works or branch < 2 else None
+
+
 async def test_failing_rewards_pause_the_run_with_the_reason_and_a_test_group_that_succeeds_lets_it_go_on(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path
 ) -> None:
@@ -106,11 +113,6 @@ async def test_while_rewards_fail_for_some_completions_whole_batches_of_what_is_
 ) -> None:
     """Three of five completions fail and two are scored: no group is dropped, and the window could stay full."""
     await create(redis, config.model_copy(update={"num_generations": 5, **LONG}), tmp_path)
-
-    class Flaky(Grader):
-        def __call__(self, label: str, branch: int) -> float | None:
-            return float(branch % 2) if self.works or branch < 2 else None
-
     grader = Flaky(works=False)
     async with training(redis, grader) as run:
         paused = await watcher.paused("rewards")
@@ -127,6 +129,22 @@ async def test_while_rewards_fail_for_some_completions_whole_batches_of_what_is_
     assert ending == "stopped"
     assert_exact(loop.ledger, run_dir=tmp_path / "run", failed=set())
     assert loop.ledger.dropped_by_reason().keys() <= {"run_stopped"}
+
+
+async def test_a_run_that_makes_its_last_step_while_its_rewards_pause_it_is_evaluated_all_the_same(
+    redis: Redis, tmp_path: Path, tiny_model: Path, watcher: Watcher
+) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"prompt": "b1="}\n{"prompt": "b2="}\n')
+    config = small_config(
+        tmp_path, tiny_model, reward_failure_window=4, num_generations=5, eval_dataset_name=str(held_out), eval_steps=6
+    )
+    await create(redis, config, tmp_path)
+    async with training(redis, Flaky(works=False)) as run:
+        ending, _ = await run
+    assert ending == "finished"
+    assert [line["step"] for line in json_lines(tmp_path / "run" / "evaluations.jsonl")] == [6]
+    assert [told["status"] for told in await watcher.statuses()] == ["paused", "running"]
 
 
 async def test_a_pause_that_was_asked_for_keeps_what_is_under_way_until_the_run_is_resumed(

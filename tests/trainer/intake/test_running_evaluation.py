@@ -15,6 +15,22 @@ from tests.trainer.intake.batch_rig import lost
 pytestmark = pytest.mark.unit
 
 
+def test_it_is_given_up_only_if_nothing_is_there_at_a_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    evaluation = RunningEvaluation(step=7, num_prompts=2, num_skipped=0, began_at=0.0)
+    evaluation.see_sign()
+    now[0] += 720  # a batch took longer than the limit, and nothing read the stream
+    assert not evaluation.is_given_up(idle_s=600)
+    now[0] += 1
+    assert not evaluation.is_given_up(idle_s=600)
+    evaluation.see_sign()
+    now[0] += 601
+    assert not evaluation.is_given_up(idle_s=600)
+    now[0] += 5
+    assert evaluation.is_given_up(idle_s=600)
+
+
 def test_a_group_without_a_token_names_no_version(run_config: RunConfig) -> None:
     evaluation = RunningEvaluation(step=7, num_prompts=2, num_skipped=0, began_at=0.0)
     evaluation.add(1, lost(scored_group("00000001"), 0, 1))

@@ -191,7 +191,7 @@ def test_exit_statuses_of_ranks_keep_their_meaning(
     statuses: tuple[int, int], status: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     code = f"import os, sys; s = {statuses}[int(os.environ['RANK'])]; s < 0 and os.kill(os.getpid(), -s); sys.exit(s)"
-    node = Node("run-x", 2, 1, 0, "127.0.0.1:0", (sys.executable, "-S", "-c", code), timeout_s=20)
+    node = Node("run-x", 2, 1, 0, "127.0.0.1:0", (sys.executable, "-S", "-c", code), timeout_s=20, stop_grace_s=20)
     assert launch(node) == status
     assert re.search(said, caplog.messages[-1] if status else "")
 
@@ -211,7 +211,7 @@ def test_the_launcher_says_what_the_failing_rank_said_and_not_what_its_victims_s
         "sys.exit(1)\n"
     )
     command = (sys.executable, "-c", code, str(tmp_path / "said"))
-    assert launch(Node("run-x", 2, 1, 0, "127.0.0.1:0", command, timeout_s=20)) == 1
+    assert launch(Node("run-x", 2, 1, 0, "127.0.0.1:0", command, timeout_s=20, stop_grace_s=20)) == 1
     assert caplog.messages[-1].endswith("started again: training rank 1: out of memory")
 
 
@@ -219,7 +219,7 @@ def test_the_launcher_says_what_the_failing_rank_said_and_not_what_its_victims_s
 def test_a_rendezvous_on_an_address_of_another_machine_is_refused_with_a_sentence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    node = Node("run-x", 1, 2, 0, "192.0.2.1:1", (sys.executable, "-c", "pass"), timeout_s=20)
+    node = Node("run-x", 1, 2, 0, "192.0.2.1:1", (sys.executable, "-c", "pass"), timeout_s=20, stop_grace_s=20)
     assert launch(node) == 2
     assert "cannot meet at 192.0.2.1:1" in caplog.messages[-1]
 
@@ -227,7 +227,7 @@ def test_a_rendezvous_on_an_address_of_another_machine_is_refused_with_a_sentenc
 @pytest.mark.usefixtures("own_signals")
 def test_a_rendezvous_at_a_name_that_leads_nowhere_yet_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     """After a pod was replaced, its name may still resolve to the old pod, or to nothing, because DNS is cached."""
-    node = Node("run-x", 1, 2, 0, "trainer-0.invalid:1", (sys.executable, "-c", "pass"), timeout_s=20)
+    node = Node("run-x", 1, 2, 0, "trainer-0.invalid:1", (sys.executable, "-c", "pass"), timeout_s=20, stop_grace_s=20)
     assert launch(node) == 1
     assert "trainer-0.invalid does not resolve to this machine" in caplog.messages[-1]
 

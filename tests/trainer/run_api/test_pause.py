@@ -56,6 +56,23 @@ async def run_id(client: httpx.AsyncClient, run: Run, redis: Redis, store: RunSt
     return run_id
 
 
+@pytest.mark.parametrize(("max_steps", "step"), [(4, 4), (0, 0)])
+async def test_a_run_without_steps_left_cannot_be_paused(
+    client: httpx.AsyncClient, store: RunStore, run: Run, tmp_path: Path, max_steps: int, step: int
+) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"prompt": "1 + 1 =", "solution": "2"}\n')
+    body = run | {"max_steps": max_steps, "eval_dataset_name": str(held_out), "eval_on_start": True}
+    run_id = (await client.post("/v1/runs", json=body)).json()["run"]["run_id"]
+    assert (await client.post(f"/v1/runs/{run_id}/pause")).status_code == 202, "a queued run can be held back"
+    await client.post(f"/v1/runs/{run_id}/resume")
+    await store.set_status(run_id, "running")
+    await store.write_progress(run_id, Progress(step=step, max_steps=max_steps, updated_at_s=time.time()))
+    reply = await client.post(f"/v1/runs/{run_id}/pause")
+    assert (reply.status_code, reply.json()["title"]) == (409, "Run is ending")
+    assert "ends after its last push, checkpoint and evaluation" in reply.json()["detail"]
+
+
 async def shown(client: httpx.AsyncClient, run_id: str) -> Run:
     """Return the run as GET shows it, which must equal its entry in the list."""
     answer: Run = (await client.get(f"/v1/runs/{run_id}")).json()

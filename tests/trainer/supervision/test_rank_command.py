@@ -1,12 +1,15 @@
 """The number of training ranks of a run, their command, and the messages when they end."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.trainer.ranks.rank_words import Word, root_cause
 from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.rank_command import rank_command, ranks_per_node, split_endpoint
+from services.trainer.supervision.rank_launcher import Node, launch
 from shared.errors import UserError
 from shared.gpus import num_gpus
 from shared.run_options.run_config import RunConfig
@@ -17,6 +20,24 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def settings(tmp_path: Path) -> TrainerSettings:
     return TrainerSettings(runs_dir=tmp_path, rank_command=["rank"], rank_env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_the_ranks_of_a_launcher_have_as_long_to_end_as_a_single_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    api: Any = pytest.importorskip("torch.distributed.launcher.api")
+    configs: list[Any] = []
+
+    def elastic_launch(config: Any, _command: str) -> Callable[..., None]:
+        configs.append(config)
+        return lambda *_: None
+
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    launch(Node("run-a", 2, 1, 0, "127.0.0.1:0", ("rank",), timeout_s=20, stop_grace_s=299.5))
+    assert configs[0].shutdown_timeout == 300
+
+
+def test_the_launcher_is_told_the_grace_of_its_trainer(settings: TrainerSettings) -> None:
+    environment = settings.model_copy(update={"rank_stop_grace_s": 120.0}).rank_environment()
+    assert environment["HEADRACE_RANK_STOP_GRACE_S"] == "120.0"
 
 
 def test_one_rank_is_started_without_a_launcher(run_config: RunConfig, settings: TrainerSettings) -> None:
