@@ -271,7 +271,8 @@ class AdvertisedSettings(ServiceSettings):
         """Return the URL at which others reach this replica, which listens on ``port``."""
         if self.advertise_url:
             return self.advertise_url
-        return f"{self.scheme}://{socket.gethostname() if self.host in _EVERY_ADDRESS else self.host}:{port}"
+        host = socket.gethostname() if self.host in _EVERY_ADDRESS else self.host
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _lasting(file: Path | None) -> Path | None:

@@ -31,6 +31,7 @@ from shared.turns import ChatMessage, SampledTurn, TurnRefusedError
 SESSIONS_PATH = "/v1/sessions"
 _SHORTEST_LOOK_S = 0.1
 """Time between two looks at a client's silence, which stands still while a request is under way."""
+_MAX_TURNS = 1024
 _NUM_STARTS = 2
 """Most processes of one program in a session: it is started again if its first one dies, and reads its turns again."""
 
@@ -51,6 +52,35 @@ class TooManySessionsError(HeadraceError):
     """As many sessions are open as may be."""
 
 
+class TurnLimit:
+    """The turns under way in sessions of clients. Turns of rollouts have no such limit.
+
+    Args:
+        most: Most turns at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._num = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Generator[None]:
+        """Count a turn while the block runs.
+
+        Raises:
+            TooManySessionsError: Too many turns are under way.
+        """
+        if self._num >= self._most:
+            raise TooManySessionsError(
+                f"{self._num} turns of sessions are under way, which is the limit; ask again in a moment"
+            )
+        self._num += 1
+        try:
+            yield
+        finally:
+            self._num -= 1
+
+
 class OpenSession:
     """One session, as its client uses it.
 
@@ -62,6 +92,7 @@ class OpenSession:
         api_key: The key for this URL.
         max_completion_length: Most tokens of a row after its prompt.
         expires_at_s: When it ends at the latest, in Unix seconds; None for a rollout's.
+        limit: Bounds its turns under way, together with those of other sessions; None for a rollout's.
     """
 
     def __init__(
@@ -74,6 +105,7 @@ class OpenSession:
         api_key: str,
         max_completion_length: int,
         expires_at_s: float | None = None,
+        limit: TurnLimit | None = None,
     ) -> None:
         self.session_id = session_id
         self.session = session
@@ -87,6 +119,7 @@ class OpenSession:
         self.is_full = False
         """Whether the last turn was refused because its conversation was too long."""
         self._max_completion_length = max_completion_length
+        self._limit = limit
         self._counts_at_end: tuple[int, int] | None = None
         self._num_answers = Counter[int]()
         """How often each turn was answered, by its number."""
@@ -103,9 +136,16 @@ class OpenSession:
 
         Raises:
             SessionOverError: The session is over.
+            TooManySessionsError: Too many turns are under way.
             TurnRefusedError: No generator can continue the conversation.
         """
         self.require_open()
+        with contextlib.nullcontext() if self._limit is None else self._limit.one():
+            return await self._turn(messages, tools, max_tokens=max_tokens, seed=seed)
+
+    async def _turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, seed: int | None
+    ) -> SampledTurn:
         self._silent_s, self._silent_from = self._silence_s(), None
         self._num_asking += 1
         try:
@@ -193,11 +233,13 @@ class OpenSessions:
     Args:
         url: This replica's own URL. Sessions are played where they were opened, so no other replica knows their keys.
         max_sessions: Most sessions for evaluation at a time.
+        max_turns: Most turns under way in them.
     """
 
-    def __init__(self, *, url: str, max_sessions: int) -> None:
+    def __init__(self, *, url: str, max_sessions: int, max_turns: int = _MAX_TURNS) -> None:
         self._url = url.rstrip("/")
         self._max_sessions = max_sessions
+        self._limit = TurnLimit(max_turns)
         self._secret = secrets.token_bytes(32)
         self._open: dict[str, OpenSession] = {}
         self._runs: dict[str, _ServedRun] = {}
@@ -267,6 +309,7 @@ class OpenSessions:
             run_id=run_id,
             max_completion_length=run.max_completion_length,
             expires_at_s=time.time() + deadline_s,
+            limit=self._limit,
         )
         keeping = asyncio.create_task(self._keep(opened, deadline_s), name=f"session {opened.session_id}")
         run.sessions.add(keeping)
@@ -288,7 +331,13 @@ class OpenSessions:
             await opened.session.close()
 
     def _new(
-        self, session: Session, *, run_id: str, max_completion_length: int, expires_at_s: float | None = None
+        self,
+        session: Session,
+        *,
+        run_id: str,
+        max_completion_length: int,
+        expires_at_s: float | None = None,
+        limit: TurnLimit | None = None,
     ) -> OpenSession:
         session_id = secrets.token_hex(16)
         self._open[session_id] = OpenSession(
@@ -299,6 +348,7 @@ class OpenSessions:
             api_key=self._key(session_id),
             max_completion_length=max_completion_length,
             expires_at_s=expires_at_s,
+            limit=limit,
         )
         return self._open[session_id]
 

@@ -67,7 +67,11 @@ class SessionsService:
             metrics=self._metrics,
         )
         self._agent_http = agent_http_client()
-        self._sessions = OpenSessions(url=settings.url(settings.port), max_sessions=settings.max_open_sessions)
+        self._sessions = OpenSessions(
+            url=settings.url(settings.port),
+            max_sessions=settings.max_open_sessions,
+            max_turns=settings.max_requests,
+        )
         self._agents = AgentLoader(settings, pool=agent_pool, http=self._agent_http)
         self._code = RunCodeLoader(settings, pool=pool, agents=self._agents)
         self._runs = RunFollower(

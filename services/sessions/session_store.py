@@ -11,7 +11,7 @@ withdrawal, its burial, or its run.
 
 import msgspec
 
-from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults
+from services.sessions.recording.recorded import Entry, RecordedTurn, RolloutEnd, ToolResults
 from shared.arrays import ID_DTYPE
 from shared.errors import HeadraceError, MessageError
 from shared.lineage import LineageVersion
@@ -69,7 +69,7 @@ class GroupStore:
             if number != len(entries):
                 raise MessageError(f"entry {len(entries)} of what was recorded in session {branch} is missing")
             entries.append(entry)
-            self._num_bytes += _num_bytes(entry, data)
+            self._num_bytes += _num_bytes(number, entry, data)
             self._note_oldest(number, entry)
         return recordings
 
@@ -83,7 +83,7 @@ class GroupStore:
             UnavailableError: Redis did not answer.
         """
         data = msgspec.msgpack.encode(entry)
-        num_bytes = self._num_bytes + _num_bytes(entry, data)
+        num_bytes = self._num_bytes + _num_bytes(number, entry, data)
         if (needed := max(num_bytes, len(data))) > self._max_bytes:
             raise SessionFullError(
                 f"with this turn, the conversations of its group take {needed} bytes, more than the "
@@ -124,16 +124,21 @@ class GroupStore:
         )
 
 
-def _num_bytes(entry: Entry, data: bytes) -> int:
-    """Return the bytes that an entry takes in the group's message.
+def _num_bytes(number: int, entry: Entry, data: bytes) -> int:
+    """Return the bytes that an entry, the one with this number, takes in the group's message.
 
-    A turn takes more than its own, because its rows have masks and the tokens that a fork repeats. Results take none:
-    the turn that follows them has them too, or they are dropped.
+    A turn takes more than its own, because its rows have masks and the tokens that a fork repeats. Some is not counted:
+    results of tools, which the turn after them has too, or which are dropped; the messages of the prompt, which the
+    group's message has once; and the conversation at a rollout's end, whose turns were counted.
     """
     if isinstance(entry, ToolResults) and not entry.is_last:
         return 0
+    if isinstance(entry, RolloutEnd):
+        return len(msgspec.msgpack.encode(entry.environment))
     if not isinstance(entry, RecordedTurn):
         return len(data)
+    if number == 0:
+        data = msgspec.msgpack.encode(msgspec.structs.replace(entry, messages=[]))
     num_tokens = (len(entry.turn.appended_ids) + len(entry.turn.token_ids)) // ID_DTYPE.itemsize
     return len(data) + num_tokens + _ROW_BYTES_PER_TOKEN * entry.num_repeated_tokens
 

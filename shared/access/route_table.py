@@ -189,10 +189,20 @@ SESSIONS: Final = RouteTable(
     Route("open_session", "POST", "/v1/sessions", "infer", "session.open"),
     Route("get_session", "GET", _SESSION, SESSION, errors="openai"),
     Route("list_session_models", "GET", f"{_SESSION}/models", SESSION, errors="openai"),
-    Route("create_session_chat_completion", "POST", f"{_SESSION}/chat/completions", SESSION, errors="openai"),
-    Route("create_session_response", "POST", f"{_SESSION}/responses", SESSION, errors="openai"),
-    Route("create_session_message", "POST", f"{_SESSION}/messages", SESSION, query=None, errors="anthropic"),
-    Route("create_session_v1_message", "POST", f"{_SESSION}/v1/messages", SESSION, query=None, errors="anthropic"),
+    # Turns are not counted: those of clients have a limit of their own, and rollouts must not be refused for them.
+    Route(
+        "create_session_chat_completion",
+        "POST",
+        f"{_SESSION}/chat/completions",
+        SESSION,
+        errors="openai",
+        is_counted=False,
+    ),
+    Route("create_session_response", "POST", f"{_SESSION}/responses", SESSION, errors="openai", is_counted=False),
+    *(
+        Route(name, "POST", f"{_SESSION}/{path}", SESSION, query=None, errors="anthropic", is_counted=False)
+        for name, path in (("create_session_message", "messages"), ("create_session_v1_message", "v1/messages"))
+    ),
     Route("count_message_tokens", "POST", f"{_SESSION}/messages/count_tokens", SESSION, query=None, errors="anthropic"),
     Route(
         "count_v1_message_tokens",
@@ -236,5 +246,6 @@ GENERATOR: Final = RouteTable(
         for step in ("join", "commit", "abort", "sleep")
     ),
     Route("check_engine", "POST", "/internal/v1/engine/check", INTERNAL),
-    Route("sample_turn", "POST", "/internal/v1/turns", INTERNAL),
+    # Nor do turns count: a run bounds its own, and without them it would stand still.
+    Route("sample_turn", "POST", "/internal/v1/turns", INTERNAL, is_counted=False),
 )

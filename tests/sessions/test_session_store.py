@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from services.sessions.recording.recorded import Entry, RecordedTurn, ToolResults
+from services.sessions.recording.recorded import Entry, RecordedTurn, RolloutEnd, ToolResults
 from services.sessions.recording.recording import Recording
 from services.sessions.session_store import GroupStore, GroupTakenError, SessionFullError
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.reconcile import withdraw_unsampled
 from shared.errors import MessageError, StateLostError
-from shared.messages import MAX_MESSAGE_BYTES, VersionSpan, encode
+from shared.messages import MAX_MESSAGE_BYTES, PlayedEnvironment, VersionSpan, encode
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -80,6 +80,19 @@ async def test_an_entry_is_written_once(claim: Claim, run_keys: RunKeys) -> None
     with pytest.raises(GroupTakenError):
         await store.record(0, 0, turn(0, text="other"))
     assert await store.load() == {0: [turn(0)]}
+
+
+async def test_what_the_message_of_a_group_has_once_takes_room_once(claim: Claim, run_keys: RunKeys) -> None:
+    """Twenty rollouts with a prompt of 1 MiB, and with a conversation of 1 MiB that is recorded at its end again."""
+    store, long = GroupStore(await claim("a"), run_keys), "x" * 2**20
+    first = msgspec.structs.replace(turn(0), messages=[user(long)])
+    end = RolloutEnd([assistant(long)], 0, 0, PlayedEnvironment("games:Game", False))
+    for branch in range(20):
+        await store.record(branch, 0, first)
+        await store.record(branch, 1, end)
+    second = GroupStore(await claim("b"), run_keys)
+    assert await second.load() == {branch: [first, end] for branch in range(20)}
+    await second.record(0, 2, turn(2))
 
 
 async def test_the_recordings_are_gone_once_the_group_is_handed_off(

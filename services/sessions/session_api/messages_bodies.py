@@ -103,13 +103,22 @@ def asked(request: MessagesRequest, _: ConversationOf) -> AskedTurn:
     Raises:
         BodyError: It needs an answer of another form, or has other content than text, calls and their results.
     """
+    refuse_options({"a last message of the assistant": request.messages[-1].role == "assistant"})
+    return counted(request)
+
+
+def counted(request: MessagesRequest) -> AskedTurn:
+    """Return what a request asks for whose tokens are only counted: its last message may be the assistant's.
+
+    Raises:
+        BodyError: As for ``asked``.
+    """
     refuse_options(
         {
             "output_config.format": request.output_config is not None and request.output_config.format is not None,
             "output_format": request.output_format is not None,
             "container": request.container is not None,
             "mcp_servers": bool(request.mcp_servers),
-            "a last message of the assistant": request.messages[-1].role == "assistant",
         }
     )
     tools = [

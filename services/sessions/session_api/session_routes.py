@@ -34,7 +34,7 @@ from services.sessions.open_sessions import (
     UnknownSessionError,
 )
 from services.sessions.session_api.chat_bodies import CHAT_COMPLETIONS, models
-from services.sessions.session_api.messages_bodies import MESSAGES
+from services.sessions.session_api.messages_bodies import MESSAGES, counted
 from services.sessions.session_api.responses_bodies import RESPONSES
 from services.sessions.session_api.turn_protocol import AnsweredTurn, TurnProtocol, decode
 from shared.access.openapi_document import PROBLEM_JSON, responses
@@ -234,7 +234,7 @@ def _add_count_route(
         """Return about how many tokens the next turn would be conditioned on. Nothing is sampled or recorded."""
         require_json(request.headers.get("content-type", ""))
         body = decode(await request.body(), MESSAGES.request)
-        asked = MESSAGES.asked(body, partial(_conversation_of, opened))
+        asked = counted(body)
         opened.require_open()
         return TokenCount(input_tokens=opened.session.estimated_tokens(asked.messages, asked.tools))
 

@@ -31,6 +31,7 @@ from services.sessions.tools.tool_answer import ToolAnswer
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.errors import UserError
 from shared.user_code.call_failure import CallFailure
+from shared.user_code.error_text import printable
 from shared.user_code.fork_server import WorkerStartError
 from shared.user_code.inspections import Inspections
 from shared.user_code.limits import Limits
@@ -109,7 +110,7 @@ class PythonEnvironment:
     async def _own(self, call: MethodCall) -> str:
         answer = await self._ask(call)
         if answer.ended == "raised":
-            raise ToolLostError(f"{self._factory}: {call.method} ended with an exception: {answer.text}")
+            raise ToolLostError(f"{self._factory}: {call.method} ended with an exception: {printable(answer.text)}")
         return answer.text
 
     async def _ask(self, call: MethodCall) -> ToolAnswer:

@@ -96,6 +96,7 @@ def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path, devices: Pa
         ({"host": "127.0.0.1"}, "http://127.0.0.1:8100"),
         ({"host": "0.0.0.0", "api_key": "a", "internal_key": "b"}, "http://box-7:8100"),
         ({"advertise_url": "http://me:1"}, "http://me:1"),
+        ({"host": "::1"}, "http://[::1]:8100"),
     ],
 )
 def test_a_replica_that_listens_everywhere_is_reached_by_its_machines_name(

@@ -185,6 +185,14 @@ def test_the_submodules_that_a_function_uses_are_imported(function: Callable[...
     assert done.stdout == "[4.0]\n", done.stderr
 
 
+def test_an_object_of_an_installed_class_keeps_its_attributes() -> None:
+    rewards: Any = pytest.importorskip("trl.rewards")
+    cosine = rewards.get_cosine_scaled_reward(max_len=10, min_value_correct=0.25)
+    sent = module_of(cosine=cosine).cosine
+    assert (type(sent), vars(sent)) == (type(cosine), vars(cosine))
+    assert sent is not cosine
+
+
 def test_a_module_that_was_edited_and_loaded_again_is_sent_as_it_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,8 @@ def test_a_changed_script_begins_anew_only_if_its_run_has_no_checkpoint(tmp_path
     said: list[str] = []
     with serving(answer) as api, HeadraceClient(api.url, "k") as client:
         services = ScriptServices(client, None)
-        assert replaced(services, dict(run), SETTINGS, say=said.append) is None
+        for labels in ({}, {"name": "another", "tags": ["keep"], "metadata": {"note": "b"}}):
+            assert replaced(services, dict(run), SETTINGS | labels, say=said.append) is None
         assert asked_for == []
         old = replaced(services, dict(run), SETTINGS | {"max_steps": 20}, say=said.append)
     assert old is not None

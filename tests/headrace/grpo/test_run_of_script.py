@@ -169,6 +169,18 @@ def test_rewards_that_trls_factories_make_keep_their_arguments(files: Files) -> 
         training_settings(script, files)
 
 
+def test_tables_of_run_options_are_put_together_with_those_of_trls_options(files: Files) -> None:
+    tables = {"vllm": {"max_num_seqs": 64}, "reward_kwargs": {"numeric_match_reward": {"tolerance": 0.01}}}
+    script = make_script(vllm_tensor_parallel_size=2, run_options=tables)
+    script = replace(script, reward_funcs=[Penalty(), "numeric_match_reward"], reward_processing_classes=[None, None])
+    for settings, _ in (training_settings(script, files), evaluation_settings(script, files, data=ROWS)):
+        assert settings["vllm"] == {"tensor_parallel_size": 2, "max_num_seqs": 64}
+        assert settings["reward_kwargs"] == {
+            "repetition_penalty_reward": {"ngram_size": 5, "max_penalty": -0.2},
+            "numeric_match_reward": {"tolerance": 0.01},
+        }
+
+
 def test_a_function_around_one_of_trls_is_not_the_built_in_one(files: Files) -> None:
     def accuracy_reward(completions: list[str], **_: Any) -> list[float]:
         return [1.0 for _ in completions]

@@ -56,13 +56,15 @@ class Callback:
 class LongRun:
     """A run whose first events are gone when another process goes on with it, and whose event of step 5 is lost."""
 
-    def __init__(self, callback: Callback, config: dict[str, Any]) -> None:
-        self._callback, self._config = callback, config
+    def __init__(self, callback: Callback, config: dict[str, Any], *, max_steps: int) -> None:
+        self._callback, self._config, self._max_steps = callback, config, max_steps
         self._num_polls = 0
         self.seen_before_the_end: list[str] = []
 
     def __call__(self, asked: Asked) -> Any:
         seen = self._callback.seen
+        if "dry_run" in asked.path:
+            return {"run": None, "warnings": [], "derived": {"steps": 6}}
         if asked.path.endswith("/events"):
             return event_stream(("3-0", "metrics", metrics(4)), ("3-1", "metrics", metrics(6)))
         if asked.path.endswith("/metrics"):
@@ -75,7 +77,7 @@ class LongRun:
             self.seen_before_the_end = [*seen] if "step 6" in seen else ["no step"]
         progress: dict[str, Any] = {
             "step": 6,
-            "max_steps": 6,
+            "max_steps": self._max_steps,
             "groups_admitted": 4,
             "groups_trained": 4,
             "groups_dropped": {},
@@ -85,8 +87,9 @@ class LongRun:
         return {**record, "progress": progress}
 
 
+@pytest.mark.parametrize("max_steps", [6, 0], ids=["it has begun", "it has waited in the queue"])
 def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_of_new_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], max_steps: int
 ) -> None:
     (tmp_path / "headrace-run.json").write_text(
         json.dumps({"run_id": "run-a", "epochs_per_step": 0.1, "state_dir": None})
@@ -101,7 +104,7 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
     settings, _ = training_settings(
         script, Files(lambda: RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions")))
     )
-    run = LongRun(callback, settings)
+    run = LongRun(callback, settings, max_steps=max_steps)
     with elsewhere(run, monkeypatch) as api:
         training = ScriptRun(lambda: script, events)
         training.begin(True)
@@ -111,6 +114,7 @@ def test_a_process_that_goes_on_with_a_long_run_has_its_log_and_tells_callbacks_
     said = capsys.readouterr().out.splitlines()
     assert f"run-a trains with the services at {api.url}; it is in /r" in said
     assert "run-a finished after 6 steps; `model` and save_model() download the model" in said
+    assert state.max_steps == 6
     assert run.seen_before_the_end == [
         *("step 4", "step 5", "step 6"),
     ]

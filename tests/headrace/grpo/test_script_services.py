@@ -14,7 +14,7 @@ from headrace.grpo import script_services
 from headrace.grpo.argument_error import ArgumentError
 from headrace.local import guarded_exec
 from headrace.local.state_dir import STATE_DIR_VARIABLE, StateDir
-from tests.headrace.scripted_api import problem, serving
+from tests.headrace.scripted_api import Asked, problem, serving
 
 pytestmark = pytest.mark.unit
 
@@ -84,6 +84,29 @@ def test_settings_that_the_run_api_refuses_are_a_value_error_as_in_trl() -> None
             script_services.begin_run(client, {"temperature": -1.0}, say=list[str]().append)
         with pytest.raises(HeadraceApiError, match="another run has this name"):
             script_services.begin_run(client, {"name": "a"}, say=list[str]().append)
+
+
+def test_the_earlier_run_of_the_process_is_stopped_also_if_it_was_resumed_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script_services, "_latest_run", {})
+    stopped: list[str] = []
+
+    def answer(asked: Asked) -> Any:
+        if asked.method == "POST" and asked.path == "/v1/runs":
+            return {"run": {"run_id": "run-b"}, "warnings": [], "derived": {}}
+        if asked.path.endswith("/stop"):
+            stopped.append(asked.path)
+        return {"run_id": "run-a", "status": "paused"}
+
+    said: list[str] = []
+    with serving(answer) as api, HeadraceClient(api.url, "k") as client:
+        script_services.stop_other_run(client, "run-a", say=said.append)
+        script_services.stop_other_run(client, "run-a", say=said.append)
+        assert (stopped, said) == ([], [])
+        script_services.begin_run(client, {}, say=said.append)
+    assert stopped == ["/v1/runs/run-a/stop"]
+    assert said == ["note: run-a, which this process began before and which has not ended, is stopped"]
 
 
 class Interrupted(HeadraceClient):

@@ -76,12 +76,15 @@ def number(request: TurnRequest) -> ChatMessage:
 
 @contextlib.asynccontextmanager
 async def serving(
-    policy: Callable[[TurnRequest], ChatMessage | SampledTurn] = number, *, max_sessions: int = 8
+    policy: Callable[[TurnRequest], ChatMessage | SampledTurn] = number,
+    *,
+    max_sessions: int = 8,
+    max_turns: int = 64,
 ) -> AsyncGenerator[Service]:
     generators = HeldGenerators(policy)
     with listening_socket("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        sessions = OpenSessions(url=url, max_sessions=max_sessions)
+        sessions = OpenSessions(url=url, max_sessions=max_sessions, max_turns=max_turns)
 
         async def ready() -> None:
             return None

@@ -213,8 +213,11 @@ async def test_anthropics_client_counts_tokens_and_nothing_is_sampled() -> None:
             longer = await client.messages.count_tokens(model="any", messages=QUESTION, system="Use the tool. " * 10)
             assert 0 < short.input_tokens < longer.input_tokens
             assert (await service.view(session))["turns"] == 0
+            answered = await client.messages.count_tokens(model="any", messages=[*QUESTION, assistant("It is 4.")])
+            assert answered.input_tokens > short.input_tokens
+            container: Any = {"container": "c"}
             with pytest.raises(anthropic.BadRequestError) as refused:
-                await client.messages.count_tokens(model="any", messages=[assistant("")])
+                await client.messages.count_tokens(model="any", messages=QUESTION, extra_body=container)
             assert refused.value.body["error"]["code"] == "unsupported_option"
             await service.http.post(
                 f"{session['base_url']}/end", headers={"authorization": f"Bearer {session['api_key']}"}

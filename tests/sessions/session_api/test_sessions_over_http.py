@@ -6,9 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
+from services.sessions.recording.recorded import Entry
+from services.sessions.session import Session
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 from tests.eventually import eventually
-from tests.sessions.scripted import assistant, call, tool
+from tests.sessions.scripted import assistant, call, tool, user
 from tests.sessions.session_api.serving import ADD, KEY, QUESTION, serving
 
 openai = pytest.importorskip("openai")
@@ -115,6 +117,28 @@ async def test_a_session_ends_at_its_deadline() -> None:
             return False
 
         await eventually(is_over)
+
+
+async def ignore(_number: int, _entry: Entry) -> None:
+    """Store nothing."""
+
+
+async def test_turns_of_clients_have_a_limit_and_those_of_rollouts_do_not_count() -> None:
+    async with serving(max_turns=1) as service:
+        service.generators.may_answer.clear()
+        session = await service.open()
+        rollout = Session("r", run_id="run-test", generators=service.generators, record=ignore)
+        with service.sessions.opened(rollout, run_id="run-test", max_completion_length=64) as opened:
+            of_rollout = {"base_url": opened.base_url, "api_key": opened.api_key}
+            async with service.client(session, max_retries=0) as client, service.client(of_rollout) as program:
+                waiting = [asyncio.create_task(ask(client, QUESTION))]
+                await eventually(lambda: service.generators.requests)
+                with pytest.raises(openai.RateLimitError):
+                    await ask(client, [user("another")])
+                waiting += [asyncio.create_task(ask(program, [user(f"{number}")])) for number in range(3)]
+                await eventually(lambda: len(service.generators.requests) == 4)
+                service.generators.may_answer.set()
+                await asyncio.gather(*waiting)
 
 
 async def test_a_session_ends_with_its_run() -> None:

@@ -191,8 +191,9 @@ async def test_an_environment_that_hangs_or_crashes_is_lost(method: str, says: s
 
 async def test_a_reset_that_fails_loses_the_rollout_and_says_why() -> None:
     async with (await environments_of("FailsToReset")).started() as environment:
-        with pytest.raises(ToolLostError, match="reset ended with an exception: no such level"):
+        with pytest.raises(ToolLostError, match="reset ended with an exception: no such level") as lost:
             await environment.reset({}, rollout_id="0-0", group_id="0")
+    assert len(str(lost.value)) < 1000, "each rollout of a group has it, and each line of a log"
 
 
 async def test_an_observation_that_is_not_text_loses_the_rollout_and_says_what_to_return() -> None:

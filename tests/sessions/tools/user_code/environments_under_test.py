@@ -183,7 +183,7 @@ class NeedsArguments(Quiet):
 
 class FailsToReset:
     def reset(self, **_: Any) -> str:
-        raise ValueError("no such level")
+        raise ValueError(f"no such level {'x' * 10_000}")
 
 
 SHELL = Popen
