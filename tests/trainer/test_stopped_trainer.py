@@ -72,9 +72,18 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 async def content(redis: Any, name: bytes) -> Any:
-    """Return the content of a key. For a stream, the entries and their owners, but not when they were last read."""
-    if await redis.type(name) != b"stream":
-        return await redis.dump(name)
+    """Return the content of a key, without the server's own order. Of a stream, not when its entries were last read."""
+    match await redis.type(name):
+        case b"string":
+            return await redis.get(name)
+        case b"hash":
+            return await redis.hgetall(name)
+        case b"set":
+            return await redis.smembers(name)
+        case b"zset":
+            return await redis.zrange(name, 0, -1, withscores=True)
+        case kind:
+            assert kind == b"stream", kind
     groups = [group["name"] for group in await redis.xinfo_groups(name)]
     return await redis.xrange(name), [await redis.xpending_range(name, group, "-", "+", 1000) for group in groups]
 

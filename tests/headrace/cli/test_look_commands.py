@@ -180,10 +180,17 @@ def test_without_services_a_run_is_found_by_its_id_and_name_in_the_state_directo
     assert said.err == f"headrace: reading the files in {here}\n"
     assert cli.main(["logs", named, "-n", "1"]) == 0
     assert capsys.readouterr().out == "three\n"
-    assert cli.main(["export", named, "--to", "model"]) == 1
-    assert f"no complete checkpoint found in {here}/checkpoints" in capsys.readouterr().err
     shutil.copytree(here, script / "run-abcdxyz")
     assert cli.main(["show", "run-abcd"]) == 1, "two ids begin like this"
+
+
+def test_without_services_the_run_to_export_is_found_by_its_name(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    assert cli.main(["export", "first", "--to", "model"]) == 1
+    assert f"no complete checkpoint found in {run_dir}/checkpoints" in capsys.readouterr().err
 
 
 def test_of_several_runs_with_a_name_the_one_that_changed_last_is_read(
