@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,28 @@ def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pyte
     with pytest.raises(PushError, match="gave up the push"):
         reader.receive_into(trainer.staging(), place, timeout_s=30)
     assert num_read == 3
+
+
+@pytest.mark.parametrize("stalls_at", [1, 3], ids=["the manifest", "a file"])
+def test_a_push_is_given_up_while_the_store_stalls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls_at: int
+) -> None:
+    trainer = Trainer(str(tmp_path))
+    place = trainer.writer.publish(trainer.parcel(0))
+    reader, staged = DiskWire(str(tmp_path)), trainer.staging()
+    read, num_reads, goes_on = WeightStore.read, itertools.count(1), threading.Event()
+
+    def stall(*args: Any) -> bytes:
+        if next(num_reads) == stalls_at:
+            reader.leave()
+            assert goes_on.wait(120)
+        return read(*args)
+
+    monkeypatch.setattr(WeightStore, "read", stall)
+    with pytest.raises(PushError, match="gave up the push"):
+        reader.receive_into(staged, place, timeout_s=600)
+    goes_on.set()
+    assert staged.complete is None
 
 
 def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,25 @@ async def test_a_replica_whose_engine_does_not_take_the_version_ends_its_process
     assert one.receiver.fatal.is_set()
 
 
+async def test_a_replica_without_time_to_load_serves_the_old_weights_and_goes_on(
+    redis: Redis, incarnation: int, one: ServedReceiver
+) -> None:
+    sender = make_quick_sender(redis, incarnation, push_timeout_s=20.0)
+    one.engine.seconds = {"load": 15.0}
+    assert (await sender.push(weights(1.0), policy_version=0)).is_confirmed
+    one.engine.checks.clear()
+    asyncio.get_running_loop().call_later(10.0, one.engine.checks.set)  # so long, the transfer does not begin
+    result = await sender.push(weights(2.0), policy_version=1)
+    assert "s so far; raise push_timeout_s" in result.failed["generator-1"]
+    assert holds(one, 1.0)
+    assert not one.receiver.decoding_is_paused
+    assert not one.receiver.fatal.is_set()
+    one.engine.seconds = {}
+    assert (await sender.push(weights(3.0), policy_version=2)).is_confirmed
+    await sender.close()
+    assert holds(one, 3.0)
+
+
 async def test_a_replica_that_cannot_enter_does_not_keep_the_others_waiting(
     redis: Redis, incarnation: int, one: ServedReceiver, two: ServedReceiver
 ) -> None:

@@ -50,7 +50,7 @@ class GuardedEngine:
     ) -> None:
         self._engine = engine
         self._keep_cache = keep_cache
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._on_fatal = on_fatal
         self._is_closed = False
         self.is_stuck = False
@@ -198,7 +198,7 @@ class GuardedEngine:
         self, phases: set[str], what: str, *, timeout_s: float, is_failure_expected: bool = False
     ) -> Sequence[Progress]:
         """Wait until every worker is in one of ``phases``."""
-        deadline = time.monotonic() + timeout_s + self._grace_s
+        deadline = time.monotonic() + timeout_s + self.grace_s
         while True:
             asked_at = time.monotonic()
             found = await self._call(what, self._engine.progress(wait_s=_POLL_S))
@@ -212,7 +212,7 @@ class GuardedEngine:
                 # passed.
                 deadline += stood_still_s
             if time.monotonic() > deadline:
-                raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s")
+                raise self._die(f"{what} did not end within {timeout_s + self.grace_s:.0f} s")
 
     async def _call(
         self,
@@ -223,10 +223,10 @@ class GuardedEngine:
         is_fatal: bool = False,
     ) -> _ResultT:
         try:
-            async with asyncio.timeout(timeout_s + self._grace_s):
+            async with asyncio.timeout(timeout_s + self.grace_s):
                 return await call
         except TimeoutError as error:
-            raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s") from error
+            raise self._die(f"{what} did not end within {timeout_s + self.grace_s:.0f} s") from error
         except Exception as error:  # vLLM raises a bare Exception for any failure in a worker
             reason = f"{what} failed: {_why(error)}"
             if is_fatal:

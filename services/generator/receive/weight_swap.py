@@ -89,6 +89,8 @@ class WeightSwap:
         self.decoding_is_paused = False
         self.staged_checksum: str | None = None
         self._update: Update | None = None
+        self._fastest_load_s = 0.0
+        """How long a load took at least; 0 before the first."""
         self._outputs = outputs
         self._is_staged = is_staged
         self._on_change = on_change
@@ -171,12 +173,14 @@ class WeightSwap:
         try:
             await self.engine.check_received(checksum, body)
             self.staged_checksum = checksum if self._is_staged else None
+            self._require_time_to_load(update, left_s=deadline - time.monotonic())
             paused_at = await self._pause(update)
             loading_at = time.monotonic()
             version = LineageVersion(incarnation_of(body.epoch), body.policy_version)
             left_s = max(deadline - loading_at, 0.0)
             await self.engine.load(version, directory=update.directory, timeout_s=left_s)
             load_s = time.monotonic() - loading_at
+            self._fastest_load_s = min(load_s, self._fastest_load_s or load_s)
             # Queued before decoding resumes, so that the probe is in the first step, even if other requests wait for a
             # place.
             answer = None if body.probe is None else await self.engine.submit_probe(body.probe.token_ids)
@@ -252,6 +256,18 @@ class WeightSwap:
                 # The workers have left, so this task ends now.
                 await asyncio.wait({update.receiving})
             self._forget(update)
+
+    def _require_time_to_load(self, update: Update, *, left_s: float) -> None:
+        """Raise PushError if every load so far took longer than there is time for. The old weights are still served.
+
+        A load cannot be given up: one that exceeds its deadline ends the process.
+        """
+        left_s = max(left_s, 0.0)
+        if update.paused_at is None and self._fastest_load_s > left_s + self.engine.grace_s:
+            raise PushError(
+                f"{left_s:.0f} s were left to load the weights, which took at least {self._fastest_load_s:.0f} s so "
+                "far; raise push_timeout_s"
+            )
 
     async def _pause(self, update: Update) -> float:
         """Pause decoding unless it is paused already, and return the time at which the pause began."""

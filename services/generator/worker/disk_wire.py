@@ -3,14 +3,15 @@
     place --> manifest --> its base, and so on, until the staged or a full version --> apply them, oldest first
 
 Every file is checked before any of it is used, and the whole set is checked after the last file. The only waits are for
-the store. After each range of a file and each parameter, the reader checks the deadline and whether the push was given
-up.
+the store, in threads that are abandoned at the deadline, or when the push was given up: a store may stall for minutes.
+The reader checks both after each parameter, too.
 """
 
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import safetensors.torch
 import torch
@@ -21,6 +22,8 @@ from shared.errors import PushError
 from shared.weights.weight_manifest import Manifest, read_file, read_manifest
 from shared.weights.weight_store import WeightStore
 
+_LOOK_EVERY_S = 0.1
+_ResultT = TypeVar("_ResultT")
 _MAX_CHAIN = 1024
 """Trainers write much shorter chains. This ends a circle of manifests that name each other as base."""
 
@@ -64,20 +67,21 @@ class DiskWire:
         staging.complete = wanted
 
     def leave(self) -> None:
-        """Make a reader stop after the current read, which is 16 MiB of a file or one parameter."""
+        """Make a reader stop soon. A read of the store that is under way is abandoned."""
         self._is_over.set()
 
     def _chain(
         self, place: DiskPlace, *, staged_checksum: str | None, check: Callable[[], None]
     ) -> list[tuple[str, Manifest]]:
         """Return the versions to read, in reading order."""
-        newest = read_manifest(self._store, place.name, sha256=place.manifest_sha256)
+        newest = _read(lambda: read_manifest(self._store, place.name, sha256=place.manifest_sha256), check)
         found = [(place.name, newest)]
         while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != staged_checksum:
             check()
             if len(found) == _MAX_CHAIN:
                 raise PushError(f"the chain of deltas of {place.name} does not end at a full version")
-            manifest = read_manifest(self._store, base)
+            name = base
+            manifest = _read(lambda name=name: read_manifest(self._store, name), check)
             if manifest.checksum != found[-1][1].base_checksum:
                 raise PushError(f"{base} is not the base version of {found[-1][0]}")
             found.append((base, manifest))
@@ -86,7 +90,7 @@ class DiskWire:
     def _apply(self, staging: StagedWeights, directory: str, manifest: Manifest, *, check: Callable[[], None]) -> None:
         missing = set(staging.tensors)
         for file in manifest.files:
-            data = read_file(self._store, directory, file, check=check)
+            data = _read(lambda file=file: read_file(self._store, directory, file, check=check), check)
             tensors: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load(data)
             for name, tensor in tensors.items():
                 check()
@@ -102,3 +106,20 @@ class DiskWire:
                     raise PushError(f"{name} of {directory} cannot be used: {error}") from error
         if missing:
             raise PushError(f"{directory} lacks {len(missing)} parameters, among them {sorted(missing)[:3]}")
+
+
+def _read(read: Callable[[], _ResultT], check: Callable[[], None]) -> _ResultT:
+    """Return the result of reading the store. If ``check`` raises meanwhile, the thread that reads is abandoned."""
+    result: concurrent.futures.Future[_ResultT] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            result.set_result(read())
+        except BaseException as error:  # noqa: BLE001  raised again by the caller
+            result.set_exception(error)
+
+    check()
+    threading.Thread(target=work, name="read weights", daemon=True).start()
+    while not concurrent.futures.wait([result], timeout=_LOOK_EVERY_S).done:
+        check()
+    return result.result()
