@@ -11,6 +11,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import safetensors.torch
@@ -74,14 +75,13 @@ class DiskWire:
         self, place: DiskPlace, *, staged_checksum: str | None, check: Callable[[], None]
     ) -> list[tuple[str, Manifest]]:
         """Return the versions to read, in reading order."""
-        newest = _read(lambda: read_manifest(self._store, place.name, sha256=place.manifest_sha256), check)
+        newest = _read(partial(read_manifest, self._store, place.name, sha256=place.manifest_sha256), check)
         found = [(place.name, newest)]
         while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != staged_checksum:
             check()
             if len(found) == _MAX_CHAIN:
                 raise PushError(f"the chain of deltas of {place.name} does not end at a full version")
-            name = base
-            manifest = _read(lambda name=name: read_manifest(self._store, name), check)
+            manifest = _read(partial(read_manifest, self._store, base), check)
             if manifest.checksum != found[-1][1].base_checksum:
                 raise PushError(f"{base} is not the base version of {found[-1][0]}")
             found.append((base, manifest))
@@ -90,7 +90,7 @@ class DiskWire:
     def _apply(self, staging: StagedWeights, directory: str, manifest: Manifest, *, check: Callable[[], None]) -> None:
         missing = set(staging.tensors)
         for file in manifest.files:
-            data = _read(lambda file=file: read_file(self._store, directory, file, check=check), check)
+            data = _read(partial(read_file, self._store, directory, file, check=check), check)
             tensors: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load(data)
             for name, tensor in tensors.items():
                 check()
