@@ -136,7 +136,7 @@ def _how_it_ended(arguments: argparse.Namespace, tails: list[Tail]) -> str | Non
     if [tail.name for tail in tails] != [Path(_RANK_LOG).stem]:
         return None
     run_dir = tails[0].path.absolute().parent
-    run_id, state_dir = run_dir.name, run_dir.parents[1]  # of `headrace up`, or of a script
+    run_id, state_dir = run_dir.name, run_dir.parent.parent  # of `headrace up`, or of a script
     if service_finder.is_there(argparse.Namespace(url=None, state_dir=str(state_dir))):
         arguments = argparse.Namespace(url=None, state_dir=str(state_dir))
     elif not service_finder.is_there(arguments):

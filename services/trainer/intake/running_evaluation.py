@@ -15,6 +15,7 @@ from shared.messages import ScoredGroup, is_failure, oldest_policy_version
 from shared.run_options.run_config import RunConfig
 
 _SECOND_LOOK_S = 5.0
+"""Time to read what lay on the stream, before an evaluation is given up."""
 
 
 @dataclass

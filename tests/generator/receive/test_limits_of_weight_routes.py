@@ -76,6 +76,8 @@ async def test_requests_of_others_do_not_keep_the_trainer_out(client: httpx.Asyn
     await asyncio.wait_for(handlers.is_asked.wait(), 120)
     assert (await client.post("/v1/completions", json={})).status_code == 503
     assert (await client.get(WEIGHTS_PATH)).status_code == 200
+    turn = await client.post("/internal/v1/turns", json={})
+    assert turn.status_code in (400, 422), "its only fault is the body"
     refused = await client.post(f"{WEIGHTS_PATH}/abort", json={"run_id": "run-1", "epoch": 1, "reason": "late"})
     assert refused.json()["type"] == NOT_READY
     asking.cancel()

@@ -133,6 +133,15 @@ async def test_prompts_of_which_the_tokenizer_knows_little_are_a_warning(
     )
 
 
+@pytest.mark.usefixtures("word_model")
+async def test_of_a_run_that_only_evaluates_the_vocabulary_of_its_evaluation_counts(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile, held_out: DatasetFile
+) -> None:
+    dataset.write('{"prompt": "unused", "solution": "3"}\n')
+    evaluated = run | {"eval_dataset_name": str(held_out.path), "eval_on_start": True, "max_steps": 0}
+    assert not [warning for warning in await accepted(client, evaluated) if "tokenizer knows" in warning]
+
+
 async def test_characters_that_a_tokenizer_leaves_out_count_as_unknown(
     client: httpx.AsyncClient, run: Run, dataset: DatasetFile, model_dir: Path
 ) -> None:
