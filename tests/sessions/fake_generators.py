@@ -43,6 +43,8 @@ Script = Callable[[TurnRequest], Reply | Awaitable[Reply]]
 class HangsOnce:
     """A script in which the second turn of the group's second rollout hangs the first time that it is asked for.
 
+    Equal turns of both rollouts may come as one request, which has the first one's name.
+
     Args:
         reply: Returns the reply to a request, and to the number of turns before it.
     """
@@ -53,7 +55,8 @@ class HangsOnce:
 
     async def __call__(self, request: TurnRequest) -> Reply:
         num_before = [message["role"] for message in request.messages].count("assistant")
-        if num_before == 1 and request.request_id.startswith("00000000-1-") and not self.hangs.is_set():
+        is_the_second = request.n == 2 or request.request_id.startswith("00000000-1-")
+        if num_before == 1 and is_the_second and not self.hangs.is_set():
             self.hangs.set()
             await asyncio.sleep(600)
         return self._reply(request, num_before)
