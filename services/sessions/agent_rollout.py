@@ -14,7 +14,8 @@ import asyncio
 from typing import Any
 
 from services.sessions.agents.agent_programs import AgentFailedError, AgentProgram
-from services.sessions.open_sessions import OpenSession, OpenSessions
+from services.sessions.open_session import OpenSession
+from services.sessions.open_sessions import OpenSessions
 from services.sessions.recording.recorded import RolloutEnd
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError

@@ -10,7 +10,8 @@ import pytest
 
 from services.sessions.agent_rollout import AgentPlayer
 from services.sessions.agents.agent_programs import AgentFailedError
-from services.sessions.open_sessions import OpenSession, OpenSessions, SessionOverError
+from services.sessions.open_session import OpenSession, SessionOverError
+from services.sessions.open_sessions import OpenSessions
 from services.sessions.recording.recorded import Entry, RecordedTurn, RolloutEnd
 from services.sessions.session import Session
 from services.sessions.session_store import GroupTakenError, SessionFullError

@@ -24,15 +24,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.sessions.open_sessions import (
-    SESSIONS_PATH,
-    NotServedError,
-    OpenSession,
-    OpenSessions,
-    SessionOverError,
-    TooManySessionsError,
-    UnknownSessionError,
-)
+from services.sessions.open_session import OpenSession, SessionOverError, TooManySessionsError
+from services.sessions.open_sessions import SESSIONS_PATH, NotServedError, OpenSessions, UnknownSessionError
 from services.sessions.session_api.chat_bodies import CHAT_COMPLETIONS, models
 from services.sessions.session_api.messages_bodies import MESSAGES, counted
 from services.sessions.session_api.responses_bodies import RESPONSES

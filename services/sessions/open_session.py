@@ -1,0 +1,202 @@
+"""One session that a client may ask for turns.
+
+turn --require_open, limit--> Session.turn: sampled or recorded --> answered, and counted
+end  --> further turns are refused --free--> those under way end, and all is forgotten but the counts
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from services.sessions.recording.recording import Recording
+from services.sessions.session import Session
+from shared.errors import HeadraceError
+from shared.turns import ChatMessage, SampledTurn, TurnRefusedError
+
+_SHORTEST_LOOK_S = 0.1
+"""Time between two looks at a client's silence, which stands still while a request is under way."""
+_NUM_STARTS = 2
+"""Most processes of one program in a session: it is started again if its first one dies, and reads its turns again."""
+
+
+class SessionOverError(HeadraceError):
+    """The session has ended, its deadline has passed, or it cannot go on."""
+
+
+class TooManySessionsError(HeadraceError):
+    """As many sessions are open as may be."""
+
+
+class TurnLimit:
+    """The turns under way in sessions of clients. Turns of rollouts have no such limit.
+
+    Args:
+        most: Most turns at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._num = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Generator[None]:
+        """Count a turn while the block runs.
+
+        Raises:
+            TooManySessionsError: Too many turns are under way.
+        """
+        if self._num >= self._most:
+            raise TooManySessionsError(
+                f"{self._num} turns of sessions are under way, which is the limit; ask again in a moment"
+            )
+        self._num += 1
+        try:
+            yield
+        finally:
+            self._num -= 1
+
+
+class OpenSession:
+    """One session, as its client uses it.
+
+    Args:
+        session_id: The id in its URL.
+        session: Samples and records its turns.
+        run_id: The run whose policy is sampled.
+        base_url: The URL for clients of OpenAI's and Anthropic's protocols.
+        api_key: The key for this URL.
+        max_completion_length: Most tokens of a row after its prompt.
+        expires_at_s: When it ends at the latest, in Unix seconds; None for a rollout's.
+        limit: Bounds its turns under way, together with those of other sessions; None for a rollout's.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        session: Session,
+        *,
+        run_id: str,
+        base_url: str,
+        api_key: str,
+        max_completion_length: int,
+        expires_at_s: float | None = None,
+        limit: TurnLimit | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.session = session
+        self.run_id = run_id
+        self.base_url = base_url
+        self.api_key = api_key
+        self.expires_at_s = expires_at_s
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the session is over; its exception is the reason why it cannot go on."""
+        self.reward: float | None = None
+        self.is_full = False
+        """Whether the last turn was refused because its conversation was too long."""
+        self._max_completion_length = max_completion_length
+        self._limit = limit
+        self._counts_at_end: tuple[int, int] | None = None
+        self._num_answers = Counter[int]()
+        """How often each turn was answered, by its number."""
+        self._num_asking = 0
+        self._silent_s = 0.0
+        """Seconds without a request under way since the client last had a new turn, until ``_silent_from``."""
+        self._silent_from: float | None = None
+        """When the last request under way ended, in monotonic seconds; None while there is one, or before any."""
+
+    async def turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, seed: int | None
+    ) -> SampledTurn:
+        """Return the next turn of a conversation; see Session.turn.
+
+        Raises:
+            SessionOverError: The session is over.
+            TooManySessionsError: Too many turns are under way.
+            TurnRefusedError: No generator can continue the conversation.
+        """
+        self.require_open()
+        with contextlib.nullcontext() if self._limit is None else self._limit.one():
+            return await self._turn(messages, tools, max_tokens=max_tokens, seed=seed)
+
+    async def _turn(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, seed: int | None
+    ) -> SampledTurn:
+        self._silent_s, self._silent_from = self._silence_s(), None
+        self._num_asking += 1
+        try:
+            turn = await self.session.turn(
+                messages, tools, max_tokens=max_tokens, max_completion_tokens=self._max_completion_length, seed=seed
+            )
+        except TurnRefusedError as error:
+            self.is_full = error.kind == "context_length"
+            raise
+        except HeadraceError as error:
+            self.end(error)
+            raise SessionOverError(f"session {self.session_id} cannot go on: {error}") from error
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise SessionOverError(f"session {self.session_id} ended before the turn was whole") from None
+        else:
+            self.is_full = False
+            self._num_answers[number := self.session.recording.number_of(turn)] += 1
+            if self._num_answers[number] <= _NUM_STARTS:
+                self._silent_s = 0.0
+            return turn
+        finally:
+            self._num_asking -= 1
+            if not self._num_asking:
+                self._silent_from = time.monotonic()
+
+    def require_open(self) -> None:
+        """Raise SessionOverError if the session is over."""
+        if self.over.done():
+            raise SessionOverError(f"session {self.session_id} is over; open another one")
+
+    def end(self, failure: HeadraceError | None = None) -> None:
+        """End the session, with the reason if it cannot go on. Further turns are refused."""
+        if self.over.done():
+            return
+        if failure is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(failure)
+            self.over.exception()  # a client that asks again may be the only one to see it
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of its turns, and of their rows."""
+        return self._counts_at_end or (self.session.recording.num_turns, self.session.recording.num_rows)
+
+    async def free(self) -> None:
+        """End the turns under way of a session that is over, and forget all of them but their counts."""
+        await self.session.close()
+        while self._num_asking:  # noqa: ASYNC110  callers that were just answered still look at the recording
+            await asyncio.sleep(0)
+        self._counts_at_end = self.counts
+        self.session.recording = Recording()
+
+    def begin(self) -> None:
+        """Note that the client begins now: its wait until then is not silence."""
+        self._silent_s, self._silent_from = 0.0, time.monotonic()
+
+    async def until_silent(self, timeout_s: float) -> None:
+        """Wait until the client has had no new turn for ``timeout_s`` seconds.
+
+        The time in which requests are under way does not count. Refused requests do not end the silence, nor does a
+        turn that is answered more often than a program may be started.
+        """
+        while (left_s := timeout_s - self._silence_s()) > 0:  # noqa: ASYNC110  time passes, and nothing else happens
+            await asyncio.sleep(max(left_s, _SHORTEST_LOOK_S))
+
+    def _silence_s(self) -> float:
+        return self._silent_s + (0.0 if self._silent_from is None else time.monotonic() - self._silent_from)
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is being cancelled, and not only what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
