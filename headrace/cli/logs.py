@@ -20,7 +20,7 @@ from pathlib import Path
 from headrace import service_finder, terminal
 from headrace.cli.chosen_run import choose_run
 from headrace.cli.log_lines import is_routine, readable
-from headrace.cli.run_source import MIN_BEGINNING, is_path, run_dir_without_services
+from headrace.cli.run_source import is_path, run_dir_here
 from headrace.client import ENDED, HeadraceApiError
 from headrace.local.state_dir import StateDir, choose_state_dir
 from shared.errors import UserError
@@ -67,19 +67,13 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
     if not is_path(what):
         if of_service := [log for log in found if log.stem == what or log.stem.startswith(f"{what}-")]:
             return of_service
-        of_runs = [run_dir for run_dir in sorted(state.runs.glob("*")) if _is_meant(run_dir.name, what)]
-        run_dir = of_runs[0] if len(of_runs) == 1 else _asked_for(arguments, what, services=[log.stem for log in found])
+        run_dir = run_dir_here(arguments, what) or _asked_for(arguments, what, services=[log.stem for log in found])
     else:
         run_dir = Path(what)
     log = Path(os.path.expanduser(run_dir)) / _RANK_LOG
     if not log.exists():
         raise UserError(f"{log} does not exist: the run did not start yet, or trains on another machine")
     return [log]
-
-
-def _is_meant(run_id: str, what: str) -> bool:
-    """Whether ``what`` is a run's id or a sufficient beginning of it, as for the run API. The API knows the names."""
-    return run_id == what or (len(what) >= MIN_BEGINNING and run_id.startswith(what))
 
 
 class Tail:
@@ -152,8 +146,6 @@ def _how_it_ended(arguments: argparse.Namespace, tails: list[Tail]) -> str | Non
 
 def _asked_for(arguments: argparse.Namespace, what: str, *, services: list[str]) -> Path:
     """Return the directory of a run that the run API knows."""
-    if (found := run_dir_without_services(arguments, what)) is not None:
-        return found
     there = f" (services here: {', '.join(services)})" if services else ""
     try:
         with service_finder.connect(arguments) as client:

@@ -15,7 +15,7 @@ from headrace.cli.chosen_run import Purpose, choose_run
 from headrace.local.state_dir import StateDir, choose_state_dir
 from headrace.watch.run_directory import RunDirectory, RunReader, changed_at, directories_in
 
-MIN_BEGINNING = 8
+_MIN_BEGINNING = 8
 """Characters of an id that stand for it, as for the run API."""
 
 
@@ -46,22 +46,28 @@ def opened(
 def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -> Path | None:
     """Return the directory of the run with an id or name, and say so, while `headrace up` does not run.
 
-    Runs of scripts are in state directories of their own. Of several runs with the name, the newest is meant, as for a
-    service when all have ended. Returns None if a service is there, or if there is no such run.
+    Returns None if a service is there, or if there is no such run.
     """
     if named is None or service_finder.is_there(arguments):
         return None
+    if (found := run_dir_here(arguments, named)) is not None:
+        terminal.note(f"reading the files in {found}")
+    return found
+
+
+def run_dir_here(arguments: argparse.Namespace, named: str) -> Path | None:
+    """Return the directory on this machine of the run with an id, a sufficient beginning of one, or a name.
+
+    Runs of scripts are in state directories of their own. Of several runs with the name, the newest is meant, as for a
+    service when all have ended. Returns None if there is no such run, or if several ids begin so.
+    """
     state = StateDir(choose_state_dir(arguments.state_dir))
     places = [place for place in (state.runs, *state.path.glob("script-*/runs")) if place.is_dir()]
     runs = sorted(
         (run for place in places for run in directories_in(place)), key=lambda run: changed_at(run.path), reverse=True
     )
     found = [run for run in runs if run.run_id == named] or [run for run in runs if run.name == named]
-    if not found and len(named) >= MIN_BEGINNING:
+    if not found and len(named) >= _MIN_BEGINNING:
         found = [run for run in runs if run.run_id.startswith(named)]
-        if len(found) > 1:
-            return None
-    if not found:
-        return None
-    terminal.note(f"reading the files in {found[0].path}")
-    return found[0].path
+        found = found if len(found) == 1 else []
+    return found[0].path if found else None
