@@ -141,7 +141,7 @@ class Evaluations:
             num_prompts=num_prompts,
             num_skipped=max(0, len(due) - 1),
             began_at=now,
-            last_sign_at=now,
+            looked_at=now,
         )
         self._last_step = policy_version
         return "" if fell_into is None else _moved(due, to=policy_version, fell_into=fell_into)

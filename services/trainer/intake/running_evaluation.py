@@ -14,8 +14,8 @@ from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metric
 from shared.messages import ScoredGroup, is_failure, oldest_policy_version
 from shared.run_options.run_config import RunConfig
 
-_SECOND_LOOK_S = 5.0
-"""Time to read what lay on the stream, before an evaluation is given up."""
+_FEWEST_LOOKS = 5
+"""Looks between which the whole wait for a group must lie, before an evaluation is given up."""
 
 
 @dataclass
@@ -35,26 +35,25 @@ class RunningEvaluation:
     groups: list[TrainedGroup] = field(default_factory=list[TrainedGroup])
     num_unusable: int = 0
     num_missing: int = 0
-    last_sign_at: float = 0.0
-    """When a group last came back or was sent, in monotonic seconds."""
-    late_at: float | None = None
-    """When it was first noticed that this is too long ago; None if it is not."""
+    waited_s: float = 0.0
+    """Seconds since a group last came back or was sent."""
+    looked_at: float = 0.0
+    """When they were last counted, in monotonic seconds."""
 
     def see_sign(self) -> None:
         """Begin to wait anew for the next group."""
-        self.last_sign_at, self.late_at = time.monotonic(), None
+        self.waited_s, self.looked_at = 0.0, time.monotonic()
 
     def is_given_up(self, *, idle_s: float) -> bool:
-        """Return whether no group came back for ``idle_s`` seconds, and none was there at a second look.
+        """Return whether no group came back for ``idle_s`` seconds.
 
-        The trainer does not look while it trains a batch. After a long one, results may lie on the stream unread.
+        The trainer does not look while it trains a batch: results may lie unread, and prompts wait behind those of
+        training. So a long batch counts only as a fifth of the whole wait.
         """
         now = time.monotonic()
-        if now - self.last_sign_at < idle_s:
-            return False
-        if self.late_at is None:
-            self.late_at = now
-        return now - self.late_at >= min(_SECOND_LOOK_S, idle_s)
+        self.waited_s += min(now - self.looked_at, idle_s / _FEWEST_LOOKS)
+        self.looked_at = now
+        return self.waited_s >= idle_s
 
     def ended(self, group_id: str) -> int | None:
         """Return the index of a group in flight, which then is not in flight any more; None for any other group."""

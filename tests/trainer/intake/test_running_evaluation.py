@@ -15,20 +15,20 @@ from tests.trainer.intake.batch_rig import lost
 pytestmark = pytest.mark.unit
 
 
-def test_it_is_given_up_only_if_nothing_is_there_at_a_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_any_length_count_as_a_fifth_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     evaluation = RunningEvaluation(step=7, num_prompts=2, num_skipped=0, began_at=0.0)
+
+    def is_given_up(*, after_s: float) -> bool:
+        now[0] += after_s
+        return evaluation.is_given_up(idle_s=600)
+
     evaluation.see_sign()
-    now[0] += 720  # a batch took longer than the limit, and nothing read the stream
-    assert not evaluation.is_given_up(idle_s=600)
-    now[0] += 1
-    assert not evaluation.is_given_up(idle_s=600)
+    assert [is_given_up(after_s=720) for _ in range(5)] == [False, False, False, False, True]
     evaluation.see_sign()
-    now[0] += 601
-    assert not evaluation.is_given_up(idle_s=600)
-    now[0] += 5
-    assert evaluation.is_given_up(idle_s=600)
+    assert not is_given_up(after_s=720)
+    assert [is_given_up(after_s=60) for _ in range(8)] == [*[False] * 7, True]
 
 
 def test_a_group_without_a_token_names_no_version(run_config: RunConfig) -> None:
