@@ -1,6 +1,6 @@
 """One session that a client may ask for turns.
 
-turn --require_open, limit--> Session.turn: sampled or recorded --> answered, and counted
+asking: counted against the limit --> body is read --> turn: sampled or recorded --> answered
 end  --> further turns are refused --free--> those under way end, and all is forgotten but the counts
 """
 
@@ -26,8 +26,8 @@ class SessionOverError(HeadraceError):
     """The session has ended, its deadline has passed, or it cannot go on."""
 
 
-class TooManySessionsError(HeadraceError):
-    """As many sessions are open as may be."""
+class TooManyTurnsError(HeadraceError):
+    """As many turns of clients are under way as may be."""
 
 
 class TurnLimit:
@@ -46,10 +46,10 @@ class TurnLimit:
         """Count a turn while the block runs.
 
         Raises:
-            TooManySessionsError: Too many turns are under way.
+            TooManyTurnsError: Too many turns are under way.
         """
         if self._num >= self._most:
-            raise TooManySessionsError(
+            raise TooManyTurnsError(
                 f"{self._num} turns of sessions are under way, which is the limit; ask again in a moment"
             )
         self._num += 1
@@ -107,6 +107,18 @@ class OpenSession:
         self._silent_from: float | None = None
         """When the last request under way ended, in monotonic seconds; None while there is one, or before any."""
 
+    @contextlib.contextmanager
+    def asking(self) -> Generator[None]:
+        """Count a request for a turn while the block runs. It begins before the request's body is read.
+
+        Raises:
+            SessionOverError: The session is over.
+            TooManyTurnsError: Too many turns are under way.
+        """
+        self.require_open()
+        with contextlib.nullcontext() if self._limit is None else self._limit.one():
+            yield
+
     async def turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, seed: int | None
     ) -> SampledTurn:
@@ -114,16 +126,9 @@ class OpenSession:
 
         Raises:
             SessionOverError: The session is over.
-            TooManySessionsError: Too many turns are under way.
             TurnRefusedError: No generator can continue the conversation.
         """
         self.require_open()
-        with contextlib.nullcontext() if self._limit is None else self._limit.one():
-            return await self._turn(messages, tools, max_tokens=max_tokens, seed=seed)
-
-    async def _turn(
-        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, max_tokens: int, seed: int | None
-    ) -> SampledTurn:
         self._silent_s, self._silent_from = self._silence_s(), None
         self._num_asking += 1
         try:

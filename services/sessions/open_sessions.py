@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable
 
 import msgspec
 
-from services.sessions.open_session import OpenSession, SessionOverError, TooManySessionsError, TurnLimit
+from services.sessions.open_session import OpenSession, SessionOverError, TurnLimit
 from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session, TurnSource
 from services.sessions.session_store import SessionFullError
@@ -35,6 +35,10 @@ class UnknownSessionError(HeadraceError):
 
 class NotServedError(HeadraceError):
     """No session can be opened for the run now."""
+
+
+class TooManySessionsError(HeadraceError):
+    """As many sessions are open as may be."""
 
 
 class _ServedRun:

@@ -67,10 +67,12 @@ class SessionsService:
             metrics=self._metrics,
         )
         self._agent_http = agent_http_client()
+        limits = settings.http_limits()
         self._sessions = OpenSessions(
             url=settings.url(settings.port),
             max_sessions=settings.max_open_sessions,
-            max_turns=settings.max_requests,
+            # Each turn under way has a connection, and rollouts and probes need some too.
+            max_turns=min(limits.max_requests, (limits.max_connections - limits.max_requests) // 2),
         )
         self._agents = AgentLoader(settings, pool=agent_pool, http=self._agent_http)
         self._code = RunCodeLoader(settings, pool=pool, agents=self._agents)

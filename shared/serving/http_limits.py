@@ -22,7 +22,7 @@ class HttpLimits:
         send_timeout_s: How long a client may read nothing of what it was sent.
         keep_alive_s: How long a connection is kept without a request.
         max_connections: Open connections. One more closes the oldest idle connection of the client with the most.
-        max_requests: Requests in progress, without probes and pushes. One more is answered 503.
+        max_requests: Requests in progress, without probes, pushes and turns. One more is answered 503.
         max_body_bytes: Larger bodies are answered 413.
     """
 

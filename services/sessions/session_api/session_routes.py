@@ -24,8 +24,14 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.sessions.open_session import OpenSession, SessionOverError, TooManySessionsError
-from services.sessions.open_sessions import SESSIONS_PATH, NotServedError, OpenSessions, UnknownSessionError
+from services.sessions.open_session import OpenSession, SessionOverError, TooManyTurnsError
+from services.sessions.open_sessions import (
+    SESSIONS_PATH,
+    NotServedError,
+    OpenSessions,
+    TooManySessionsError,
+    UnknownSessionError,
+)
 from services.sessions.session_api.chat_bodies import CHAT_COMPLETIONS, models
 from services.sessions.session_api.messages_bodies import MESSAGES, counted
 from services.sessions.session_api.responses_bodies import RESPONSES
@@ -49,6 +55,12 @@ _MAX_ERRORS = 10
 _MAX_NESTED = 100
 _OVER = responses({410: "The session is over"})
 _NOT_JSON = responses({415: "Not declared as JSON"})
+_TOO_MANY = responses({429: "Too many turns are under way; Retry-After says when to come back"})
+_HEADERS: dict[type[Exception], dict[str, str]] = {
+    UnknownSessionError: {"www-authenticate": "Bearer"},
+    TooManySessionsError: {"retry-after": "10"},
+    TooManyTurnsError: {"retry-after": "1"},
+}
 _TURN: dict[int | str, dict[str, Any]] = {
     200: {"description": "The turn; as events if it is streamed", "content": {"text/event-stream": {}}}
 }
@@ -178,6 +190,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
         SessionOverError,
         NotServedError,
         TooManySessionsError,
+        TooManyTurnsError,
         TurnRefusedError,
         BodyError,
     ):
@@ -195,16 +208,17 @@ def _add_turn_route(
 
     @router.post(
         f"{_SESSION}/{path}",
-        responses=_TURN | _OVER | _NOT_JSON,
+        responses=_TURN | _OVER | _NOT_JSON | _TOO_MANY,
         openapi_extra=_body(_reference(protocol.request)),
         response_model=None,
     )
     async def create_turn(opened: Annotated[OpenSession, Depends(session_of)], request: Request) -> Response:
         """Return the next turn."""
         require_json(request.headers.get("content-type", ""))
-        body = decode(await request.body(), protocol.request)
-        asked = protocol.asked(body, partial(_conversation_of, opened))
-        turn = await opened.turn(asked.messages, asked.tools, max_tokens=asked.max_tokens, seed=asked.seed)
+        with opened.asking():
+            body = decode(await request.body(), protocol.request)
+            asked = protocol.asked(body, partial(_conversation_of, opened))
+            turn = await opened.turn(asked.messages, asked.tools, max_tokens=asked.max_tokens, seed=asked.seed)
         recording = opened.session.recording
         number = recording.number_of(turn)
         answered = AnsweredTurn(_answer_id(opened, number), turn, recording.num_tokens_before(number))
@@ -268,9 +282,8 @@ def _view(opened: OpenSession) -> SessionView:
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    headers = {"www-authenticate": "Bearer"} if isinstance(error, UnknownSessionError) else None
     body = problem(*_problem(error))
-    return JSONResponse(body, body["status"], headers, media_type=PROBLEM_JSON)
+    return JSONResponse(body, body["status"], _HEADERS.get(type(error)), media_type=PROBLEM_JSON)
 
 
 def _problem(error: Exception) -> tuple[int, str, str]:
@@ -286,6 +299,8 @@ def _problem(error: Exception) -> tuple[int, str, str]:
             return 404, "Run not served", f"{error}."
         case TooManySessionsError():
             return 429, "Too many sessions", f"{error}."
+        case TooManyTurnsError():
+            return 429, "Too many turns", f"{error}."
         case TurnRefusedError(kind="context_length"):
             # Anthropic's clients recognise these words, and OpenAI's the code that the title becomes.
             return 400, "Context length exceeded", f"prompt is too long: {error}."

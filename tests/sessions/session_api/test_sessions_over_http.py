@@ -133,8 +133,9 @@ async def test_turns_of_clients_have_a_limit_and_those_of_rollouts_do_not_count(
             async with service.client(session, max_retries=0) as client, service.client(of_rollout) as program:
                 waiting = [asyncio.create_task(ask(client, QUESTION))]
                 await eventually(lambda: service.generators.requests)
-                with pytest.raises(openai.RateLimitError):
+                with pytest.raises(openai.RateLimitError) as refused:
                     await ask(client, [user("another")])
+                assert (refused.value.code, refused.value.response.headers["retry-after"]) == ("too_many_turns", "1")
                 waiting += [asyncio.create_task(ask(program, [user(f"{number}")])) for number in range(3)]
                 await eventually(lambda: len(service.generators.requests) == 4)
                 service.generators.may_answer.set()
@@ -241,6 +242,7 @@ async def test_sessions_are_opened_only_for_runs_that_are_served_and_not_without
         await service.open()
         full = await service.http.post("/v1/sessions", json={"run_id": "run-test"})
         assert (full.status_code, full.json()["type"]) == (429, "/problems/too-many-sessions")
+        assert full.headers["retry-after"] == "10"
         assert "HEADRACE_MAX_OPEN_SESSIONS" in full.json()["detail"]
         assert first["expires_at"] > 1_700_000_000
         ended = await service.http.post(
