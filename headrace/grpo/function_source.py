@@ -87,7 +87,7 @@ class _Module:
             raise ArgumentError(f"{name} is a functools.singledispatch function, whose branches are not in its source")
         elif isinstance(value, type) or function_of(value) is not None:
             self._define_code(name, value, used_by=used_by)
-        elif callable(value) and _import_of(type(value).__name__, type(value)) is not None:
+        elif _is_plain_object(value):
             self._define_object(name, value, used_by=used_by)
         else:
             for kind, module, expression in _MADE_BY_A_CALL:
@@ -119,7 +119,7 @@ class _Module:
         self.definitions.append(f"{name} = functools.partial({', '.join([inner, *arguments])})")
 
     def _define_object(self, name: str, value: Any, *, used_by: str) -> None:
-        """Write a callable object of an installed class, which has plain attributes."""
+        """Write a plain object."""
         kind = type(value).__name__
         self.define(kind, type(value), used_by=name)
         attributes = _literal(vars(value), name=name, used_by=used_by)
@@ -218,6 +218,17 @@ def _is_changed(value: Any, written: ast.expr | None) -> bool:
         return not _is_same(ast.literal_eval(written), value)
     except (ValueError, RecursionError, _NotPlainError):  # it is computed, or holds what is not plain
         return False
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether a value is a callable object of an installed class, all of whose state is plain attributes."""
+    if not callable(value) or not hasattr(value, "__dict__") or _import_of(type(value).__name__, type(value)) is None:
+        return False
+    try:
+        _expression(vars(value))
+    except (_NotPlainError, RecursionError):
+        return False
+    return True
 
 
 def _is_same(one: Any, other: Any) -> bool:

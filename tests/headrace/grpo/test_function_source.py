@@ -7,6 +7,7 @@ import importlib
 import linecache
 import logging
 import math
+import operator
 import re
 import subprocess
 import sys
@@ -378,6 +379,13 @@ def uses_words(completions: list[str], **_: Any) -> list[float]:
     return [float(completion in WORDS) for completion in completions]
 
 
+FIRST = operator.itemgetter(0)
+
+
+def uses_itemgetter(completions: list[str], **_: Any) -> list[float]:
+    return [float(len(FIRST(completion))) for completion in completions]
+
+
 class Judge:
     def __call__(self, completions: list[str], **_: Any) -> list[float]:
         return [0.0 for _ in completions]
@@ -426,6 +434,11 @@ def two_of_a_name() -> Callable[..., Any]:
             "it is a Judge and cannot be sent to the services as text; write it as a function, or as a functools",
         ),
         (Judge().__call__, "it is a method and cannot be sent to the services as text; write it as a function, or as"),
+        (
+            uses_itemgetter,
+            "it uses FIRST, which is an itemgetter and cannot be sent to the services as text; create it",
+        ),
+        (np.vectorize(len), "it is a vectorize and cannot be sent to the services as text; write it as a function"),
         (uses_own_module, "tests.headrace.grpo.own_code is a module of your own, and only its functions can be sent"),
         (counting(), "it cannot be a function of a module: no binding for nonlocal 'count' found"),
         (dispatched, "it is a functools.singledispatch function"),
