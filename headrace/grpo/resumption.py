@@ -79,11 +79,20 @@ def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, 
     """Return whether a run that has ended has made the steps of these settings, so that nothing is left to train."""
     if run["status"] not in ("finished", "stopped"):
         return False
+    steps = own_steps(client, run, settings)
+    return steps is not None and steps <= run["progress"]["step"]
+
+
+def own_steps(client: HeadraceClient, run: Run, settings: Mapping[str, Any]) -> int | None:
+    """Return the steps that a run makes with these settings, without those of the run that it continues.
+
+    None if the services do not say, and if the settings are for evaluation alone.
+    """
     try:
-        steps = client.check(without_beginning(settings)).derived["steps"]
-    except HeadraceApiError:  # the submit is refused for the same reason
-        return False
-    return bool(0 < steps <= run["progress"]["step"] + _beginning(run).get("steps_before", 0))
+        steps = int(client.check(without_beginning(settings)).derived["steps"])
+    except HeadraceApiError:  # a submit is refused for the same reason
+        return None
+    return steps - int(_beginning(run).get("steps_before", 0)) if steps > 0 else None
 
 
 def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from headrace.client import ENDED, HeadraceApiError, HeadraceClient, Run, Submis
 from headrace.event_stream import Event
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.own_code import OwnCode, check_evaluation
-from headrace.grpo.resumption import has_made_all_steps, replaced, say_differences, without_beginning
+from headrace.grpo.resumption import has_made_all_steps, own_steps, replaced, say_differences, without_beginning
 from headrace.grpo.run_of_script import evaluation_settings, training_settings
 from headrace.grpo.run_weights import RunWeights
 from headrace.grpo.script import Files, Script
@@ -31,6 +31,7 @@ from shared.errors import HeadraceError
 
 _PIPE_WIDTH: Final = 120
 _LINK: Final = "headrace-run.json"
+_IS_ENDING: Final = "/problems/run-is-ending"
 """File in ``output_dir`` that names the run, so that another process can go on with it."""
 
 
@@ -105,9 +106,12 @@ class ScriptRun:
         if not self._is_begun:
             return
         run_id = self._followed()["run_id"]
-        with contextlib.suppress(HeadraceApiError):  # it may have ended
+        try:
             self.client.pause(run_id)
             say(f"{run_id} pauses after its batch; {self._how_to_go_on()}")
+        except HeadraceApiError as error:  # it may have ended
+            if error.problem.get("type") == _IS_ENDING:
+                say(f"{run_id} has made its steps, and ends by itself after its last evaluation and checkpoint")
         self._weights.give_so_far(self._followed())
 
     def _how_to_go_on(self) -> str:
@@ -223,7 +227,7 @@ class ScriptRun:
                 run = client.resume(earlier["run_id"])
                 stop_other_run(client, run["run_id"], say=say)
                 if not run["progress"]["max_steps"]:  # it has waited in the queue so far
-                    run["progress"]["max_steps"] = client.check(without_beginning(settings)).derived["steps"]
+                    run["progress"]["max_steps"] = own_steps(client, run, settings) or 0
                 say(f"continuing {run['run_id']} from step {run['progress']['step']}")
                 return run
             if not old.has_checkpoint:

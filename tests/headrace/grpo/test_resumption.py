@@ -7,7 +7,7 @@ import pytest
 
 from headrace.client import HeadraceClient
 from headrace.grpo.argument_error import in_python
-from headrace.grpo.resumption import changed_settings, has_made_all_steps, replaced, say_differences
+from headrace.grpo.resumption import changed_settings, has_made_all_steps, own_steps, replaced, say_differences
 from headrace.grpo.script_services import ScriptServices
 from tests.headrace.scripted_api import Answer, Asked, serving
 
@@ -69,6 +69,7 @@ def test_a_run_that_begins_from_another_says_which_settings_differ(
         ("finished", 6, 0, False),  # stopped early, or the script has a larger max_steps by now
         ("stopped", 12, 0, True),
         ("failed", 10, 0, False),
+        ("finished", 0, 10, True),
     ],
 )
 def test_a_run_with_all_steps_of_the_settings_has_nothing_left(
@@ -81,6 +82,13 @@ def test_a_run_with_all_steps_of_the_settings_has_nothing_left(
     ):
         assert has_made_all_steps(client, run, SETTINGS | {"resume_from_checkpoint": "run-a"}) is is_made
         assert all("resume_from_checkpoint" not in (asked.body or {}) for asked in api.asked)
+
+
+@pytest.mark.parametrize(("answer", "steps"), [({"derived": {"steps": 10}}, 6), (Answer(503), None)])
+def test_the_steps_of_a_run_that_continues_another_one_are_its_own(answer: Any, steps: int | None) -> None:
+    run = {"beginning": {"steps_before": 4}}
+    with serving(lambda _: answer) as api, HeadraceClient(api.url, "k") as client:
+        assert own_steps(client, run, SETTINGS) == steps
 
 
 def test_messages_of_the_run_api_say_what_to_write_in_python() -> None:

@@ -20,7 +20,7 @@ from headrace.grpo.script_run import ScriptRun
 from headrace.grpo.training_events import TrainingEvents
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
-from tests.headrace.scripted_api import Asked, ScriptedApi, event_stream, serving
+from tests.headrace.scripted_api import Answer, Asked, ScriptedApi, event_stream, serving
 
 pytestmark = pytest.mark.unit
 
@@ -299,3 +299,25 @@ def test_ctrl_c_while_a_run_begins_pauses_it(
     assert "run-a pauses after its batch; train() goes on with it." in capsys.readouterr().out
     if said == "nothing":
         assert callback.num_train_epochs == 1, "a stream without an end is one epoch, as in transformers"
+
+
+class EndingRun(NewRun):
+    """A run that has made its steps, and refuses a pause."""
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.path.endswith("/pause"):
+            return Answer(409, json.dumps({"type": "/problems/run-is-ending", "detail": "No steps."}).encode())
+        return super().__call__(asked)
+
+
+def test_ctrl_c_during_the_last_evaluation_says_that_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    args = GRPOConfig(output_dir=str(tmp_path), max_steps=8, disable_tqdm=True)
+    script = GRPOTrainer("org/model", "length", args, "org/rows", callbacks=[Interrupted()])
+    with elsewhere(EndingRun(), monkeypatch):
+        with pytest.raises(KeyboardInterrupt):
+            script.train()
+        script.client.close()
+    assert "run-a has made its steps, and ends by itself after its last evaluation" in capsys.readouterr().out
