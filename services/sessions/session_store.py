@@ -9,6 +9,8 @@ dead and comes back cannot add to a session that others continue. The key is del
 withdrawal, its burial, or its run.
 """
 
+import itertools
+
 import msgspec
 
 from services.sessions.recording.recorded import Entry, RecordedTurn, RolloutEnd, ToolResults
@@ -128,8 +130,8 @@ def _num_bytes(number: int, entry: Entry, data: bytes) -> int:
     """Return the bytes that an entry, the one with this number, takes in the group's message.
 
     A turn takes more than its own, because its rows have masks and the tokens that a fork repeats. Some is not counted:
-    results of tools, which the turn after them has too, or which are dropped; the messages of the prompt, which the
-    group's message has once; and the conversation at a rollout's end, whose turns were counted.
+    results of tools, which the turn after them has too, or which are dropped; the messages before the first one of the
+    assistant, which are the prompt's; and the conversation at a rollout's end, whose turns were counted.
     """
     if isinstance(entry, ToolResults) and not entry.is_last:
         return 0
@@ -138,7 +140,8 @@ def _num_bytes(number: int, entry: Entry, data: bytes) -> int:
     if not isinstance(entry, RecordedTurn):
         return len(data)
     if number == 0:
-        data = msgspec.msgpack.encode(msgspec.structs.replace(entry, messages=[]))
+        messages = [*itertools.dropwhile(lambda message: message["role"] != "assistant", entry.messages)]
+        data = msgspec.msgpack.encode(msgspec.structs.replace(entry, messages=messages))
     num_tokens = (len(entry.turn.appended_ids) + len(entry.turn.token_ids)) // ID_DTYPE.itemsize
     return len(data) + num_tokens + _ROW_BYTES_PER_TOKEN * entry.num_repeated_tokens
 

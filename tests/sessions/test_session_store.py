@@ -95,6 +95,17 @@ async def test_what_the_message_of_a_group_has_once_takes_room_once(claim: Claim
     await second.record(0, 2, turn(2))
 
 
+async def test_examples_in_the_first_request_of_an_agent_count_for_each_of_its_rollouts(
+    claim: Claim, run_keys: RunKeys
+) -> None:
+    store, long = GroupStore(await claim("a"), run_keys), "x" * 2**20
+    first = msgspec.structs.replace(turn(0), messages=[user("an example"), assistant(long), user("2+2?")])
+    for branch in range(14):
+        await store.record(branch, 0, first)
+    with pytest.raises(SessionFullError):
+        await store.record(14, 0, first)
+
+
 async def test_the_recordings_are_gone_once_the_group_is_handed_off(
     claim: Claim, redis: Redis, run_keys: RunKeys
 ) -> None:
