@@ -1,6 +1,7 @@
 """Defines how an engine is started, and which runs may share an engine. Does not import vLLM."""
 
 import difflib
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,8 @@ class EngineSpec:
             # defaults.
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
+            # vLLM's default is 0, and replicas with one seed sample equal prompts alike.
+            "seed": secrets.randbits(31),
             # No weights are transferred this way (see worker_transfer.py). The setting tells vLLM that weights will
             # change while the engine runs, so that it leaves out kernels that do not support this.
             "weight_transfer_config": {"backend": "ipc"},

@@ -81,6 +81,10 @@ def test_a_gpu_gets_compilation_and_a_cpu_does_not() -> None:
     assert (on_gpu["enforce_eager"], on_cpu["enforce_eager"]) == (False, True)
 
 
+def test_no_two_replicas_sample_with_one_seed() -> None:
+    assert len({spec_for(a_config(), has_cuda=False).engine_args({}, has_cuda=False)["seed"] for _ in range(8)}) > 1
+
+
 SLEEPING: dict[str, Any] = {"vllm_enable_sleep_mode": True, "max_staleness": 0, "push_staging": "none"}
 
 
