@@ -109,7 +109,7 @@ def _import(module_name: str, places: Places) -> ModuleType:
             f"{places.modules_option} allows {module_name}, but no module of this name is installed where the "
             f"{places.service} runs"
         ) from error
-    except (UserError, MemoryError):
+    except UserError:
         raise
     except Exception as error:
         raise UserError(f"importing {module_name} failed: {describe(error)}{_where(error)}") from error
