@@ -138,11 +138,13 @@ class LoopFunctions:
         if sources is not None and module in self._to_import_anew:
             forget_imported(sources)
         self._to_import_anew.discard(module)
+        loop = self._loops.of(module)
         loading: Future[RewardFunction] = Future()
         loading.set_running_or_notify_cancel()
 
         def load() -> None:
             try:
+                loop.adopt_thread()  # a worker has a loop too when it imports the module for a check
                 loading.set_result(load_function(name, places=self._places, sources=sources))
             except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
                 loading.set_exception(error)
