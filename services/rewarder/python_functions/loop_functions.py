@@ -23,6 +23,7 @@ from services.rewarder.reward_call import (
     arguments_for,
     everyone,
     judge,
+    own_copy,
     with_logged,
 )
 from services.rewarder.reward_failure import RewardFailure
@@ -60,7 +61,7 @@ class LoopFunctions:
         function = await self._function(name, sources)
         loop = self._loops.of(name.partition(":")[0])
         started_at = time.monotonic()
-        answer = await loop.run(name, functools.partial(answer_of, name, function, call), timeout_s=timeout_s)
+        answer = await loop.run(name, functools.partial(answer_of, name, function, own_copy(call)), timeout_s=timeout_s)
         if answer is NoAnswer.LATE:
             raise RewardFailure("timeout", self._loops.why_late(loop, timeout_s), seconds=timeout_s)
         seconds = time.monotonic() - started_at
