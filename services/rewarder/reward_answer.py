@@ -6,11 +6,12 @@ import msgspec
 
 from services.rewarder.reward_call import Verdict
 from shared.user_code.module_sources import Sources
+from shared.user_code.worker_frames import TaskAnswer
 
 Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
+class Answer(TaskAnswer, frozen=True, tag=True):
     """One verdict per completion.
 
     ``trace`` is the stack trace for the log if the function raised, and ``origin`` the type and place of the exception.

@@ -54,7 +54,8 @@ def text_of(completion: Completion) -> str:
 class RewardCall(msgspec.Struct, frozen=True):
     """One call for all completions at once. Every list has one entry per completion.
 
-    The called function owns the prompts, completions and columns, and may change them.
+    The called function may change its prompts, completions and columns, so each gets a copy (``own_copy``), or in a
+    worker what was encoded for it.
 
     ``completion_ids`` stay packed (arrays.py) until a function reads them: few functions do, and there can be 100,000.
     ``policy_version`` is the version of the group's oldest token. It and ``group_id`` are None outside of runs.

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from services.rewarder.outages import Outages
 from services.rewarder.python_functions.python_functions import PythonFunctions
 from services.rewarder.reward_answer import Answer, Inspected
-from services.rewarder.reward_call import RewardCall, Verdict, answers_all, everyone, own_copy, require_sendable
+from services.rewarder.reward_call import RewardCall, Verdict, answers_all, everyone, require_sendable
 from services.rewarder.reward_failure import RewardFailure
 from services.rewarder.rewarder_metrics import SELF_TEST_LANE, RewarderMetrics
 from shared.errors import UnavailableError, UserError
@@ -52,7 +52,7 @@ class RewardSource(Protocol):
 
         Args:
             name: A name that this source knows.
-            call: The rows to score. The source may change the prompts, completions and columns.
+            call: The rows to score, which all functions of a group share. A source copies what a function may change.
             timeout_s: Deadline of the work itself, in seconds. The wait for a turn has a limit of its own.
             lane: The run's id or the name of the HTTP lane. Lanes take turns.
 
@@ -111,12 +111,8 @@ class Scorer:
         """
         if not is_known_to_be_sendable:
             require_sendable(call)
-        # All functions but the last copy the call when their task begins. The last task begins last and needs no copy.
-        asked = [
-            self._ask(function, call, timeout_s=timeout_s, lane=lane, copies=number < len(functions))
-            for number, function in enumerate(functions, 1)
-        ]
-        with self._functions.one_version():
+        asked = [self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions]
+        with self._functions.one_group():
             # A single function needs no task.
             by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         # Without functions, each completion has an empty tuple: its reward is its environment's.
@@ -146,10 +142,8 @@ class Scorer:
         return self._functions
 
     async def _ask(
-        self, function: WeightedFunction, call: RewardCall, *, timeout_s: float, lane: str, copies: bool
+        self, function: WeightedFunction, call: RewardCall, *, timeout_s: float, lane: str
     ) -> list[RewardOutcome]:
-        if copies:
-            call = own_copy(call)
         name = function.name
         source = await self._source_of(name)
         try:

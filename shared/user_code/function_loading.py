@@ -54,7 +54,9 @@ def load_function(name: str, *, places: Places, sources: Sources | None = None, 
 
 
 def read_function(name: str, *, places: Places, may_be_class: bool = False) -> tuple[Function, Sources | None]:
-    """Return the function from the current files, and their version. The process must not have imported them yet.
+    """Return the function from the current files, and their version.
+
+    The process must not have imported them, except for another function of the same module: both have one version.
 
     Raises:
         UserError: The function cannot be loaded. The message says what to do.
@@ -65,7 +67,11 @@ def read_function(name: str, *, places: Places, may_be_class: bool = False) -> t
     _extend_path(places)
     with finder().recording(module_name, places) as recorded:
         function = _function(_import(module_name, places), attribute, places, may_be_class=may_be_class)
-    return function, complete(module_name, recorded, places) if module_name in recorded else None
+    if module_name not in recorded:
+        return function, None
+    sources = complete(module_name, recorded, places)
+    recorded.update({file.module: file for file in sources.files})
+    return function, sources
 
 
 def _extend_path(places: Places) -> None:
@@ -103,7 +109,7 @@ def _import(module_name: str, places: Places) -> ModuleType:
             f"{places.modules_option} allows {module_name}, but no module of this name is installed where the "
             f"{places.service} runs"
         ) from error
-    except (UserError, MemoryError):
+    except UserError:
         raise
     except Exception as error:
         raise UserError(f"importing {module_name} failed: {describe(error)}{_where(error)}") from error

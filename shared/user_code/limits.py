@@ -1,14 +1,17 @@
 """The limits of a worker process, which it sets for itself before it runs user code."""
 
+import errno
 import math
 import os
 import resource
 
 import msgspec
 
-from shared.user_code.error_text import describe
+from shared.user_code.error_text import describe, message_of
 
 _SPARE_CPU_S = 5
+_NO_MEMORY = "failed to map segment", "can't allocate memory"
+"""What the dynamic linker and torch say in an ImportError and a RuntimeError if the address space is used up."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -24,11 +27,25 @@ class Limits(msgspec.Struct, frozen=True):
         _limit(resource.RLIMIT_CORE, 0)
 
     def describe(self, error: BaseException) -> str:
-        """Return the type and message of an exception in user code, and for a MemoryError also the limit."""
-        if not isinstance(error, MemoryError):
-            return describe(error)
+        """Return the type and message of an exception in user code, with ``hint``."""
+        return f"{describe(error)}{self.hint(error)}"
+
+    def hint(self, error: BaseException) -> str:
+        """Return the limit in brackets if the process ran out of memory, otherwise an empty text."""
         memory_mib = self.memory_bytes // 2**20
-        return f"{describe(error)} (a worker has {memory_mib} MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"
+        hint = f" (a worker has {memory_mib} MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"
+        return hint if is_out_of_memory(error) else ""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an exception, or the one that it was raised from, says that there is no memory left."""
+    if error is None or isinstance(error, MemoryError):
+        return error is not None
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    if isinstance(error, (ImportError, RuntimeError)) and any(text in message_of(error) for text in _NO_MEMORY):
+        return True
+    return is_out_of_memory(error.__cause__)
 
 
 def limit_cpu(timeout_s: float) -> None:

@@ -107,6 +107,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         self._used: dict[str, str] = {}  # by module: the key of the version that was used last
         self._chosen: dict[str, ModuleSpec] = {}
         self._recording: tuple[str, Places, dict[str, SourceFile]] | None = None
+        self._recorded: dict[str, dict[str, SourceFile]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -124,8 +125,11 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
     @contextlib.contextmanager
     def recording(self, module: str, places: Places) -> Generator[dict[str, SourceFile]]:
-        """Yield a dict that collects ``module`` and the modules of the places as they are imported."""
-        recorded: dict[str, SourceFile] = {}
+        """Yield a dict that collects ``module`` and the modules of the places as they are imported.
+
+        It has the modules of earlier recordings of ``module`` too, because they are not imported again.
+        """
+        recorded = self._recorded.setdefault(module, {})
         self._recording = (module, places, recorded)
         try:
             yield recorded

@@ -17,11 +17,11 @@ import msgspec
 from shared.user_code.limits import Limits
 from shared.user_code.module_sources import Sources
 from shared.user_code.places import Places
-from shared.user_code.worker_frames import Refused, Reply, decode_frame
+from shared.user_code.worker_frames import Refused, Reply, TaskAnswer, decode_frame
 
-AnswerT_co = TypeVar("AnswerT_co", bound=msgspec.Struct, covariant=True)
+AnswerT_co = TypeVar("AnswerT_co", bound=TaskAnswer, covariant=True)
 DescriptionT_co = TypeVar("DescriptionT_co", bound=msgspec.Struct, covariant=True)
-AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
+AnswerT = TypeVar("AnswerT", bound=TaskAnswer)
 DescriptionT = TypeVar("DescriptionT", bound=msgspec.Struct)
 Function = Callable[..., Any]
 

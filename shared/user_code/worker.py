@@ -19,7 +19,7 @@ from shared.service.child_secrets import give_up_tracing
 from shared.service.forked import let_go_of_fork_server
 from shared.user_code.call_output import limit_output
 from shared.user_code.error_text import printable
-from shared.user_code.limits import Limits, limit_cpu
+from shared.user_code.limits import Limits, is_out_of_memory, limit_cpu
 from shared.user_code.module_sources import Sources
 from shared.user_code.task_kind import Function, TaskKind
 from shared.user_code.worker_frames import (
@@ -83,7 +83,7 @@ def _inspect(request: Inspect, limits: Limits, kind: _Kind) -> msgspec.Struct:
         else:
             function, sources = kind.read(name)
     except UserError as error:
-        return Refused(str(error))
+        return Refused(f"{error}{limits.hint(error)}")
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
         return Refused(f"importing {name.partition(':')[0]} ended with {limits.describe(error)}")
     described: msgspec.Struct = kind.describe(name, function, sources, request.kwargs)
@@ -106,10 +106,9 @@ def _serve(
             limit_cpu(task.import_timeout_s)
             loaded[key] = kind.load(task.function, versions.get(task.version))
     except UserError as error:
-        return Refused(printable(str(error)))
+        return Refused(f"{printable(str(error))}{limits.hint(error)}", is_out_of_memory(error))
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
-        detail = f"importing it ended with {limits.describe(error)}"
-        return Refused(detail, is_out_of_memory=isinstance(error, MemoryError))
+        return Refused(f"importing it ended with {limits.describe(error)}", is_out_of_memory(error))
     limit_cpu(task.timeout_s)
     _send(channel, Started())
     answer: msgspec.Struct = kind.call(task.function, loaded[key], task.call, limits)

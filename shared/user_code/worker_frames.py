@@ -56,6 +56,12 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
     sources: Sources | None = None
 
 
+class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a task. Each kind of task adds its own fields."""
+
+    is_out_of_memory: bool = False
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The worker waits for work."""
 

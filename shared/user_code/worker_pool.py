@@ -7,7 +7,7 @@
 A lane is a run, or the HTTP routes, for example. If a lane has many or slow calls, the others wait for a free worker,
 but not for its whole queue. A function's deadline does not run while the call waits or while its module is imported:
 both have limits of their own. A call whose worker died is tried once more, because the cause is not known; so is one
-whose module finds no memory beside the other modules of its worker.
+that finds no memory beside the other modules of its worker, which is then replaced.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class _DiedOfItError(Exception):
 
 
 class _FullError(Exception):
-    """The modules in a worker leave no memory for another one."""
+    """The modules in a worker leave no memory for the import or the call of another one."""
 
 
 class PoolMetrics(Protocol):
@@ -204,7 +204,7 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         except BaseException:  # cancelled: the run is over, and the answer is not needed
             self._in_background(self._discard(worker, reason="cancelled"))
             raise
-        if isinstance(answer, Refused) and answer.is_out_of_memory and worker.has_several:
+        if answer.is_out_of_memory and worker.has_several:
             self._in_background(self._discard(worker, reason="renewed"))
             raise _FullError
         self._release(worker)

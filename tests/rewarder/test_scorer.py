@@ -1,9 +1,12 @@
 """The scorer's counts and log lines for its sources' answers, and its sums. No processes."""
 
+import asyncio
 import contextlib
+import tracemalloc
 from collections.abc import Generator
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
@@ -15,6 +18,7 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from shared.messages import Outcome, RewardOutcome
 from shared.user_code.places import Places
+from tests.eventually import eventually
 
 pytestmark = pytest.mark.unit
 
@@ -121,7 +125,7 @@ class FakeFunctions(FakeSource):
     """Replaces the Python functions."""
 
     @contextlib.contextmanager
-    def one_version(self) -> Generator[None]:
+    def one_group(self) -> Generator[None]:
         yield
 
 
@@ -164,3 +168,39 @@ async def test_a_function_that_fails_for_some_completions_of_each_group_is_not_o
         await asked.score(call, [WeightedFunction("judge")], timeout_s=60, lane="test")
     logged = [record.getMessage().partition("\n")[0] for record in caplog.records]
     assert logged == ["reward judge: invalid: returned nan (logged once)"]
+
+
+class BusyPool:
+    """Workers that are all busy until the test frees them."""
+
+    def __init__(self) -> None:
+        self.waiting: list[bytes] = []
+        self.are_free = asyncio.Event()
+
+    async def call(self, _name: str, call: bytes, **_more: Any) -> tuple[Answer, float]:
+        self.waiting.append(call)
+        await self.are_free.wait()
+        return Answer([Verdict("scored", 1.0)]), 0.0
+
+
+async def test_functions_that_wait_for_workers_share_one_copy_of_a_large_call() -> None:
+    pool = BusyPool()
+    loop_functions = LoopFunctions(places=Places(), import_timeout_s=60)
+    functions = PythonFunctions(
+        cast("Any", pool), loop_functions=loop_functions, import_timeout_s=60, check_timeout_s=60
+    )
+    scorer = Scorer(functions, metrics=RewarderMetrics())
+    call = RewardCall(["p"], ["c"], {"words": [[f"the word {number:010}" for number in range(100_000)]]})
+    num_bytes = len(msgspec.msgpack.encode(call))
+    tracemalloc.start()
+    try:
+        names = [WeightedFunction("think_format_reward")] * 64
+        scoring = asyncio.create_task(scorer.score(call, names, timeout_s=60, lane="test"))
+        await eventually(lambda: len(pool.waiting) == len(names))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 4 * num_bytes
+    assert len({id(waiting) for waiting in pool.waiting}) == 1
+    pool.are_free.set()
+    assert [outcome.value for outcome in (await scoring)[0]] == [1.0] * len(names)

@@ -23,6 +23,7 @@ from services.rewarder.reward_call import (
     arguments_for,
     everyone,
     judge,
+    own_copy,
     with_logged,
 )
 from services.rewarder.reward_failure import RewardFailure
@@ -60,7 +61,7 @@ class LoopFunctions:
         function = await self._function(name, sources)
         loop = self._loops.of(name.partition(":")[0])
         started_at = time.monotonic()
-        answer = await loop.run(name, functools.partial(answer_of, name, function, call), timeout_s=timeout_s)
+        answer = await loop.run(name, functools.partial(answer_of, name, function, own_copy(call)), timeout_s=timeout_s)
         if answer is NoAnswer.LATE:
             raise RewardFailure("timeout", self._loops.why_late(loop, timeout_s), seconds=timeout_s)
         seconds = time.monotonic() - started_at
@@ -138,11 +139,13 @@ class LoopFunctions:
         if sources is not None and module in self._to_import_anew:
             forget_imported(sources)
         self._to_import_anew.discard(module)
+        loop = self._loops.of(module)
         loading: Future[RewardFunction] = Future()
         loading.set_running_or_notify_cancel()
 
         def load() -> None:
             try:
+                loop.adopt_thread()  # a worker has a loop too when it imports the module for a check
                 loading.set_result(load_function(name, places=self._places, sources=sources))
             except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
                 loading.set_exception(error)

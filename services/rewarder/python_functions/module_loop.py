@@ -74,7 +74,10 @@ class _WatchedSelector(selectors.DefaultSelector):
 
 
 class ModuleLoop:
-    """The loop and its daemon thread, which start at once. Public methods are for the service's loop only."""
+    """The loop and its daemon thread, which start at once. Public methods are for the service's loop only.
+
+    Exception: ``adopt_thread``.
+    """
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -99,6 +102,10 @@ class ModuleLoop:
     def turn_began_at(self) -> float | None:
         """When the loop began its current turn of callbacks, on the monotonic clock; None if it waits for events."""
         return self._selector.turn_began_at
+
+    def adopt_thread(self) -> None:
+        """Make ``asyncio.get_event_loop`` return this loop in the calling thread, which imports the module."""
+        asyncio.set_event_loop(self._loop)
 
     async def run(self, name: str, work: Work, *, timeout_s: float) -> Answer | NoAnswer:
         """Return the answer of ``work``. After ``timeout_s`` seconds, cancel it and return without waiting for it."""

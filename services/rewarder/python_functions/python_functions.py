@@ -46,7 +46,15 @@ class ModuleVersion:
     functions: dict[str, Inspected] = field(default_factory=dict[str, Inspected])
 
 
-_pinned: ContextVar[dict[str, ModuleVersion] | None] = ContextVar("reward module versions of this group", default=None)
+@dataclass
+class _Group:
+    """What the calls of one group share: the versions of modules, and the bytes for workers once there are any."""
+
+    versions: dict[str, ModuleVersion] = field(default_factory=dict[str, ModuleVersion])
+    encoded: bytes = b""
+
+
+_group: ContextVar[_Group | None] = ContextVar("the group of this call", default=None)
 
 
 class PythonFunctions:
@@ -82,13 +90,18 @@ class PythonFunctions:
         return {module: sources for module, sources in found if sources is not None}
 
     @contextlib.contextmanager
-    def one_version(self) -> Generator[None]:
-        """Make all calls that begin in this block use the same version of a module."""
-        token = _pinned.set({})
+    def one_group(self) -> Generator[None]:
+        """Make all calls that begin in this block use the same version of a module, and share the bytes for workers.
+
+        They must have the same rows and deadline. They may wait for workers for minutes, and rows may be large.
+        """
+        group = _Group()
+        token = _group.set(group)
         try:
             yield
         finally:
-            _pinned.reset(token)
+            _group.reset(token)
+            group.encoded = b""  # tasks that users' functions leave behind keep the context
 
     async def knows(self, name: str) -> bool:
         """See RewardSource."""
@@ -144,9 +157,11 @@ class PythonFunctions:
                 if inspected.kind == "async":
                     answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, sources=sources)
                 else:
-                    encoded = msgspec.msgpack.encode(msgspec.structs.replace(call, timeout_s=timeout_s))
+                    group = _group.get() or _Group()
+                    with_deadline = msgspec.structs.replace(call, timeout_s=timeout_s)
+                    group.encoded = group.encoded or msgspec.msgpack.encode(with_deadline)
                     answer, seconds = await self._pool.call(
-                        name, encoded, lane=lane, timeout_s=timeout_s, sources=sources
+                        name, group.encoded, lane=lane, timeout_s=timeout_s, sources=sources
                     )
         except CallFailure as failure:
             failed = RewardFailure(failure.outcome, failure.detail, seconds=failure.seconds)
@@ -250,11 +265,11 @@ class PythonFunctions:
         if built_in(name) is not None:
             return Inspected("built-in"), None
         module = _module_of(name)
-        pins = _pinned.get()
+        group = _group.get()
         while True:
             version = self._modules.get(module)
-            if pins is not None and version is not None:
-                version = pins.setdefault(module, version)
+            if group is not None and version is not None:
+                version = group.versions.setdefault(module, version)
             if version is not None and name in version.functions:
                 return version.functions[name], version
             inspected = await self._inspect_once(name, None if version is None else version.sources)

@@ -24,7 +24,7 @@ from services.rewarder.reward_call import (
 from services.rewarder.sandbox.chosen import SandboxChoice, choose
 from shared.user_code.error_text import origin_of, printable, users_trace
 from shared.user_code.function_loading import is_async, load_function, read_function
-from shared.user_code.limits import Limits
+from shared.user_code.limits import Limits, is_out_of_memory
 from shared.user_code.module_sources import Sources
 from shared.user_code.places import Places
 from shared.user_code.worker_frames import Refused
@@ -95,7 +95,8 @@ class RewardTasks(msgspec.Struct, frozen=True):
             return Answer(everyone(num_completions, "error", str(error)))
         except BaseException as error:  # noqa: BLE001  user code; math-verify's own timeout is not an Exception either
             verdicts = everyone(num_completions, "error", limits.describe(error))
-            return Answer(verdicts, users_trace(error), origin=origin_of(error))
+            is_full = is_out_of_memory(error)
+            return Answer(verdicts, users_trace(error), origin=origin_of(error), is_out_of_memory=is_full)
 
     def describe(
         self, name: str, function: RewardFunction, sources: Sources | None, kwargs: Mapping[str, Any]

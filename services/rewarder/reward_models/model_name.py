@@ -33,13 +33,13 @@ def is_reward_model(name: str) -> bool:
 
 
 def model_place(name: str, roots: FileRoots) -> ModelPlace:
-    """Return the place of the model called ``name``.
+    """Return the place of the model called ``name``. Slow, because it looks at everything below a directory.
 
     Raises:
         UserError: The name is not valid, or the directory does not exist or is outside the roots.
     """
     if name.startswith("/") and len(name) <= _MAX_CHARACTERS:
-        roots.require(name, field="reward_funcs", whole=True)
+        roots.require(name, field="reward_funcs")  # before any look at a path outside the roots
     if len(name) <= _MAX_CHARACTERS and _is_directory(name):
         found_at = str(Path(name).resolve())
         roots.require(found_at, field="reward_funcs", whole=True)

@@ -19,6 +19,7 @@ from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.served_model import ServedModel
 from shared.errors import UserError
+from shared.files.file_roots import FileRoots
 from shared.install_commands import install_extras
 from shared.user_code.worker_frames import Refused
 
@@ -109,16 +110,16 @@ class RewardModels:
         """
         known = self._models.get(name)
         if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):
-            await self._make(name, model_place(name, self._settings.roots), anew_if_changed=anew_if_changed)
+            await self._make(name, anew_if_changed=anew_if_changed)
         if self._is_closed:
             raise RewardFailure("error", "the rewarder is stopping")
         model = self._models.pop(name)
         self._models[name] = model  # the end of the dict is the most recently used
         return model
 
-    async def _make(self, name: str, place: ModelPlace, *, anew_if_changed: bool) -> None:
+    async def _make(self, name: str, *, anew_if_changed: bool) -> None:
         async with self._making_room:
-            seen = await asyncio.to_thread(_fingerprint, place)
+            place, seen = await asyncio.to_thread(_look_at, name, self._settings.roots)
             known = self._models.get(name)
             is_changed = known is not None and seen != self._seen[name]
             if known is not None and is_changed and known.is_busy and anew_if_changed:
@@ -163,11 +164,17 @@ class RewardModels:
         return self._models.pop(name)
 
 
-def _fingerprint(place: ModelPlace) -> Fingerprint | None:
+def _look_at(name: str, roots: FileRoots) -> tuple[ModelPlace, Fingerprint | None]:
+    """Return the place of the model and the fingerprint of its directory. Slow, because it looks at every file.
+
+    Raises:
+        UserError: See ``model_place``.
+    """
+    place = model_place(name, roots)
     try:
-        return fingerprint(Path(place.source)) if place.is_directory else None
+        return place, fingerprint(Path(place.source)) if place.is_directory else None
     except OSError:
-        return None
+        return place, None
 
 
 def _summary(model: ServedModel) -> str:

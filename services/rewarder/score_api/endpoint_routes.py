@@ -32,10 +32,12 @@ from services.rewarder.score_api.problem_reply import problem_reply
 from shared.access.openapi_document import responses
 from shared.errors import NoRoomError, UnavailableError
 from shared.service.current_request import name_subject
-from shared.serving.page_cursor import MAX_CURSOR, MEANING, decode_cursor, encode_cursor
+from shared.serving.page_cursor import MEANING, decode_cursor, encode_cursor
 from shared.serving.query_number import WHOLE
 from shared.user_code.error_text import printable
 
+_MAX_CURSOR = 6000
+"""Most characters of a cursor: it holds a name, which may have 1,024 characters of four bytes each, as base64."""
 Responses = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]
 """Returns the reward functions that are neither built-ins nor endpoints."""
@@ -71,7 +73,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
     )
     async def list_rewards(
         limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
-        cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
+        cursor: Annotated[str | None, Query(max_length=_MAX_CURSOR, description=MEANING)] = None,
     ) -> RewardFunctionPage:
         after = (-1, "") if cursor is None else decode_cursor(cursor, tuple[int, str])
         kinds = (map(_built_in, BUILT_INS), listed(), map(_info, await endpoints.clients()))

@@ -11,10 +11,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
-import msgspec
-
 from shared.user_code.error_text import encodable, message_of, origin_of, users_trace
-from shared.user_code.limits import Limits
+from shared.user_code.limits import Limits, is_out_of_memory
+from shared.user_code.worker_frames import TaskAnswer
 
 MAX_RESULT_CHARS = 1 << 18
 """Longest text of a result, about 64,000 tokens."""
@@ -23,7 +22,7 @@ _runner = asyncio.Runner()
 """One event loop for all calls in this process, so that tools can keep clients and locks in global variables."""
 
 
-class ToolAnswer(msgspec.Struct, frozen=True, tag=True):
+class ToolAnswer(TaskAnswer, frozen=True, tag=True):
     """The text of a result or of an exception.
 
     ``trace`` is the stack trace of an exception, for the log, and ``origin`` its type and place.
@@ -57,7 +56,8 @@ def answer(
         return ToolAnswer("returned", for_model(show(returned)))
     except BaseException as error:  # noqa: BLE001  user code: a tool may call sys.exit
         text = for_model(message_of(error) or limits.describe(error))
-        return ToolAnswer("raised", text, users_trace(error), origin_of(error))
+        is_full = is_out_of_memory(error)
+        return ToolAnswer("raised", text, users_trace(error), origin_of(error), is_out_of_memory=is_full)
 
 
 def for_model(text: str) -> str:

@@ -26,15 +26,31 @@ while not (here / "go").exists():
 async def slow(**_): return [2.0]
 """
 
+KEEPS_A_LOOP = """
+import asyncio
+kept = asyncio.get_event_loop()
+async def is_kept(**_): return [float(asyncio.get_running_loop() is kept)]
+"""
+
+CHANGES_ITS_ROWS = """
+async def changes(completions, answers, **_):
+    number = float(len(completions) + len(answers[0]))
+    completions.append("more")
+    answers[0].append("more")
+    return [number]
+"""
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Return a directory with two modules. The import of the second waits for the file ``go``."""
+    """Return a directory with modules. The import of ``loop_slow`` waits for the file ``go``."""
     (tmp_path / "loop_quick.py").write_text(QUICK)
     (tmp_path / "loop_slow.py").write_text(SLOW)
+    (tmp_path / "loop_kept.py").write_text(KEEPS_A_LOOP)
+    (tmp_path / "loop_changing.py").write_text(CHANGES_ITS_ROWS)
     yield tmp_path
     (tmp_path / "go").touch()
-    for name in ("loop_quick", "loop_slow"):
+    for name in ("loop_quick", "loop_slow", "loop_kept", "loop_changing"):
         sys.modules.pop(name, None)
     while str(tmp_path) in sys.path:
         sys.path.remove(str(tmp_path))
@@ -77,4 +93,21 @@ async def test_an_import_that_is_overdue_is_not_waited_for_again_and_is_used_onc
 
     await eventually(is_used)
     assert found == [2.0]
+    assert await functions.close()
+
+
+async def test_the_event_loop_that_a_module_gets_at_its_import_is_the_one_that_runs_its_functions(
+    directory: Path,
+) -> None:
+    functions = LoopFunctions(places=Places((str(directory),)), import_timeout_s=60.0)
+    assert await value(functions, "loop_kept:is_kept") == 1.0
+    assert await functions.close()
+
+
+async def test_a_function_changes_only_its_own_rows(directory: Path) -> None:
+    functions = LoopFunctions(places=Places((str(directory),)), import_timeout_s=60.0)
+    call = RewardCall(prompts=["p"], completions=["c"], columns={"answers": [["a"]]})
+    for _ in range(2):
+        answer, _ = await functions.call("loop_changing:changes", call, timeout_s=60, sources=None)
+        assert answer.verdicts[0].value == 2.0
     assert await functions.close()

@@ -1,11 +1,17 @@
 """If a function needs more memory than its worker has, the message says how much that is. Real worker processes."""
 
+import errno
 from pathlib import Path
+
+import pytest
 
 from services.rewarder.python_functions.reward_tasks import RewardTasks
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction
+from shared.errors import UserError
+from shared.user_code.limits import is_out_of_memory
 from shared.user_code.places import Places
+from shared.user_code.worker_frames import Refused
 from tests.rewarder.conftest import call_with, pool_and_scorer
 
 HOG = """
@@ -19,6 +25,19 @@ def size(completions, **_):
     return [float(len(table)) for _ in completions]
 """
 
+LAZY_TABLE = """
+table = b""
+def size(completions, **_):
+    global table
+    table = table or bytearray(1500 << 20)
+    return [float(len(table)) for _ in completions]
+"""
+
+UNMAPPED = """
+raise ImportError("libtorch.so: failed to map segment from shared object")
+"""
+LIMIT = "(a worker has 4096 MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"
+
 
 async def test_the_error_of_a_function_that_runs_out_of_memory_names_the_limit_and_its_setting(
     metrics: RewarderMetrics, tmp_path: Path
@@ -29,15 +48,47 @@ async def test_the_error_of_a_function_that_runs_out_of_memory_names_the_limit_a
         functions = [WeightedFunction("hogging_rewards:hog")]
         ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")
     assert outcome.outcome == "error"
-    assert outcome.detail == "MemoryError (a worker has 4096 MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"
+    assert outcome.detail == f"MemoryError {LIMIT}"
 
 
+async def test_a_library_that_finds_no_memory_names_the_limit_too(metrics: RewarderMetrics, tmp_path: Path) -> None:
+    (tmp_path / "unmapped_rewards.py").write_text(UNMAPPED)
+    async with pool_and_scorer(metrics, RewardTasks(Places((str(tmp_path),)))) as (_, scorer):
+        (refused,) = (await scorer.check(["unmapped_rewards:f"])).values()
+    says = "ImportError: libtorch.so: failed to map segment from shared object (unmapped_rewards.py, line 2)"
+    assert refused == Refused(f"importing unmapped_rewards failed: {says} {LIMIT}")
+
+
+def raised_from(cause: Exception) -> UserError:
+    error = UserError("importing it failed")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (ImportError("libtorch.so: failed to map segment from shared object"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (ValueError("a completion said: can't allocate memory"), False),
+        (raised_from(MemoryError()), True),
+        (raised_from(ValueError()), False),
+    ],
+)
+def test_what_python_the_linker_and_torch_raise_is_out_of_memory(error: Exception, is_one: bool) -> None:
+    assert is_out_of_memory(error) == is_one
+
+
+@pytest.mark.parametrize("code", [TABLE, LAZY_TABLE], ids=["at its import", "at its first call"])
 async def test_a_module_that_finds_no_memory_beside_others_gets_a_worker_of_its_own(
-    metrics: RewarderMetrics, tmp_path: Path
+    metrics: RewarderMetrics, tmp_path: Path, code: str
 ) -> None:
     async with pool_and_scorer(metrics, RewardTasks(Places((str(tmp_path),)))) as (_, scorer):
         for number in range(6):  # two workers of 4 GiB
-            (tmp_path / f"table_{number}.py").write_text(TABLE)
+            (tmp_path / f"table_{number}.py").write_text(code)
             functions = [WeightedFunction(f"table_{number}:size")]
             ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")
             assert (outcome.outcome, outcome.value) == ("scored", 1500 << 20), outcome.detail

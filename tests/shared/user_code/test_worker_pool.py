@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -148,18 +149,19 @@ async def test_the_processor_time_of_an_import_is_bounded_by_its_own_deadline(me
 
 
 class Held:
-    """Plays processes that import modules: the imports of ``held`` modules never return."""
+    """Plays processes that import modules: the imports of modules called ``held...`` end when they are let go."""
 
     def __init__(self, pool: RewardPool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_held = 0
+        self.let_go = asyncio.Event()
         monkeypatch.setattr(pool.inspections, "_ask_new_process", self.ask)
 
-    async def ask(self, request: Inspect, step: str) -> Inspected:
-        del step
-        if request.function.startswith("held:"):
+    async def ask(self, requests: Sequence[Inspect], step: str, answers: list[Inspected | Refused]) -> Refused:
+        if requests[0].function.startswith("held"):
             self.num_held += 1
-            await asyncio.Event().wait()
-        return Inspected("sync")
+            await self.let_go.wait()
+        answers.extend(Inspected("sync", request.function) for request in requests)
+        return Refused(step)
 
 
 async def test_abandoned_imports_leave_room_for_a_check(
@@ -168,10 +170,11 @@ async def test_abandoned_imports_leave_room_for_a_check(
     pool = one_worker(metrics)
     held = Held(pool, monkeypatch)
     edits = [
-        asyncio.create_task(pool.inspections.inspect("held:f", timeout_s=600, in_background=True)) for _ in range(3)
+        asyncio.create_task(pool.inspections.inspect(f"held_{number}:f", timeout_s=600, in_background=True))
+        for number in range(3)
     ]
     await eventually(lambda: held.num_held)
-    assert await pool.inspections.inspect("quick:f", timeout_s=60) == Inspected("sync")
+    assert await pool.inspections.inspect("quick:f", timeout_s=60) == Inspected("sync", "quick:f")
     for edit in edits:
         edit.cancel()
     await asyncio.gather(*edits, return_exceptions=True)
@@ -182,10 +185,28 @@ async def test_the_deadline_of_a_check_includes_waiting_for_other_imports(
 ) -> None:
     pool = one_worker(metrics)
     held = Held(pool, monkeypatch)
-    checks = [asyncio.create_task(pool.inspections.inspect("held:f", timeout_s=600)) for _ in range(2)]
+    checks = [asyncio.create_task(pool.inspections.inspect(f"held_{number}:f", timeout_s=600)) for number in range(2)]
     await eventually(lambda: held.num_held == 2)
     refused = await pool.inspections.inspect("quick:f", timeout_s=0.1)
     assert refused == Refused("quick had to wait for 0.1 s until other modules were imported; try again")
     for check in checks:
         check.cancel()
     await asyncio.gather(*checks, return_exceptions=True)
+
+
+async def test_inspections_that_share_an_import_keep_their_own_deadlines(
+    metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = one_worker(metrics)
+    held = Held(pool, monkeypatch)
+    patient = asyncio.create_task(pool.inspections.inspect("held:f", timeout_s=600))
+    given_up = asyncio.create_task(pool.inspections.inspect("held:g", timeout_s=600))
+    hurried = await pool.inspections.inspect("held:h", timeout_s=0.1)
+    assert hurried == Refused("importing held took longer than 0.1 s")
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    later = asyncio.create_task(pool.inspections.inspect("held:g", timeout_s=600))
+    await eventually(lambda: held.num_held == 2)
+    held.let_go.set()
+    assert await patient == Inspected("sync", "held:f")
+    assert await later == Inspected("sync", "held:g")
