@@ -19,15 +19,17 @@ from shared.settings import ServiceSettings
 PAGE = Path(__file__).with_name("settings.md")
 HEAD = """# Settings of the services
 
-For operators: every environment variable that a service reads, with its default. A service reads them once, when it starts. Wrong values end
-it with a line for each of them, and an unknown variable that begins with `HEADRACE_` causes a warning. Times are in seconds. An empty default means
-that the variable is not set. Lists and tables are written as JSON where their meaning names no separator.
-[Starting the services one by one](../deploy/README.md) has the variables that most deployments set.
+For operators: every environment variable that a service reads, with its default. A service reads them once, when it
+starts. Wrong values end it with a line for each of them, and an unknown variable that begins with `HEADRACE_` causes
+a warning. Times are in seconds. An empty default means that the variable is not set. Lists and tables are written as
+JSON where their meaning names no separator. [Starting the services one by one](../deploy/README.md) has the variables
+that most deployments set.
 
-`headrace up` gives its own environment to the services that it starts, with addresses, ports, keys and directories of its own. Variables that
-commands read are in [operations](operations.md#where-a-command-finds-the-services) and in [From Python](python.md#a-deployment-elsewhere), those of
-[simulated generators](simulated-generator.md#the-time-model) on their page. The trainer's traces have `OTEL_EXPORTER_OTLP_ENDPOINT`
-([monitoring](watching.md)).
+`headrace up` gives its own environment to the services that it starts, with addresses, ports, keys and directories of
+its own. Variables that commands read are in [operations](operations.md#where-a-command-finds-the-services) and in
+[From Python](python.md#a-deployment-elsewhere), those of [simulated
+generators](simulated-generator.md#the-time-model) on their page. The trainer's traces have
+`OTEL_EXPORTER_OTLP_ENDPOINT` ([monitoring](watching.md)).
 """
 TABLE = "| variable | default | meaning |\n|---|---|---|\n"
 SERVICES: list[tuple[str, type[ServiceSettings]]] = [

@@ -84,7 +84,8 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
 
     reward_allowed_hosts: str = Field(
         default="",
-        description="Hosts of reward endpoints that may be internal, separated by commas: name, name:port, name:*, *.domain",
+        description="Hosts of reward endpoints that may be internal, separated by commas: name, name:port, name:*, "
+        "*.domain",
     )
     reward_allowed_networks: str = Field(
         default="", description="Networks that reward endpoints may be in, separated by commas"
