@@ -41,7 +41,7 @@ test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault ma
 	@.venv/bin/python -m pytest -m "long and not gpu and not engine" $(ARGS)
 
 # The environment is large, so it is only made where there is a GPU.
-test-gpu: ## the first hour on GPUs: tests and benchmarks in steps; a second call goes on; ARGS="--list"
+test-gpu: ## tests and benchmarks on GPUs in steps, an hour or two; a second call goes on; ARGS="--list"
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu needs an NVIDIA GPU and its driver: nvidia-smi finds none" >&2; exit 2; }
 	@$(MAKE) --no-print-directory .venv-gpu/.installed-gpu
 	@.venv-gpu/bin/python -m benchmarks.gpu_check $(ARGS)
@@ -50,10 +50,10 @@ test-api-schemas: $(FULL_WITH_TOOLS) ## schemathesis, every phase, against each 
 	@SCHEMATHESIS_SECONDS=$${SECONDS_EACH:-300} .venv/bin/python -m pytest -s --timeout 1200 -m "not vllm" tests/rewarder/score_api/test_openapi.py \
 		tests/trainer/run_api/test_openapi.py tests/generator_contract/test_openapi.py tests/sessions/session_api/test_openapi.py $(ARGS)
 
-test-compose: $(FULL_WITH_TOOLS) ## the compose stack in a real Docker engine: build, run, kill, scale; half an hour
+test-compose: $(FULL_WITH_TOOLS) ## the compose stack in a real Docker engine: build, run, kill, scale; seven minutes and the downloads
 	@tests/compose/run.sh .venv/bin/python $(ARGS)
 
-check: $(LIGHT) ## format, lint, types, import rules, file sizes, unit tests without torch; under a minute
+check: $(LIGHT) ## format, lint, types, import rules, file sizes, unit tests without torch; three minutes
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target \
 		check-pyright check-mypy check-unit check-imports check-lint check-format
 
@@ -133,7 +133,7 @@ format: $(LIGHT) ## format the code, fix what lint can fix
 lock: $(LIGHT) ## resolve pyproject.toml anew and write requirements/*.txt
 	@.venv-check/bin/python requirements/lock.py
 
-clean: ## remove environments, caches and what runs left behind
+clean: ## remove environments, caches, .headrace and runs: with checkpoints, models, keys and Redis data
 	rm -rf .venv .venv-gpu .venv-check .venv-policy .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -39,8 +39,10 @@ combinations are refused with the reason. Null means that a key is not set, so i
 relative to the run file; over HTTP they must be absolute. Required are `model`, `dataset_name` or `datasets`, and
 `reward_funcs` without an environment that has `get_reward`.
 
-`headrace submit --dry-run` reports whether a run file would be accepted, and the run that results from it. An option
-without effect is refused if it is certainly a mistake; otherwise the answer has a warning.
+`headrace submit --dry-run` reports whether a run file would be accepted, and the run that results from it. Without
+running services it checks only the settings, and model and data sets on this machine, and names what it did not check:
+reward functions, tools, vLLM's options, everything on a hub. An option without effect is refused if it is certainly a
+mistake; otherwise the answer has a warning.
 
 More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
 [beginning from a checkpoint](continuing.md), [the engine and sampling](engine.md), [the weight push](weight-push.md),

@@ -144,7 +144,7 @@ def page() -> str:
         raise SystemExit(f"no service has {sorted(superfluous)}")
     rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
-    head = "| alert | severity | once it has been so for | says |\n|---|---|---|---|\n"
+    head = "| alert | severity | fires after | says |\n|---|---|---|---|\n"
     return _filled(text, "alerts", head + "".join(_alert(alert) for alert in alerts))
 
 

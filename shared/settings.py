@@ -40,10 +40,13 @@ class ServiceSettings(BaseSettings):
     takes_internal_key: ClassVar[bool] = True
     """Whether the service has routes for the other services, or calls theirs."""
 
-    redis_url: SecretStr = Field(default=SecretStr(_DEFAULT_REDIS_URL))
+    redis_url: SecretStr = Field(
+        default=SecretStr(_DEFAULT_REDIS_URL),
+        description="redis://[USER:PASSWORD@]HOST:PORT/0, or rediss:// for TLS",
+    )
     redis_password_file: Path | None = Field(default=None, description="File with the password of redis_url")
     host: str = Field(default="127.0.0.1", description="Address the HTTP server binds to")
-    port: int = Field(default=_DEFAULT_PORT, ge=0, le=65535)
+    port: int = Field(default=_DEFAULT_PORT, ge=0, le=65535, description="Port of the HTTP server; 0: a free one")
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics; 0 turns it off")
     api_key: SecretStr = Field(default=SecretStr(""), description="Bearer key of the public routes")
     api_key_file: Path | None = Field(default=None, description="File with the API key, instead of the key")
@@ -92,7 +95,7 @@ class ServiceSettings(BaseSettings):
     max_requests: int = Field(
         default=1024, ge=1, description="Most requests in progress, without /livez and /readyz; one more gets a 503"
     )
-    log_level: LogLevel = Field(default="INFO")
+    log_level: LogLevel = Field(default="INFO", description="DEBUG, INFO, WARNING, ERROR or CRITICAL")
     log_format: LogFormat = Field(default="json", description="json for machines, text for people")
 
     @model_validator(mode="before")

@@ -34,7 +34,9 @@ class GeneratorSettings(AdvertisedSettings):
     engine_hang_timeout_s: float = Field(
         default=300.0, gt=0, description="Longest time that a step of vLLM may take before its engine is replaced"
     )
-    engine_start_timeout_s: float = Field(default=1800.0, gt=0, description="How long vLLM may take to load a model")
+    engine_start_timeout_s: float = Field(
+        default=1800.0, gt=0, description="How long vLLM may take to load a model, with its download from the hub"
+    )
 
     @property
     def given_engine_args(self) -> dict[str, dict[str, Any]]:

@@ -56,7 +56,11 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     max_inflight_groups: int = Field(default=64, ge=1, description="Groups of one run scored at a time")
     queue_timeout_s: float = Field(default=300.0, gt=0, description="Longest wait for a free worker, then `overload`")
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a reward function's module")
-    check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/rewards/check")
+    check_timeout_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="Deadline of POST /v1/rewards/check; less than the trainer's HEADRACE_REWARD_CHECK_TIMEOUT_S",
+    )
     poll_every_s: float = Field(default=0.25, gt=0, description="Seconds between two looks for runs")
     drain_s: float = Field(default=5.0, ge=0, description="How long groups in flight may finish after SIGTERM")
     reward_reload_every_s: float = Field(
@@ -79,9 +83,13 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     )
 
     reward_allowed_hosts: str = Field(
-        default="", description="Hosts of reward endpoints that may be internal: name, name:port, name:*, *.domain"
+        default="",
+        description="Hosts of reward endpoints that may be internal, separated by commas: name, name:port, name:*, "
+        "*.domain",
     )
-    reward_allowed_networks: str = Field(default="", description="Networks that reward endpoints may be in")
+    reward_allowed_networks: str = Field(
+        default="", description="Networks that reward endpoints may be in, separated by commas"
+    )
     reward_allowed_ports: str = Field(default="80,443", description="Ports of reward endpoints, such as 443,8000-8999")
     reward_secrets_dir: Path | None = Field(
         default=None, description="Directory with one file per secret for endpoints"

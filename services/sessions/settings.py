@@ -76,7 +76,11 @@ class SessionsSettings(AdvertisedSettings):
         "then the rollout is lost",
     )
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a tool's module")
-    check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/tools/check")
+    check_timeout_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="Deadline of POST /v1/tools/check; less than the trainer's HEADRACE_TOOL_CHECK_TIMEOUT_S",
+    )
     poll_every_s: float = Field(default=0.25, gt=0, description="Seconds between two looks for runs")
 
     @property

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.redis.run_record import Progress
+
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
@@ -51,3 +53,11 @@ def test_the_readme_leads_to_the_three_doors() -> None:
     assert {"train", "operate", "extend"} <= {
         anchor for path, anchor in links(ROOT / "README.md") if path == "docs/README.md"
     }
+
+
+def test_the_page_of_the_api_has_every_field_of_a_runs_progress() -> None:
+    page = (DOCS / "http-api.md").read_text(encoding="utf-8")
+    table = page.partition("\n### Progress\n")[2].partition("\n### ")[0]
+    named = re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|")))
+    # The run itself has waiting_kind, with the causes that only the run API sees.
+    assert {*named, "waiting_kind"} == {*Progress.__struct_fields__}

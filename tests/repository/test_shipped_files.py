@@ -23,7 +23,10 @@ def test_an_example_run_file_is_accepted(path: Path) -> None:
     parse_run_config(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("maker", ["make_run_file_page", "make_trl_page", "make_metrics_page", "make_watching_page"])
+@pytest.mark.parametrize(
+    "maker",
+    ["make_run_file_page", "make_trl_page", "make_metrics_page", "make_watching_page", "make_settings_page"],
+)
 def test_a_page_that_is_made_from_code_says_what_the_code_says(maker: str) -> None:
     spec = importlib.util.spec_from_file_location(maker, ROOT / "docs" / f"{maker}.py")
     assert spec is not None

@@ -61,7 +61,13 @@ def build_app(
     scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, listed: Listed = list, replica_id: str = ""
 ) -> FastAPI:
     """Return the application. The caller wraps it in HttpGuard."""
-    app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
+    app = FastAPI(
+        title="headrace rewarder",
+        version="1",
+        summary="Scores completions with TRL's reward functions",
+        docs_url=None,
+        redoc_url=None,
+    )
     app.router.route_class = _JsonRoute
     app.add_exception_handler(BodyError, _body_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)

@@ -134,7 +134,7 @@ class RunDetail(ListedRun):
     queues: Queues
     generators: list[GeneratorView]
     num_rewarders: int
-    num_sessions: int | None = Field(description="Sessions replicas that play the run; null for a run without tools")
+    num_sessions: int | None = Field(description="Sessions replicas that play the run; null unless it is an agent run")
     refusals: list[RefusalView] = Field(description="Replicas that cannot serve the run, each with its last message")
     warnings: list[WarningView] = Field(description="What looks wrong in the newest metrics, the worst first")
     config: dict[str, Any]
