@@ -116,6 +116,18 @@ def test_event_files_hold_the_steps_of_the_weights_that_survive(tmp_path: Path) 
     assert scalars_of_tensorboard(tmp_path, "eval/reward") == {5: 0.75}
 
 
+@pytest.mark.parametrize(("run_is_over", "reported"), [(True, {4: 2.5, 6: 5.5}), (False, {4: 2.5})])
+def test_the_last_steps_are_reported_when_the_run_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_is_over: bool, reported: dict[int, float]
+) -> None:
+    told = reports(tmp_path, report_to=["tensorboard"], logging_steps=4, log_completions=True)
+    for step in range(1, 7):
+        told.step(step, {"loss": float(step)}, [one_group(number=step)])
+    told.close(run_is_over=run_is_over)
+    assert scalars_of_tensorboard(tmp_path) == reported
+    assert ("Step 6" in capsys.readouterr().err) == run_is_over
+
+
 def test_event_files_have_no_step_twice_after_a_death_before_the_first_checkpoint(tmp_path: Path) -> None:
     for loss in (0.25, 0.5):
         told = reports(tmp_path, report_to=["tensorboard"])
