@@ -123,6 +123,12 @@ def _weights_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
         )
         return
     if has_adapters:
+        theirs_in_4bit = found.config.get("load_in_4bit", config.load_in_4bit)
+        if theirs_in_4bit != config.load_in_4bit:
+            yield (
+                f"the adapters in {found.directory} were trained on a base with load_in_4bit: "
+                f"{json.dumps(theirs_in_4bit)}, and this run has {json.dumps(config.load_in_4bit)}; set it to theirs"
+            )
         yield from _adapter_misfit(config, read_table(found.weights / ADAPTER_CONFIG), found.directory)
         if config.lora_target_modules is None and config.model.startswith("/"):
             yield from _layers_misfit(config, found)

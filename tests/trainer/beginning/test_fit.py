@@ -229,6 +229,17 @@ def test_adapters_must_have_the_rank_scale_and_layers_of_the_run(tmp_path: Path,
     assert "are for q_proj, v_proj, and this run has lora_target_modules: k_proj" in said
 
 
+def test_adapters_of_a_base_in_four_bits_are_for_such_a_base(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_alpha": 16, "dtype": "bfloat16"}
+    path = source(tmp_path, adapter=LORA, settings={"load_in_4bit": True})
+    assert begin(tmp_path, path, load_in_4bit=True, **run)[0].source == "checkpoint"
+    for only_model in (False, True):
+        assert refusal(tmp_path, path, resume_only_model=only_model, **run) == (
+            f"the adapters in {path} were trained on a base with load_in_4bit: true, and this run has false; set it to "
+            "theirs"
+        )
+
+
 def test_adapters_must_be_for_every_linear_layer_if_the_run_names_none(tmp_path: Path) -> None:
     base, adapter = make_model(tmp_path / "base"), make_adapter(tmp_path / "adapter")
     layers = [f"model.layers.{block}.{name}" for block in (0, 1) for name in ("self_attn.q_proj", "mlp.up_proj")]
