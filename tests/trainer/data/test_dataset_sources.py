@@ -233,6 +233,31 @@ def test_a_directory_that_datasets_understands_is_a_dataset(tmp_path: Path) -> N
     assert [dataset.row_at(n).prompt for n in range(2)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_media_in_columns_that_are_left_out_are_not_decoded(tmp_path: Path, is_streamed: bool) -> None:
+    """Decoding a sound would need a library that is not installed, and decoding a broken image fails."""
+    broken = {"bytes": b"not a file", "path": None}
+    features = datasets.Features(
+        {
+            "prompt": datasets.Value("string"),
+            "solution": datasets.Json(),
+            "image": datasets.Image(),
+            "pages": datasets.List(datasets.Image()),
+            "sound": datasets.Audio(),
+        }
+    )
+    encoded = {"solution": ['{"x": 1}'], "image": [broken], "pages": [[broken]], "sound": [broken]}
+    schema: Any = features.arrow_schema
+    table = cast(Any, pa.Table).from_pydict({"prompt": ["a"]} | encoded, schema=schema)
+    pq.write_table(table, tmp_path / "train.parquet")
+    streaming: dict[str, Any] = {"dataset_streaming": True, "max_steps": 1} if is_streamed else {}
+    row = open_prompts(config(str(tmp_path), columns=["solution"], **streaming)).row_at(0)
+    assert (row.prompt, row.columns) == ("a", {"solution": {"x": 1}})
+    problem = open_prompts(config(str(tmp_path), **streaming)).row_at(0).problem
+    assert problem is not None
+    assert "has a value of type bytes in 'image.bytes', " in problem
+
+
 @pytest.mark.parametrize(
     "file",
     [
