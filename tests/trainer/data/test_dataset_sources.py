@@ -399,6 +399,29 @@ def test_directories_of_save_to_disk_are_data_sets(tmp_path: Path) -> None:
             open_dataset(config(str(tmp_path / name), dataset_train_split="dev"))
 
 
+@pytest.mark.parametrize(
+    ("train", "settings"),
+    [
+        ("one", {"eval_dataset_name": "one"}),
+        ("one", {"dataset_test_split": "test"}),
+        ("one", {"eval_dataset_name": "link"}),
+        ("rows.jsonl", {"eval_dataset_name": "link.jsonl"}),
+    ],
+)
+def test_training_rows_are_not_evaluated_under_another_name(
+    tmp_path: Path, train: str, settings: dict[str, str]
+) -> None:
+    """A directory without splits has the same rows in each of them."""
+    cast(Any, datasets.Dataset).from_list([{"prompt": "a"}]).save_to_disk(tmp_path / "one")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    for name, link in (("one", "link"), ("rows.jsonl", "link.jsonl")):
+        (tmp_path / link).symlink_to(tmp_path / name)
+    named = {name: str(tmp_path / value) if name == "eval_dataset_name" else value for name, value in settings.items()}
+    with pytest.raises(UserError, match=r"names training data \(.*\); an evaluation on it") as refused:
+        check_dataset(config(str(tmp_path / train), eval_steps=5, **named))
+    assert refused.value.field == next(iter(settings))
+
+
 def test_offsets_that_lead_out_of_a_saved_data_set_are_refused(tmp_path: Path) -> None:
     cast(Any, datasets.Dataset).from_list([{"prompt": "sixteen letters!"}]).save_to_disk(tmp_path / "data")
     (arrow,) = (tmp_path / "data").glob("*.arrow")
