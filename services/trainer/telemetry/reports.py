@@ -33,11 +33,15 @@ class Reports:
         config: The run's config.
         run_id: The run's id, also in the trackers.
         run_dir: Trackers keep their local files below it.
+        total_steps: Optimizer steps of the run, of which ``logging_steps`` may be a share.
         resumed_step: Optimizer steps done before this process started; 0 for a new run.
     """
 
-    def __init__(self, config: RunConfig, *, run_id: str, run_dir: Path, resumed_step: int) -> None:
+    def __init__(
+        self, config: RunConfig, *, run_id: str, run_dir: Path, total_steps: int, resumed_step: int
+    ) -> None:
         self._config = config
+        self._every = config.in_steps(total_steps).logging_steps
         self._window = MetricWindow()
         self._newest: Sequence[TrainedGroup] = ()
         self._step = resumed_step
@@ -68,7 +72,7 @@ class Reports:
         self._window.add(metrics)
         self._newest = groups or self._newest
         self._step = step
-        if step % self._config.logging_steps == 0:
+        if step % self._every == 0:
             self._report()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
