@@ -30,10 +30,12 @@ _SHAPE: Final = (
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "num_experts", "num_local_experts"),
 )
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
-_ROW_ORDER: Final = (
-    *("dataset_name", "dataset_config", "dataset_train_split", "datasets", "dataset_streaming", "shuffle_dataset"),
-    *("shuffle_buffer_size", "seed"),
+_ROWS: Final = ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
+_ROW_ORDER: Final = (*_ROWS, "dataset_streaming", "shuffle_dataset", "shuffle_buffer_size", "seed")
+_LENGTH: Final = (
+    *("max_steps", "num_train_epochs", "groups_per_step", "steps_per_generation", "num_iterations", *_ROWS),
 )
+"""Settings that give the number of steps of a run without ``max_steps``."""
 _BLOCKS: Final = re.compile(r"(.+?)\.(\d+)\.")
 """The list of a layer's block: model.layers in model.layers.0.mlp.up_proj."""
 _ROUTERS: Final = ("gate", "router")
@@ -218,8 +220,9 @@ def _reference_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
 
 def _has_another_length(config: RunConfig, theirs: Mapping[str, Any]) -> bool:
     """Whether the settings of the source's run, if they are known, give another number of steps."""
-    names = ("max_steps",) if config.max_steps >= 0 else ("max_steps", "num_train_epochs")
-    return any(name in theirs and theirs[name] != getattr(config, name) for name in names)
+    names = ("max_steps",) if config.max_steps >= 0 else _LENGTH
+    mine = json.loads(config.model_dump_json(include=set(names)))
+    return any(name in theirs and theirs[name] != mine[name] for name in names)
 
 
 def _schedule_of(found: FoundSource) -> _Schedule:

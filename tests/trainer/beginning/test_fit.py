@@ -80,6 +80,11 @@ def test_with_only_the_model_everything_else_begins_anew(tmp_path: Path) -> None
         ({"max_steps": 4}, {"max_steps": 8, "resume_only_model": True}, False),
         ({"max_steps": -1, "num_train_epochs": 2.0}, {"num_train_epochs": 3.0}, True),
         ({"max_steps": 8, "num_train_epochs": 2.0}, {"max_steps": 8, "num_train_epochs": 3.0}, False),
+        ({"max_steps": -1, "groups_per_step": 8}, {"groups_per_step": 16}, True),
+        ({"max_steps": -1, "groups_per_step": 8}, {"groups_per_step": 8}, False),
+        ({"max_steps": 8, "groups_per_step": 8}, {"max_steps": 8, "groups_per_step": 16}, False),
+        ({"max_steps": -1, "steps_per_generation": 1}, {"steps_per_generation": 2}, True),
+        ({"max_steps": -1, "num_iterations": 1}, {"num_iterations": 2}, True),
     ],
 )
 def test_a_schedule_of_another_length_is_noted(
@@ -98,9 +103,16 @@ def test_data_may_begin_anew_while_the_schedule_goes_on(tmp_path: Path) -> None:
     assert (beginning.steps_before, beginning.rows, notes) == (4, RowCursor(), [])
 
 
+@pytest.mark.parametrize("given", [{}, {"max_steps": 8}])
+def test_another_data_set_is_another_length_unless_max_steps_is_given(tmp_path: Path, given: dict[str, Any]) -> None:
+    path = source(tmp_path, settings=given)
+    _, notes = begin(tmp_path, path, dataset_name="/more.jsonl", **given)
+    assert any("the learning rate, which was 1e-06, may jump" in note for note in notes) == (not given)
+
+
 @pytest.mark.parametrize("change", [{"dataset_name": "/more.jsonl"}, {"seed": 7}, {"shuffle_dataset": False}])
 def test_other_data_begin_with_their_first_row_and_the_user_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
-    beginning, notes = begin(tmp_path, source(tmp_path), **change)
+    beginning, notes = begin(tmp_path, source(tmp_path), max_steps=9, **change)
     assert beginning.rows == RowCursor()
     assert notes == [f"the run that is continued has another {next(iter(change))}: the data begin with their first row"]
 
