@@ -68,8 +68,8 @@ class KeepingOptions(Section):
     logging_steps: int | float = Field(
         default=1,
         gt=0,
-        description="Number of optimizer steps that a report or table sums up; below 1, a share of the run's steps; the "
-        "run's own log has every step",
+        description="Number of optimizer steps that a report or table sums up; below 1, a share of the run's steps; "
+        "the run's own log has every step",
     )
     log_completions: bool = Field(
         default=False, description="Print a table of completions into rank.log, and send it to the trackers"

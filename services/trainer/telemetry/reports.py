@@ -37,9 +37,7 @@ class Reports:
         resumed_step: Optimizer steps done before this process started; 0 for a new run.
     """
 
-    def __init__(
-        self, config: RunConfig, *, run_id: str, run_dir: Path, total_steps: int, resumed_step: int
-    ) -> None:
+    def __init__(self, config: RunConfig, *, run_id: str, run_dir: Path, total_steps: int, resumed_step: int) -> None:
         self._config = config
         self._every = config.in_steps(total_steps).logging_steps
         self._window = MetricWindow()

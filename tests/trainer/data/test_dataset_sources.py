@@ -237,7 +237,7 @@ def test_a_directory_that_datasets_understands_is_a_dataset(tmp_path: Path) -> N
 def test_media_in_columns_that_are_left_out_are_not_decoded(tmp_path: Path, is_streamed: bool) -> None:
     """Decoding a sound would need a library that is not installed, and decoding a broken image fails."""
     broken = {"bytes": b"not a file", "path": None}
-    features = datasets.Features(
+    features: Any = datasets.Features(
         {
             "prompt": datasets.Value("string"),
             "solution": datasets.Json(),
@@ -247,8 +247,7 @@ def test_media_in_columns_that_are_left_out_are_not_decoded(tmp_path: Path, is_s
         }
     )
     encoded = {"solution": ['{"x": 1}'], "image": [broken], "pages": [[broken]], "sound": [broken]}
-    schema: Any = features.arrow_schema
-    table = cast(Any, pa.Table).from_pydict({"prompt": ["a"]} | encoded, schema=schema)
+    table = cast(Any, pa.Table).from_pydict({"prompt": ["a"]} | encoded, schema=features.arrow_schema)
     pq.write_table(table, tmp_path / "train.parquet")
     streaming: dict[str, Any] = {"dataset_streaming": True, "max_steps": 1} if is_streamed else {}
     row = open_prompts(config(str(tmp_path), columns=["solution"], **streaming)).row_at(0)

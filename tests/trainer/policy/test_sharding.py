@@ -54,7 +54,11 @@ def make_model(path: Path, *, is_tied: bool, hidden_size: int) -> Path:
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     """Return runs that differ in what sharding could break: tied weights, saved tensors, computed logprobs."""
     directory = tmp_path_factory.mktemp("models")
-    plain: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": MAX_TOKENS, "max_completion_length": 20}
+    plain: dict[str, Any] = {
+        "learning_rate": 1e-3,
+        "max_tokens_per_microbatch": MAX_TOKENS,
+        "max_completion_length": 20,
+    }
     tied = make_model(directory / "tied", is_tied=True, hidden_size=30)
     untied = make_model(directory / "untied", is_tied=False, hidden_size=28)
     return {
