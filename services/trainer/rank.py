@@ -176,8 +176,9 @@ async def _train(
                 ending = await training.run()
         finally:
             # A run that has ended may take its time to report. A run that continues in another process may not.
-            patience_s = _HURRY_S if ending == "terminated" else _LAST_REPORTS_S
-            await asyncio.to_thread(training.reporting.close, timeout_s=patience_s)
+            is_over = ending != "terminated"
+            patience_s = _LAST_REPORTS_S if is_over else _HURRY_S
+            await asyncio.to_thread(training.reporting.close, run_is_over=is_over, timeout_s=patience_s)
         return await _conclude(run, training, ending, terminate)
     finally:
         await sender.close()

@@ -65,10 +65,11 @@ class KeepingOptions(Section):
         default=0.0,
         description="Share of the logged rollouts that carry logprobs, importance ratio and entropy of every token",
     )
-    logging_steps: int = Field(
+    logging_steps: int | float = Field(
         default=1,
-        ge=1,
-        description="Number of optimizer steps that a report or table sums up; the run's own log has every step",
+        gt=0,
+        description="Number of optimizer steps that a report or table sums up; below 1, a share of the run's steps; "
+        "the run's own log has every step",
     )
     log_completions: bool = Field(
         default=False, description="Print a table of completions into rank.log, and send it to the trackers"
@@ -87,7 +88,7 @@ class KeepingOptions(Section):
         description="Project of the run in the trackers; the experiment in MLflow",
     )
 
-    _save_steps_are_whole = field_validator("save_steps")(whole_or_share)
+    _steps_are_whole = field_validator("save_steps", "logging_steps")(whole_or_share)
 
     @field_validator("report_to", mode="before")
     @classmethod

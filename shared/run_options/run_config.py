@@ -193,7 +193,7 @@ class RunConfig(
 
     def in_steps(self, total_steps: int) -> Self:
         """Return the settings with shares of the run as optimizer steps."""
-        given = {"save_steps": self.save_steps, "eval_steps": self.eval_steps}
+        given = {"save_steps": self.save_steps, "eval_steps": self.eval_steps, "logging_steps": self.logging_steps}
         steps = {name: max(1, steps_of(value, total_steps)) for name, value in given.items() if value is not None}
         return self.model_copy(update=steps)
 

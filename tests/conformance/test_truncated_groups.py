@@ -1,5 +1,6 @@
 """If mask_truncated_completions removes a whole group, the others have the same weights as in TRL's GRPOTrainer."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,5 +85,9 @@ def test_a_step_of_only_such_groups_changes_weights_only_by_the_optimizers_momen
     core.accumulate(minibatch.rows, totals=step_totals([minibatch])[0])
     stats = core.step()
     assert (stats.policy_version, stats.grad_norm) == (1, 0.0)
+    metrics = stats.metrics()
+    assert (metrics["loss"], metrics["num_bounded_ratios"]) == (0.0, 0.0)
+    assert math.isnan(metrics["entropy"])
+    assert math.isnan(metrics["sampling/no_logprob_share"])
     with pytest.raises(ValueError, match="nothing was accumulated"):
         core.step()

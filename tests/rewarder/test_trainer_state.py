@@ -19,7 +19,7 @@ def a_run(**settings: Any) -> RunConfig:
 
 def test_it_has_the_progress_the_intervals_and_the_best_checkpoint() -> None:
     config = a_run(
-        max_steps=40, num_generations=8, save_steps=0.5, eval_dataset_name="e", eval_steps=5,
+        max_steps=40, num_generations=8, save_steps=0.5, logging_steps=0.1, eval_dataset_name="e", eval_steps=5,
         load_best_model_at_end=True,
     )  # fmt: skip
     progress = Progress(
@@ -31,7 +31,7 @@ def test_it_has_the_progress_the_intervals_and_the_best_checkpoint() -> None:
         "max_steps": 40,
         "epoch": 0.5,
         "num_train_epochs": 2,  # 40 steps are four times as many as the half epoch so far
-        "logging_steps": 1,
+        "logging_steps": 4,
         "eval_steps": 5,
         "save_steps": 20,
         "train_batch_size": 32,

@@ -30,10 +30,12 @@ _SHAPE: Final = (
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "num_experts", "num_local_experts"),
 )
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
-_ROW_ORDER: Final = (
-    *("dataset_name", "dataset_config", "dataset_train_split", "datasets", "dataset_streaming", "shuffle_dataset"),
-    *("shuffle_buffer_size", "seed"),
+_ROWS: Final = ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
+_ROW_ORDER: Final = (*_ROWS, "dataset_streaming", "shuffle_dataset", "shuffle_buffer_size", "seed")
+_LENGTH: Final = (
+    *("max_steps", "num_train_epochs", "groups_per_step", "steps_per_generation", "num_iterations", *_ROWS),
 )
+"""Settings that give the number of steps of a run without ``max_steps``."""
 _BLOCKS: Final = re.compile(r"(.+?)\.(\d+)\.")
 """The list of a layer's block: model.layers in model.layers.0.mlp.up_proj."""
 _ROUTERS: Final = ("gate", "router")
@@ -123,6 +125,12 @@ def _weights_misfit(config: RunConfig, found: FoundSource) -> Iterator[str]:
         )
         return
     if has_adapters:
+        theirs_in_4bit = found.config.get("load_in_4bit", config.load_in_4bit)
+        if theirs_in_4bit != config.load_in_4bit:
+            yield (
+                f"the adapters in {found.directory} were trained on a base with load_in_4bit: "
+                f"{json.dumps(theirs_in_4bit)}, and this run has {json.dumps(config.load_in_4bit)}; set it to theirs"
+            )
         yield from _adapter_misfit(config, read_table(found.weights / ADAPTER_CONFIG), found.directory)
         if config.lora_target_modules is None and config.model.startswith("/"):
             yield from _layers_misfit(config, found)
@@ -212,8 +220,9 @@ def _reference_misfit(config: RunConfig, checkpoint: Path) -> Iterator[str]:
 
 def _has_another_length(config: RunConfig, theirs: Mapping[str, Any]) -> bool:
     """Whether the settings of the source's run, if they are known, give another number of steps."""
-    names = ("max_steps",) if config.max_steps >= 0 else ("max_steps", "num_train_epochs")
-    return any(name in theirs and theirs[name] != getattr(config, name) for name in names)
+    names = ("max_steps",) if config.max_steps >= 0 else _LENGTH
+    mine = json.loads(config.model_dump_json(include=set(names)))
+    return any(name in theirs and theirs[name] != mine[name] for name in names)
 
 
 def _schedule_of(found: FoundSource) -> _Schedule:

@@ -7,6 +7,7 @@ Errors of the libraries end here: every problem with a file or a name becomes a 
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,6 +71,24 @@ def load_builder(source: DatasetSource, field: str) -> Any:
     return builder
 
 
+def without_media(features: Any) -> Any:
+    """Return features of ``datasets`` in which media, such as images and sounds, are the bytes of their files.
+
+    A row with media cannot be sent to a reward function. Decoding them would cost time, needs further libraries, and
+    fails if a file is broken, also in columns that are left out.
+    """
+    import datasets
+
+    if isinstance(features, dict):
+        named = cast("dict[str, Any]", features)
+        return type(named)({name: without_media(feature) for name, feature in named.items()})
+    if isinstance(features, datasets.List | datasets.LargeList):
+        return replace(features, feature=without_media(features.feature))
+    if hasattr(features, "decode") and not isinstance(features, datasets.Json):
+        return {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    return features
+
+
 def _not_loaded(source: DatasetSource, error: Exception, field: str) -> UserError:
     """Return the sentence for an error of ``datasets``. It names the known splits."""
     from datasets.exceptions import DatasetNotFoundError
@@ -98,6 +117,7 @@ class _Hub:
             rows: Any = builder.as_dataset(split=self._split)
         except (OSError, ValueError, DatasetsError) as error:
             raise _not_loaded(source, error, field) from error
+        rows.info.features = without_media(rows.features)
         self._rows = rows
 
     def __len__(self) -> int:

@@ -22,7 +22,12 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 def is_saved_to_disk(path: Path) -> bool:
     """Whether a directory was written by ``save_to_disk``."""
-    return (path / _STATE).is_file() or (path / _SPLITS).is_file()
+    return (path / _SPLITS).is_file() or has_no_splits(path)
+
+
+def has_no_splits(path: Path) -> bool:
+    """Whether a directory is one data set of ``Dataset.save_to_disk``, which has the same rows for every split."""
+    return (path / _STATE).is_file() and not (path / _SPLITS).is_file()
 
 
 class _JsonRows:

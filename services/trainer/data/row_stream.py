@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from services.trainer.data.dataset_rows import load_builder
+from services.trainer.data.dataset_rows import load_builder, without_media
 from services.trainer.data.local_rows import bad_values, decoded, is_saved_to_disk
 from services.trainer.data.row_source import BadRowError
 from shared.errors import UserError
@@ -163,9 +163,10 @@ class _Hub:
         self._name, self._split = source.path, source.split
         builder = load_builder(source, field)
         try:
-            self._rows: Any = builder.as_streaming_dataset(split=source.split)
+            rows: Any = builder.as_streaming_dataset(split=source.split)
         except (OSError, ValueError, NotImplementedError, DatasetsError) as error:
             raise UserError(f"the dataset {self._name!r} cannot be streamed: {error}", field=field) from error
+        self._rows = rows.decode(False).cast(without_media(rows.features)) if rows.features else rows
 
     def read_block(self, state: Any, size: int) -> Block:
         before, inner = (0, None) if state is None else state

@@ -109,7 +109,11 @@ async def assemble(
             outflow=outflow,
             log=run_log,
             trackers=Reports(
-                config, run_id=run.keys.run_id, run_dir=files.run_dir, resumed_step=inputs.core.policy_version
+                config,
+                run_id=run.keys.run_id,
+                run_dir=files.run_dir,
+                total_steps=inputs.length.total_steps,
+                resumed_step=inputs.core.policy_version,
             ),
             traces=traces,
             seen_tokens=state.num_tokens,

@@ -193,9 +193,9 @@ class Reporting:
         log.warning("%s", message)
         await self.log.event("log", {"message": message})
 
-    def close(self, *, timeout_s: float) -> None:
+    def close(self, *, run_is_over: bool, timeout_s: float) -> None:
         """Send the last reports, within ``timeout_s``, and the last traces, within at most 5 seconds more."""
-        self._trackers.close(timeout_s=timeout_s)
+        self._trackers.close(run_is_over=run_is_over, timeout_s=timeout_s)
         self.traces.close(timeout_s=min(timeout_s, _LAST_TRACES_S))
 
     def _of_rollouts(self, groups: Sequence[TrainedGroup], trained: TrainedStep) -> dict[str, float]:

@@ -101,15 +101,13 @@ class TokenStats:
         return cls(*map(float, floats))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics to log, under TRL's names where TRL has one; empty without tokens.
+        """Return the metrics to log, under TRL's names where TRL has one. Means over no tokens are NaN.
 
         ``mismatch_kl/k1`` and ``/k3`` estimate KL(pi_gen || pi_old) from the generator's own tokens: the means of -log
         r and of r - 1 - log r, where r is the token's ratio (http://joschu.net/blog/kl-approx.html).
         ``effective_sample_size`` is (sum r)^2 / (N sum r^2), between 1/N and 1.
         """
-        n = self.num_tokens
-        if n == 0:
-            return {}
+        n = self.num_tokens or math.nan
         metrics = {"loss": self.loss, "entropy": self.entropy_sum / n, "num_bounded_ratios": self.num_bounded_ratios}
         if self.num_bonus_tokens:
             metrics["policy_loss"] = self.policy_loss

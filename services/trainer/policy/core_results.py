@@ -54,7 +54,7 @@ class AccumulateStats:
     token_stats: TokenStats
     num_rows: int
     num_passes: int
-    """Forward passes of this rank; the other ranks make the same number."""
+    """Forward passes; every rank makes the same number, some of them maybe without rows."""
     num_pass_tokens: int
     """Tokens that went through the model."""
     per_token: Mapping[int, PerTokenArrays] = field(default_factory=dict[int, PerTokenArrays])

@@ -26,6 +26,7 @@ from services.trainer.policy.policy_module import PolicyModule
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 
+BASE_HASH, OLDER_BASE_HASH = "base_in_bfloat16", "base"
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 _NAME = "default"
@@ -160,15 +161,28 @@ class BaseReference:
         """Do nothing: the base never changes."""
 
 
+def base_hashes(lm: Any) -> dict[str, int]:
+    """Return the fingerprints of the base for a checkpoint. Earlier releases have only the one in the base's dtype."""
+    return {BASE_HASH: fingerprint(lm), OLDER_BASE_HASH: fingerprint(lm, dtype=None)}
+
+
 @torch.no_grad()
-def fingerprint(lm: Any) -> int:
-    """Return a 48-bit hash of the base's weight names, shapes and first elements; 0 if the weights are not here."""
+def fingerprint(lm: Any, *, dtype: torch.dtype | None = torch.bfloat16) -> int:
+    """Return a 48-bit hash of the base's weight names, shapes and first elements; 0 if the weights are not here.
+
+    Args:
+        lm: The model, with or without adapters.
+        dtype: Hash floating-point elements in this dtype, in which bases that were loaded in float32 and in bfloat16
+            are the same; None hashes them as they were loaded.
+    """
     parameters = [(name, weight) for name, weight in lm.named_parameters() if file_name(name) is None]
     if any(weight.is_meta for _, weight in parameters):
         return 0
     seen = hashlib.sha256(repr([(_plain(name), tuple(weight.shape)) for name, weight in parameters]).encode())
     for _, weight in parameters:
         first: Tensor = weight.detach().flatten()[:_SAMPLED].contiguous()
+        if dtype is not None and first.is_floating_point():
+            first = first.to(dtype)
         seen.update(first.view(torch.uint8).cpu().numpy().tobytes())
     return int.from_bytes(seen.digest()[:6], "big")
 

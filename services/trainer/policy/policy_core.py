@@ -188,7 +188,7 @@ class PolicyCore:
         return AccumulateStats(
             token_stats=stats,
             num_rows=int(sum(floats[0] for floats in everyone)),
-            num_passes=len(slots),
+            num_passes=len(slots) * len(everyone),
             num_pass_tokens=int(sum(floats[1] for floats in everyone)),
             per_token=own.per_token,
         )

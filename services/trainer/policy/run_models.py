@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.policy.compiled_layers import compile_layers
-from services.trainer.policy.lora import BaseReference, add_adapters, fingerprint
+from services.trainer.policy.lora import BaseReference, add_adapters, base_hashes
 from services.trainer.policy.model_options import run_dtype, use_liger_kernel
 from services.trainer.policy.packing_check import settle_packing
 from services.trainer.policy.policy_model import unique_tensors
@@ -87,15 +87,15 @@ def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device
 
 def _load_module(
     config: RunConfig, model: str, *, device: torch.device, ranks: Ranks, is_frozen: bool = False
-) -> tuple[PolicyModule, int]:
-    """Return the module and the fingerprint of its frozen base: 0 without a base, or on ranks that read none."""
+) -> tuple[PolicyModule, dict[str, int]]:
+    """Return the module and the hashes of its frozen base: none without a base, and 0 on ranks that read none."""
     revision = config.model_revision if model == config.model else None
     lm = load_policy_on(ranks, model, revision=revision, device=device, **_frozen_base(config, device=device))
     if config.use_liger_kernel:
         use_liger_kernel(lm, device=device)
-    base = 0
+    base: dict[str, int] = {}
     if config.use_peft:
-        base = fingerprint(lm)
+        base = base_hashes(lm)
         add_adapters(lm, config)
     module = PolicyModule(lm, config, device=device, is_frozen=is_frozen, is_alone=ranks.mesh is None)
     if ranks.mesh is not None:
@@ -103,12 +103,13 @@ def _load_module(
     return module, base
 
 
-def _trained_weights(policy: PolicyModule, config: RunConfig, *, base: int, ranks: Ranks) -> TrainedWeights:
+def _trained_weights(policy: PolicyModule, config: RunConfig, *, base: dict[str, int], ranks: Ranks) -> TrainedWeights:
     if not config.use_peft:
         return AllWeights(policy.lm)
     # Only the first rank has read the base. Integers of 48 bits are exact in float64.
-    base_of_first, *_ = ranks.gather(np.array([base], dtype=np.float64))
-    return AdapterWeights(policy.lm, base=int(base_of_first[0]), model=config.model)
+    base_of_first, *_ = ranks.gather(np.array(list(base.values()), dtype=np.float64))
+    hashes = dict(zip(base, map(int, base_of_first), strict=True))
+    return AdapterWeights(policy.lm, base=hashes, model=config.model)
 
 
 def _frozen_base(config: RunConfig, *, device: torch.device) -> dict[str, Any]:

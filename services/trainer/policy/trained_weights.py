@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from services.trainer.policy.lora import adapters, describe_adapters
+from services.trainer.policy.lora import BASE_HASH, OLDER_BASE_HASH, adapters, describe_adapters
 from services.trainer.policy.policy_model import hub_tensors, save_description, unique_tensors
 from shared.errors import HeadraceError
 
@@ -68,11 +68,11 @@ class AdapterWeights:
 
     Args:
         lm: A model with adapters.
-        base: `lora.fingerprint` of the frozen weights, the same on all ranks.
+        base: `lora.base_hashes` of the frozen weights, the same on all ranks.
         model: The run's name for the base model.
     """
 
-    def __init__(self, lm: Any, *, base: int, model: str) -> None:
+    def __init__(self, lm: Any, *, base: dict[str, int], model: str) -> None:
         self._lm = lm
         self._base = base
         self._model = model
@@ -87,10 +87,11 @@ class AdapterWeights:
         describe_adapters(self._lm, tokenizer, directory)
 
     def numbers(self) -> dict[str, Any]:  # noqa: D102
-        return {"base": self._base}
+        return dict(self._base)
 
     def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:  # noqa: D102
-        if numbers.get("base") != self._base:
+        name = BASE_HASH if BASE_HASH in numbers else OLDER_BASE_HASH
+        if numbers.get(name) != self._base[name]:
             raise HeadraceError(
                 f"the checkpoint {checkpoint} contains adapters of another base: the weights of {self._model} have "
                 "changed since they were trained, or they were trained on another model. Restore the original model, "

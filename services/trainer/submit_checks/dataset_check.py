@@ -4,11 +4,13 @@ Reads every row of a file, because its owner can correct it, but only the first 
 streamed file.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
+from services.trainer.data.local_rows import has_no_splits
 from services.trainer.data.model_files import model_file
 from services.trainer.submit_checks.model_check import read_json
 from services.trainer.submit_checks.prompt_lengths import (
@@ -21,6 +23,7 @@ from services.trainer.submit_checks.prompt_lengths import (
 from shared.errors import UserError
 from shared.files.file_roots import FileRoots
 from shared.messages import Prompt
+from shared.run_options.data import DatasetSource
 from shared.run_options.run_config import RunConfig
 
 MAX_HUB_ROWS = 1000
@@ -97,6 +100,7 @@ def check_dataset(
     evaluation = None
     if (found := config.eval_source()) is not None:
         (rows,) = open_sources(config, dict([found]), roots)
+        _refuse_training_rows(*found, trained=train.values())
         evaluation = _look(
             found[0], rows, config, lengths, max_hub_rows=max_hub_rows, num_asked=config.max_eval_prompts
         )
@@ -106,6 +110,24 @@ def check_dataset(
         sources=tuple(sources),
         evaluation=evaluation,
     )
+
+
+def _refuse_training_rows(field: str, source: DatasetSource, *, trained: Iterable[DatasetSource]) -> None:
+    """Refuse an evaluation on training rows under another name: through a link, or as a split of rows without splits.
+
+    Names that are the same were refused before (data.py).
+    """
+    place = _place_without_splits(source)
+    if place is not None and place in map(_place_without_splits, trained):
+        raise UserError(
+            f"{field} names training data ({place}); an evaluation on it would only show what was memorised",
+            field=field,
+        )
+
+
+def _place_without_splits(source: DatasetSource) -> Path | None:
+    path = Path(source.path).expanduser()
+    return path.resolve() if source.is_file or has_no_splits(path) else None
 
 
 @dataclass(frozen=True)

@@ -304,7 +304,7 @@ def unread_options(config: RunConfig) -> list[str]:
 def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
     if not set(config.report_to) - {"tensorboard"}:
         yield "project", "only trackers use it, and report_to has none, or only tensorboard"
-    if config.logging_steps > 1 and not config.report_to and not config.log_completions:
+    if config.logging_steps != 1 and not config.report_to and not config.log_completions:
         yield (
             "logging_steps",
             "only report_to and log_completions use it, and neither is set; the run's own log has every step",

@@ -33,13 +33,16 @@ class Reports:
         config: The run's config.
         run_id: The run's id, also in the trackers.
         run_dir: Trackers keep their local files below it.
+        total_steps: Optimizer steps of the run, of which ``logging_steps`` may be a share.
         resumed_step: Optimizer steps done before this process started; 0 for a new run.
     """
 
-    def __init__(self, config: RunConfig, *, run_id: str, run_dir: Path, resumed_step: int) -> None:
+    def __init__(self, config: RunConfig, *, run_id: str, run_dir: Path, total_steps: int, resumed_step: int) -> None:
         self._config = config
+        self._every = config.in_steps(total_steps).logging_steps
         self._window = MetricWindow()
         self._newest: Sequence[TrainedGroup] = ()
+        self._step = resumed_step
         self._told: set[str] = set()
         self._directory = directory = run_dir / "reports"
         head = {
@@ -66,12 +69,9 @@ class Reports:
         """
         self._window.add(metrics)
         self._newest = groups or self._newest
-        if step % self._config.logging_steps:
-            return
-        self._put({"kind": "step", "step": step, "metrics": tracker_names(self._window.take())})
-        if self._config.log_completions and self._newest:
-            self._report_completions(step, self._newest)
-            self._newest = ()
+        self._step = step
+        if step % self._every == 0:
+            self._report()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report an evaluation. Its metric names begin with ``eval_``."""
@@ -90,13 +90,29 @@ class Reports:
         self._told.update(new)
         return [f"reports to {name} have stopped: {failed[name]}; see {self._directory}/{name}.log" for name in new]
 
-    def close(self, *, timeout_s: float = 60.0) -> None:
-        """Send the remaining reports. Takes at most ``timeout_s`` seconds."""
+    def close(self, *, run_is_over: bool = True, timeout_s: float = 60.0) -> None:
+        """Send the remaining reports. Takes at most ``timeout_s`` seconds.
+
+        Args:
+            run_is_over: Also report the steps since the last report, as TRL does at the end. A run that continues in
+                another process may repeat these steps.
+            timeout_s: Time for the trackers.
+        """
         ends_at = time.monotonic() + timeout_s
+        if run_is_over:
+            self._report()
         for tracker in self._trackers:
             tracker.end()
         for tracker in self._trackers:
             tracker.wait(timeout_s=max(0.0, ends_at - time.monotonic()))
+
+    def _report(self) -> None:
+        """Report the steps since the last report, if there are any."""
+        if metrics := self._window.take():
+            self._put({"kind": "step", "step": self._step, "metrics": tracker_names(metrics)})
+        if self._config.log_completions and self._newest:
+            self._report_completions(self._step, self._newest)
+            self._newest = ()
 
     def _report_completions(self, step: int, groups: Sequence[TrainedGroup]) -> None:
         table = completions_table(groups, step=step, unique_prompts=self._config.log_unique_prompts)

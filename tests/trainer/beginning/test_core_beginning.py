@@ -42,6 +42,10 @@ def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     }
 
 
+def in_bfloat16(core: PolicyCore) -> dict[str, torch.Tensor]:
+    return {name: tensor.bfloat16() for name, tensor in weights(core).items()}
+
+
 def saved(core: PolicyCore, root: Path) -> Path:
     return save_checkpoint(root, core, {}, step=core.policy_version, keep=9)
 
@@ -140,6 +144,31 @@ def test_an_adapter_of_peft_gives_its_weights(tiny_model: Path, tmp_path: Path) 
     core = adam(tiny_model, **LORA)
     core.take_weights(tmp_path)
     assert_same_weights(weights(core), weights(source))
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_adapters_go_on_in_another_dtype(tiny_model: Path, tmp_path: Path, theirs: str, ours: str) -> None:
+    source = adam(tiny_model, dtype=theirs, **LORA)
+    train(source, range(2))
+    checkpoint = saved(source, tmp_path)
+    everything, only_weights = (adam(tiny_model, dtype=ours, **LORA) for _ in range(2))
+    everything.begin_from(checkpoint)
+    only_weights.take_weights(checkpoint / "model")
+    for core in (everything, only_weights):
+        assert_same_weights(in_bfloat16(core), in_bfloat16(source))
+
+
+def test_a_checkpoint_with_only_the_hash_of_an_older_release_is_compared_with_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    checkpoint = saved(adam(tiny_model, **LORA), tmp_path)
+    state = json.loads((checkpoint / "core_state.json").read_text())
+    del state["base_in_bfloat16"]
+    (checkpoint / "core_state.json").write_text(json.dumps(state))
+    adam(tiny_model, **LORA).begin_from(checkpoint)
+    (checkpoint / "core_state.json").write_text(json.dumps(state | {"base": state["base"] + 1}))
+    with pytest.raises(HeadraceError, match="adapters of another base"):
+        adam(tiny_model, **LORA).begin_from(checkpoint)
 
 
 def test_weights_of_another_model_are_refused_with_the_name_of_a_weight(tiny_model: Path, tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ def test_with_only_the_model_everything_else_begins_anew(tmp_path: Path) -> None
         ({"max_steps": 4}, {"max_steps": 8, "resume_only_model": True}, False),
         ({"max_steps": -1, "num_train_epochs": 2.0}, {"num_train_epochs": 3.0}, True),
         ({"max_steps": 8, "num_train_epochs": 2.0}, {"max_steps": 8, "num_train_epochs": 3.0}, False),
+        ({"max_steps": -1, "groups_per_step": 8}, {"groups_per_step": 16}, True),
+        ({"max_steps": -1, "groups_per_step": 8}, {"groups_per_step": 8}, False),
+        ({"max_steps": 8, "groups_per_step": 8}, {"max_steps": 8, "groups_per_step": 16}, False),
+        ({"max_steps": -1, "steps_per_generation": 1}, {"steps_per_generation": 2}, True),
+        ({"max_steps": -1, "num_iterations": 1}, {"num_iterations": 2}, True),
     ],
 )
 def test_a_schedule_of_another_length_is_noted(
@@ -98,9 +103,16 @@ def test_data_may_begin_anew_while_the_schedule_goes_on(tmp_path: Path) -> None:
     assert (beginning.steps_before, beginning.rows, notes) == (4, RowCursor(), [])
 
 
+@pytest.mark.parametrize("given", [{}, {"max_steps": 8}])
+def test_another_data_set_is_another_length_unless_max_steps_is_given(tmp_path: Path, given: dict[str, Any]) -> None:
+    path = source(tmp_path, settings=given)
+    _, notes = begin(tmp_path, path, dataset_name="/more.jsonl", **given)
+    assert any("the learning rate, which was 1e-06, may jump" in note for note in notes) == (not given)
+
+
 @pytest.mark.parametrize("change", [{"dataset_name": "/more.jsonl"}, {"seed": 7}, {"shuffle_dataset": False}])
 def test_other_data_begin_with_their_first_row_and_the_user_is_told(tmp_path: Path, change: dict[str, Any]) -> None:
-    beginning, notes = begin(tmp_path, source(tmp_path), **change)
+    beginning, notes = begin(tmp_path, source(tmp_path), max_steps=9, **change)
     assert beginning.rows == RowCursor()
     assert notes == [f"the run that is continued has another {next(iter(change))}: the data begin with their first row"]
 
@@ -227,6 +239,17 @@ def test_adapters_must_have_the_rank_scale_and_layers_of_the_run(tmp_path: Path,
     assert "have lora_r: 8, and this run has 16; set it to theirs" in said
     assert "have lora_alpha: 16, and this run has 32" in said
     assert "are for q_proj, v_proj, and this run has lora_target_modules: k_proj" in said
+
+
+def test_adapters_of_a_base_in_four_bits_are_for_such_a_base(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"use_peft": True, "lora_r": 8, "lora_alpha": 16, "dtype": "bfloat16"}
+    path = source(tmp_path, adapter=LORA, settings={"load_in_4bit": True})
+    assert begin(tmp_path, path, load_in_4bit=True, **run)[0].source == "checkpoint"
+    for only_model in (False, True):
+        assert refusal(tmp_path, path, resume_only_model=only_model, **run) == (
+            f"the adapters in {path} were trained on a base with load_in_4bit: true, and this run has false; set it to "
+            "theirs"
+        )
 
 
 def test_adapters_must_be_for_every_linear_layer_if_the_run_names_none(tmp_path: Path) -> None:

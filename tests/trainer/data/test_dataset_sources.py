@@ -233,6 +233,30 @@ def test_a_directory_that_datasets_understands_is_a_dataset(tmp_path: Path) -> N
     assert [dataset.row_at(n).prompt for n in range(2)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_media_in_columns_that_are_left_out_are_not_decoded(tmp_path: Path, is_streamed: bool) -> None:
+    """Decoding a sound would need a library that is not installed, and decoding a broken image fails."""
+    broken = {"bytes": b"not a file", "path": None}
+    features: Any = datasets.Features(
+        {
+            "prompt": datasets.Value("string"),
+            "solution": datasets.Json(),
+            "image": datasets.Image(),
+            "pages": datasets.List(datasets.Image()),
+            "sound": datasets.Audio(),
+        }
+    )
+    encoded = {"solution": ['{"x": 1}'], "image": [broken], "pages": [[broken]], "sound": [broken]}
+    table = cast(Any, pa.Table).from_pydict({"prompt": ["a"]} | encoded, schema=features.arrow_schema)
+    pq.write_table(table, tmp_path / "train.parquet")
+    streaming: dict[str, Any] = {"dataset_streaming": True, "max_steps": 1} if is_streamed else {}
+    row = open_prompts(config(str(tmp_path), columns=["solution"], **streaming)).row_at(0)
+    assert (row.prompt, row.columns) == ("a", {"solution": {"x": 1}})
+    problem = open_prompts(config(str(tmp_path), **streaming)).row_at(0).problem
+    assert problem is not None
+    assert "has a value of type bytes in 'image.bytes', " in problem
+
+
 @pytest.mark.parametrize(
     "file",
     [
@@ -372,6 +396,29 @@ def test_directories_of_save_to_disk_are_data_sets(tmp_path: Path) -> None:
     for name, sentence in (("one", "without splits"), ("both", "has no split dev; it has train, test")):
         with pytest.raises(UserError, match=sentence):
             open_dataset(config(str(tmp_path / name), dataset_train_split="dev"))
+
+
+@pytest.mark.parametrize(
+    ("train", "settings"),
+    [
+        ("one", {"eval_dataset_name": "one"}),
+        ("one", {"dataset_test_split": "test"}),
+        ("one", {"eval_dataset_name": "link"}),
+        ("rows.jsonl", {"eval_dataset_name": "link.jsonl"}),
+    ],
+)
+def test_training_rows_are_not_evaluated_under_another_name(
+    tmp_path: Path, train: str, settings: dict[str, str]
+) -> None:
+    """A directory without splits has the same rows in each of them."""
+    cast(Any, datasets.Dataset).from_list([{"prompt": "a"}]).save_to_disk(tmp_path / "one")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    for name, link in (("one", "link"), ("rows.jsonl", "link.jsonl")):
+        (tmp_path / link).symlink_to(tmp_path / name)
+    named = {name: str(tmp_path / value) if name == "eval_dataset_name" else value for name, value in settings.items()}
+    with pytest.raises(UserError, match=r"names training data \(.*\); an evaluation on it") as refused:
+        check_dataset(config(str(tmp_path / train), eval_steps=5, **named))
+    assert refused.value.field == next(iter(settings))
 
 
 def test_offsets_that_lead_out_of_a_saved_data_set_are_refused(tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ def make_steps(core: TrainingCore, directory: Path) -> None:
             {
                 "metrics": stats.metrics(),
                 "num_rows": accumulated.num_rows,
+                "num_passes": accumulated.num_passes,
                 "num_pass_tokens": accumulated.num_pass_tokens,
                 "probe": core.probe([1, 7, 30, 12, 5, 9]).tolist(),
                 "per_token": {

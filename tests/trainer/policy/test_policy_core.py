@@ -19,6 +19,7 @@ from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.model_options import activation_bytes
 from services.trainer.policy.policy_core import PolicyCore
 from services.trainer.policy.rank_plan import Slot
+from services.trainer.policy.ranks import Floats, SingleRank
 from tests.trainer.cores import (
     GRADIENT_DESCENT,
     assert_same_weights,
@@ -452,6 +453,21 @@ def test_the_same_rows_in_the_same_order_give_the_same_bits(tiny_model: Path) ->
             core.step()
         runs.append(weights(core))
     assert_same_weights(*runs)
+
+
+class EqualRanks(SingleRank):
+    """Two ranks with the same rows."""
+
+    def gather(self, array: Floats) -> list[Floats]:
+        return [array, array]
+
+
+def test_passes_and_their_tokens_are_counted_on_all_ranks(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = random_rows(3)
+    core = make_core(tiny_model)
+    monkeypatch.setattr(core, "_ranks", EqualRanks())
+    stats = core.accumulate(rows, plan=[Slot((index,), needs_backward=True) for index in range(3)])
+    assert (stats.num_passes, stats.num_pass_tokens) == (6, 2 * sum(row.token_ids.size for row in rows))
 
 
 def test_a_pass_without_rows_takes_part_and_changes_nothing(tiny_model: Path) -> None:

@@ -23,6 +23,7 @@ from tests.trainer.cores import CPU, make_config
 from tests.trainer.policy.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, run_ranks, start
 from tests.trainer.tensor_files import load_file
 
+MAX_TOKENS = 40
 LOSSES_AGREE, WEIGHTS_AGREE = 1e-4, 1e-6
 """Relative and absolute tolerance. Sums over ranks round in another order, and twenty steps of AdamW amplify that."""
 
@@ -53,7 +54,11 @@ def make_model(path: Path, *, is_tied: bool, hidden_size: int) -> Path:
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     """Return runs that differ in what sharding could break: tied weights, saved tensors, computed logprobs."""
     directory = tmp_path_factory.mktemp("models")
-    plain: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 40, "max_completion_length": 20}
+    plain: dict[str, Any] = {
+        "learning_rate": 1e-3,
+        "max_tokens_per_microbatch": MAX_TOKENS,
+        "max_completion_length": 20,
+    }
     tied = make_model(directory / "tied", is_tied=True, hidden_size=30)
     untied = make_model(directory / "untied", is_tied=False, hidden_size=28)
     return {
@@ -98,6 +103,7 @@ def assert_same_steps(
     for step, (mine, theirs) in enumerate(zip(here, there, strict=True)):
         assert mine["metrics"] == pytest.approx(theirs["metrics"], rel=losses_agree, abs=1e-6), step
         assert (mine["num_rows"], mine["num_pass_tokens"]) == (theirs["num_rows"], theirs["num_pass_tokens"])
+        assert max(run["num_pass_tokens"] / run["num_passes"] for run in (mine, theirs)) <= MAX_TOKENS, step
         assert mine["probe"] == pytest.approx(theirs["probe"], abs=losses_agree)
         assert mine["per_token"].keys() == theirs["per_token"].keys() == {"1", "4"}
         for row, arrays in mine["per_token"].items():

@@ -58,7 +58,7 @@ async def train(
             assert await loop.run() == "finished"
     finally:
         services.cancel()
-        await asyncio.to_thread(loop.reporting.close, timeout_s=60.0)
+        await asyncio.to_thread(loop.reporting.close, run_is_over=True, timeout_s=60.0)
     return tmp_path / "run"
 
 

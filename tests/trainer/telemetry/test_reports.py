@@ -49,7 +49,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def reports(tmp_path: Path, *, resumed_step: int = 0, **options: Any) -> Reports:
     config = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"], learning_rate=0.5, **options)
-    return Reports(config, run_id=RUN_ID, run_dir=tmp_path, resumed_step=resumed_step)
+    return Reports(config, run_id=RUN_ID, run_dir=tmp_path, total_steps=8, resumed_step=resumed_step)
 
 
 def events_of_tensorboard(run_dir: Path, name: str = "train/loss") -> list[tuple[int, float]]:
@@ -114,6 +114,18 @@ def test_event_files_hold_the_steps_of_the_weights_that_survive(tmp_path: Path) 
     train_resume_train(tmp_path, "tensorboard")
     assert scalars_of_tensorboard(tmp_path) == {1: 0.25, 2: 0.5, 3: 3.0, 4: 4.0, 5: 5.0, 6: 6.0}
     assert scalars_of_tensorboard(tmp_path, "eval/reward") == {5: 0.75}
+
+
+@pytest.mark.parametrize(("run_is_over", "reported"), [(True, {4: 2.5, 6: 5.5}), (False, {4: 2.5})])
+def test_the_last_steps_are_reported_when_the_run_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_is_over: bool, reported: dict[int, float]
+) -> None:
+    told = reports(tmp_path, report_to=["tensorboard"], logging_steps=0.5, log_completions=True)
+    for step in range(1, 7):
+        told.step(step, {"loss": float(step)}, [one_group(number=step)])
+    told.close(run_is_over=run_is_over)
+    assert scalars_of_tensorboard(tmp_path) == reported
+    assert ("Step 6" in capsys.readouterr().err) == run_is_over
 
 
 def test_event_files_have_no_step_twice_after_a_death_before_the_first_checkpoint(tmp_path: Path) -> None:
@@ -381,7 +393,7 @@ from pathlib import Path
 from services.trainer.telemetry.reports import Reports
 from shared.run_options.run_config import RunConfig
 config = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"], report_to=["tensorboard"])
-reports = Reports(config, run_id="run-abc", run_dir=Path({str(tmp_path)!r}), resumed_step=0)
+reports = Reports(config, run_id="run-abc", run_dir=Path({str(tmp_path)!r}), total_steps=3, resumed_step=0)
 for step in range(1, 4):
     reports.step(step, {{"loss": float(step)}})
 while reports._trackers[0]._num_waiting:

@@ -138,6 +138,7 @@ def test_a_run_is_named_as_trl_names_its_repository() -> None:
     assert translated(output_dir="out/c", push_to_hub=True, hub_model_id="me/d").hub_model_id == "me/d"
     assert (config.report_to, config.project, config.logging_steps) == (["wandb"], "huggingface", 10)
     assert translated(report_to="none").report_to == []
+    assert translated(report_to="wandb", logging_steps=0.05).in_steps(40).logging_steps == 2
 
 
 def test_a_long_completion_raises_the_bound_of_a_microbatch() -> None:
