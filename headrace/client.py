@@ -41,8 +41,10 @@ Sort = Literal["created", "started", "ended", "name", "status", "step"]
 _MAX_MODULE_NAME = 64
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
 _IN_FLIGHT = "/problems/request-in-flight"
+_A_PROXY_GAVE_UP = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+"""Statuses with which a proxy, an Ingress for example, answers while the API may still create the run."""
 _ASK_AGAIN_S = 2.0
-"""Time between two repetitions of a submit that the API is still answering."""
+"""Time between two repetitions of a submit whose answer is still missing."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ class HeadraceClient:
     def submit(self, config: Mapping[str, Any]) -> Submission:
         """Submit a run. If the answer is lost, the request is repeated with the same Idempotency-Key: no second run.
 
-        While the API is still answering the first request, it is repeated until the submit's timeout.
+        While the API is still answering the first request, and after a proxy gave it up, it is repeated until the
+        submit's timeout.
 
         Raises:
             HeadraceApiError: The config was refused (the message says why), or the API cannot be reached.
@@ -135,7 +138,7 @@ class HeadraceClient:
                 return _submission(self._offer(config, headers=headers, num_tries=3))
             except HeadraceApiError as error:
                 deadline = deadline or time.monotonic() + self._submit_timeout_s
-                if error.problem.get("type") != _IN_FLIGHT or time.monotonic() >= deadline:
+                if not _may_be_answered_later(error) or time.monotonic() >= deadline:
                     raise
             time.sleep(_ASK_AGAIN_S)
 
@@ -339,6 +342,11 @@ class HeadraceClient:
 
 def _submission(body: Mapping[str, Any]) -> Submission:
     return Submission(run=body.get("run"), warnings=tuple(body.get("warnings", ())), derived=body.get("derived", {}))
+
+
+def _may_be_answered_later(error: HeadraceApiError) -> bool:
+    kind = error.problem.get("type")
+    return kind == _IN_FLIGHT or (kind is None and error.status in _A_PROXY_GAVE_UP)
 
 
 def _quoted(run_id: str) -> str:

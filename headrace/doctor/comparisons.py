@@ -101,7 +101,8 @@ def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> lis
             name,
             "GPUs",
             "sees no GPU, but others do",
-            "give it one (compose: deploy.resources, Kubernetes: nvidia.com/gpu) and check CUDA_VISIBLE_DEVICES",
+            "give it one (Compose: HEADRACE_TRAINER_GPUS and HEADRACE_GENERATOR_GPUS in .env; Kubernetes: trainer.gpus "
+            "and generator.gpus) and check CUDA_VISIBLE_DEVICES",
         )
         for name, count in seen.items()
     ]

@@ -2,7 +2,8 @@
 
 services given by address --+
 Redis: settings, fleet    --+--> generators found only in Redis --> reports are compared with each other
-runs, reward endpoints    --+
+   then runs              --+
+reward endpoints          --+
 """
 
 import asyncio
@@ -45,8 +46,8 @@ async def examine(targets: Targets) -> Examination:
     async with asking(timeout_s=targets.timeout_s, tls=PeerTls(targets.tls.ca_file)) as asker, of_generators as other:
         named = named_services(targets)
         looking = asyncio.gather(*_looks(named, asker, targets, generators=other))
-        redis, runs, endpoints, looked = await asyncio.gather(
-            _redis(targets), _runs(targets, asker), _endpoints(targets, named, asker), looking
+        (redis, runs), endpoints, looked = await asyncio.gather(
+            _redis_and_runs(targets, asker), _endpoints(targets, named, asker), looking
         )
         redis = _of_this_deployment(redis, runs)
         known_urls = {service.url for service in named}
@@ -84,10 +85,14 @@ def named_services(targets: Targets) -> list[Service]:
     return services
 
 
-async def _redis(targets: Targets) -> LookedAtRedis:
-    if not targets.redis_url:
-        return LookedAtRedis([])
-    return await look_at_redis(targets.redis_url, timeout_s=targets.timeout_s)
+async def _redis_and_runs(targets: Targets, asker: Asker) -> tuple[LookedAtRedis, LookedAtRuns]:
+    """Look at Redis first, which knows since when a generator of a run has been gone."""
+    redis, runs = LookedAtRedis([]), LookedAtRuns()
+    if targets.redis_url:
+        redis = await look_at_redis(targets.redis_url, timeout_s=targets.timeout_s)
+    if targets.api_url:
+        runs = await look_at_runs(targets.api_url, asker, key=targets.api_key, long_gone=redis.long_gone())
+    return redis, runs
 
 
 def _of_this_deployment(redis: LookedAtRedis, runs: LookedAtRuns) -> LookedAtRedis:
@@ -112,12 +117,6 @@ def _coverage(
         num_sessions=runs.num_sessions,
         is_redis_named=bool(targets.redis_url),
     )
-
-
-async def _runs(targets: Targets, asker: Asker) -> LookedAtRuns:
-    if not targets.api_url:
-        return LookedAtRuns()
-    return await look_at_runs(targets.api_url, asker, key=targets.api_key)
 
 
 async def _endpoints(targets: Targets, services: list[Service], asker: Asker) -> list[Finding]:

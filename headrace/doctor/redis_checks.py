@@ -23,6 +23,8 @@ from shared.registration import decode_registration
 MIN_VERSION = (7, 0)
 FULL_SHARE = 0.8
 """Share of maxmemory above which there is little room for the next run's groups."""
+_LONG_GONE_S = 600.0
+"""Seconds after the end of a lease from which a generator counts as scaled away, and not as one to start again."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class FleetMember:
     replica_id: str
     url: str
     is_alive: bool
+    is_long_gone: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class LookedAtRedis:
     fleet: list[FleetMember] | None = None
     run_ids: frozenset[str] | None = None
     clock_ahead_s: float | None = None
+
+    def long_gone(self) -> frozenset[str]:
+        """Return the generators whose lease expired long ago."""
+        return frozenset(member.replica_id for member in self.fleet or () if member.is_long_gone)
 
 
 async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
@@ -198,17 +205,8 @@ def of_another_deployment(redis: LookedAtRedis, listed: frozenset[str] | None) -
 
 def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:
     """Return the findings on the registered generators and their leases."""
-    gone = [member.replica_id for member in fleet if not member.is_alive]
-    findings = [
-        problem(
-            name,
-            "lease",
-            "is registered, but has not renewed its lease: it died suddenly, or cannot reach Redis",
-            "look into its log and start it again; other generators sample its prompts",
-        )
-        for name in gone
-    ]
-    alive = len(fleet) - len(gone)
+    findings = [_gone(member) for member in fleet if not member.is_alive]
+    alive = len(fleet) - len(findings)
     if alive:
         return [*findings, ok(REDIS, "generators", f"{alive} registered, with a live lease")]
     return [
@@ -221,6 +219,18 @@ def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:
             "the trainer",
         ),
     ]
+
+
+def _gone(member: FleetMember) -> Finding:
+    if member.is_long_gone:
+        # Only the replica itself removes its entry, so the entry of a machine that was lost stays.
+        return note(member.replica_id, "lease", "is still registered, but has not renewed its lease for ten minutes")
+    return problem(
+        member.replica_id,
+        "lease",
+        "is registered, but has not renewed its lease: it died suddenly, or cannot reach Redis",
+        "look into its log and start it again; other generators sample its prompts",
+    )
 
 
 async def _clock_ahead_s(client: Redis) -> float:
@@ -238,7 +248,12 @@ async def _fleet(client: Redis) -> list[FleetMember]:
     scored: Any = await client.zrange(FLEET_LEASES, 0, -1, withscores=True)
     leases: dict[Any, float] = dict(scored)
     return [
-        FleetMember(name.decode(errors="replace"), decode_registration(entry).url, leases.get(name, 0.0) >= now_ms)
+        FleetMember(
+            name.decode(errors="replace"),
+            decode_registration(entry).url,
+            is_alive=leases.get(name, 0.0) >= now_ms,
+            is_long_gone=leases.get(name, 0.0) < now_ms - 1000 * _LONG_GONE_S,
+        )
         for name, entry in sorted(entries.items())
     ]
 

@@ -5,7 +5,7 @@ GET /v1/runs --runs that have not ended--> GET /v1/runs/{run_id}
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
@@ -35,8 +35,15 @@ class LookedAtRuns:
     """False if every run that has not ended was looked at, and none has tools."""
 
 
-async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
-    """Return the findings on the runs that have not ended, and the replicas that serve them."""
+async def look_at_runs(api_url: str, asker: Asker, *, key: str, long_gone: Collection[str] = ()) -> LookedAtRuns:
+    """Return the findings on the runs that have not ended, and the replicas that serve them.
+
+    Args:
+        api_url: The run API's URL, without a slash at the end.
+        asker: Sends the requests.
+        key: The API key; empty if doctor has none.
+        long_gone: Generators whose lease expired long ago, by Redis.
+    """
     if not key:
         return LookedAtRuns([note("runs", "list", "not looked at: doctor has no API key for the trainer")])
     listed = await asker.get_all(f"{api_url}/v1/runs?limit=1000", "runs", key=key)
@@ -61,7 +68,9 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
         *(asker.get(f"{api_url}/v1/runs/{quote(run_id, safe='')}", key=key) for run_id in lasting[:_MAX_RUNS])
     )
     findings = [
-        finding for run_id, detail in zip(lasting, details, strict=False) for finding in _of_answer(run_id, detail)
+        finding
+        for run_id, detail in zip(lasting, details, strict=False)
+        for finding in _of_answer(run_id, detail, long_gone)
     ]
     findings += failed
     if len(lasting) > _MAX_RUNS:
@@ -82,13 +91,13 @@ def _most(pages: list[Answer], name: str) -> int:
     return max((count for page in pages if isinstance(count := page.get(name), int)), default=0)
 
 
-def _of_answer(run_id: str, detail: Answer) -> list[Finding]:
+def _of_answer(run_id: str, detail: Answer, long_gone: Collection[str]) -> list[Finding]:
     if detail.status != HTTPStatus.OK or not isinstance(detail.body, dict):
         return [unknown(run_id, "run", f"GET /v1/runs/{run_id}{_what(detail)}", "look into the trainer's log")]
-    return run_findings(run_id, cast("Mapping[str, Any]", detail.body))
+    return run_findings(run_id, cast("Mapping[str, Any]", detail.body), long_gone)
 
 
-def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
+def run_findings(run_id: str, run: Mapping[str, Any], long_gone: Collection[str]) -> list[Finding]:
     """Return the findings on one run, from its page of the run API."""
     status, waiting_for = run.get("status"), str(run.get("waiting_for") or "")
     says = f"{status}" + (f", waiting for {waiting_for}" if waiting_for else "")
@@ -109,7 +118,7 @@ def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
             )
         )
     if status in ("running", "paused"):
-        findings += _generators(run_id, run)
+        findings += _generators(run_id, run, long_gone)
         if run.get("num_rewarders") == 0:
             findings.append(
                 problem(run_id, "rewarders", "no rewarder is alive for it", "start one, or look into its log")
@@ -163,12 +172,14 @@ def _dead_letters(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
+def _generators(run_id: str, run: Mapping[str, Any], long_gone: Collection[str]) -> list[Finding]:
     generators = objects(run.get("generators"))
     gone = [str(one.get("replica_id")) for one in generators if not one.get("is_alive")]
     serving = [one for one in generators if one.get("is_alive") and not one.get("doing")]
     findings = [
-        problem(
+        note(run_id, "generators", f"{name} took part, but its lease expired more than ten minutes ago")
+        if name in long_gone
+        else problem(
             run_id,
             "generators",
             f"{name} took part, but its lease has expired",

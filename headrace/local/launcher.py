@@ -280,7 +280,8 @@ async def _reap_orphans() -> None:
     reaper = process_table.OrphanReaper()
     while True:
         await asyncio.sleep(_REAP_EVERY_S)
-        reaper.look()
+        with contextlib.suppress(OSError):  # no descriptors are left: the next look may have some
+            reaper.look()
 
 
 def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> list[str]:

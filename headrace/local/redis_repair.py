@@ -43,6 +43,8 @@ class Damage:
     later: tuple[str, ...]
 
     def __str__(self) -> str:
+        if not self.file.exists():
+            return f"{self.file} is missing"
         size = self.file.stat().st_size
         where = "damaged" if self.is_base else f"damaged at byte {self.num_good_bytes} of {size}"
         return f"{self.file} is {where}"

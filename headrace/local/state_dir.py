@@ -221,7 +221,7 @@ class StateDir:
         """Return the number of generators that `headrace scale` asked for; None if it was not used."""
         try:
             return int(self.generators_file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
 
 

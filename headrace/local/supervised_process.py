@@ -2,6 +2,7 @@
 
     start --> runs --> exit 2 or 3   the service refuses to run: no restart, its message is shown
                 |----> any other exit: restart after a pause that doubles, up to ten seconds
+                |----> cannot be started, as without its log's directory: said, and tried again in the same way
                 |----> silent for a minute (hang_watch.py): SIGKILL to its process group, then restart in the same way
                 +----> end(): SIGTERM, and SIGKILL to its process group after stop_timeout_s
 
@@ -21,6 +22,7 @@ from headrace.local import guarded_exec, process_table
 from headrace.local.hang_watch import Question, until_it_hangs
 from headrace.local.held_port import HeldPort
 from headrace.local.state_dir import ProcessMark
+from shared.errors import UserError
 from shared.service.child_secrets import handed_on
 from shared.service.logs import last_message
 from shared.service.signal_names import signal_name
@@ -76,24 +78,27 @@ class SupervisedProcess:
         try:
             while not self._is_ending.is_set():
                 started_at = time.monotonic()
-                code = await self._run_once()
+                code: int | None = None
+                try:
+                    child = await self._start()
+                except OSError as error:
+                    ended = f"cannot be started ({error})"
+                else:
+                    code = await self._until_it_ends(child)
+                    ended = _describe(code) + (f" ({self.last_words()})" if code > 0 else "")
                 if self._is_ending.is_set():
                     return None
                 if code in (USER_ERROR, FENCED):
                     self._say(f"{self.spec.name} gave up: {self.last_words()} (log: {self.spec.log_path})")
                     return code
-                if code not in (-signal.SIGKILL, -signal.SIGTERM):
-                    reason = await asyncio.to_thread(self.spec.why_hopeless, self.last_words())
+                if code not in (None, -signal.SIGKILL, -signal.SIGTERM):
+                    reason = await self._why_hopeless()
                     if reason:
                         self._say(f"{self.spec.name} gave up: {reason} (log: {self.spec.log_path})")
                         return USER_ERROR
                 if time.monotonic() - started_at > _HEALTHY_AFTER_S:
                     pause_s = _FIRST_PAUSE_S
-                last_words = f" ({self.last_words()})" if code > 0 else ""
-                self._say(
-                    f"{self.spec.name} {_describe(code)}{last_words}; starting it again in {pause_s:.1f} s "
-                    f"(log: {self.spec.log_path})"
-                )
+                self._say(f"{self.spec.name} {ended}; starting it again in {pause_s:.1f} s (log: {self.spec.log_path})")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._is_ending.wait()
@@ -135,11 +140,23 @@ class SupervisedProcess:
             return "no log"
         return last_message(lines) or "it logged no message"
 
-    async def _run_once(self) -> int:
+    async def _why_hopeless(self) -> str:
+        try:
+            return await asyncio.to_thread(self.spec.why_hopeless, self.last_words())
+        except (OSError, UserError):  # it cannot be found out now, so the service is started again
+            return ""
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """Start the service.
+
+        Raises:
+            OSError: Its log cannot be opened, its interpreter is missing, or the machine has no room for a process.
+        """
         sockets = {name: port.fileno() for name, port in self.spec.listeners.items()}
+        self.spec.log_path.parent.mkdir(mode=0o700, exist_ok=True)
         with self.spec.log_path.open("ab") as log_file, handed_on(self.spec.secrets) as (variables, secrets):
             self._log_starts_at = log_file.seek(0, os.SEEK_END)
-            child = await asyncio.create_subprocess_exec(
+            return await asyncio.create_subprocess_exec(
                 *guarded_exec.guard(sockets),
                 *self.spec.command,
                 pass_fds=(*sockets.values(), *secrets),
@@ -150,6 +167,9 @@ class SupervisedProcess:
                 # Only the launcher gets Ctrl-C from the terminal; it ends its services in order.
                 start_new_session=True,
             )
+
+    async def _until_it_ends(self, child: asyncio.subprocess.Process) -> int:
+        """Return the exit status of a service that was just started."""
         self.process = process_table.mark(child.pid)
         self.num_starts += 1
         self._on_start()

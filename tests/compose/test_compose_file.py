@@ -204,8 +204,12 @@ def test_headrace_doctor_finds_all_services_where_the_page_runs_it(name: str, tm
 @pytest.mark.parametrize("name", OURS)
 def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_mounted(name: str) -> None:
     page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
-    given = dict(re.findall(r"^(HEADRACE_(?:API_KEYS_FILE|TLS_\w+_FILE|(?:REWARDER|SESSIONS)_URL))=(\S+)", page, re.M))
-    assert len(given) == 6
+    given = dict(
+        re.findall(
+            r"^(HEADRACE_(?:API_KEYS_FILE|TLS_\w+_FILE|(?:REWARDER|SESSIONS|SESSIONS_ADVERTISE)_URL))=(\S+)", page, re.M
+        )
+    )
+    assert len(given) == 7
     service = load(given)["services"][name]
     directories = {volume.split(":")[1] for volume in service["volumes"] if volume.endswith(":ro")}
     environment = service["environment"]
@@ -219,6 +223,11 @@ def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_
     if kind(name) == "trainer":
         for variable in ("HEADRACE_REWARDER_URL", "HEADRACE_SESSIONS_URL"):
             assert environment[variable] == given[variable]
+    if kind(name) == "sessions":
+        assert environment["HEADRACE_ADVERTISE_URL"] == given["HEADRACE_SESSIONS_ADVERTISE_URL"]
+        assert "https://127.0.0.1:8000" in given.values(), (
+            "agent functions run beside it: certificates name no container"
+        )
 
 
 @pytest.mark.parametrize("name", ALL)

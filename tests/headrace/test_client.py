@@ -59,6 +59,34 @@ def test_a_submit_whose_first_request_is_still_being_answered_waits_for_its_answ
     assert len(api.asked) == 1
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_submit_that_a_proxy_gave_up_is_sent_again_under_the_same_idempotency_key(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(client_module, "_ASK_AGAIN_S", 0.01)
+    gave_up = Answer(status=status, body=b"<html>the upstream is slow</html>", content_type="text/html")
+    in_flight = problem(409, "Send it again in a few seconds.", kind="request-in-flight")
+    answers = iter([gave_up, in_flight, gave_up, SUBMITTED])
+    with serving(lambda _: next(answers)) as api, HeadraceClient(api.url, "k", timeout_s=60) as client:
+        assert client.submit({"model": "m"}).run_id == "run-a"
+    assert len(api.asked) == 4
+    assert len({asked.headers["idempotency-key"] for asked in api.asked}) == 1
+
+
+def test_a_proxy_that_gives_up_for_ever_and_a_trainer_that_refuses_end_a_submit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "_ASK_AGAIN_S", 0.01)
+    gave_up = Answer(status=504, body=b'{"message": "the upstream is slow"}')
+    with serving(lambda _: gave_up) as api, HeadraceClient(api.url, "k", submit_timeout_s=0.5) as client:
+        assert refusal_of(lambda: client.submit({"model": "m"})).status == 504
+    assert len(api.asked) > 1
+    refused = problem(503, "Redis does not answer.")
+    with serving(lambda _: refused) as api, HeadraceClient(api.url, "k") as client:
+        assert refusal_of(lambda: client.submit({"model": "m"})).status == 503
+    assert len(api.asked) == 1
+
+
 def test_two_submits_have_two_idempotency_keys() -> None:
     with serving(lambda _: SUBMITTED) as api, HeadraceClient(api.url, "k") as client:
         client.submit({"model": "m"})

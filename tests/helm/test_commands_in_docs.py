@@ -73,6 +73,14 @@ def test_every_service_that_a_command_of_compose_names_is_in_the_file() -> None:
     assert set(removed.split()) <= {f"{COMPOSE['name']}_{volume}" for volume in COMPOSE["volumes"]}
 
 
+def test_the_way_back_with_compose_builds_nothing() -> None:
+    """A build in the new release's directory would replace the images of the old one by new code."""
+    (way_back,) = [line for line in section("Upgrading with Compose").split("\n\n") if line.startswith("To go back")]
+    text = " ".join(way_back.split())
+    assert "in `deploy/` of the old release" in text
+    assert "without `docker compose build`" in text
+
+
 def test_what_users_put_beside_the_compose_file_is_taken_along_copied_and_restored() -> None:
     text = (ROOT / "deploy" / "docker-compose.yml").read_text()
     of_users = {*re.findall(r":-\./([\w-]+)\}", text), ".env", "docker-compose.override.yml"}

@@ -18,6 +18,7 @@ from tests.helm.chart import (
     environment,
     leaves,
     mounts,
+    notes,
     of_kind,
     pod_spec,
     render,
@@ -369,6 +370,24 @@ def test_claims_of_the_values_take_the_place_of_ours() -> None:
     assert mounts(found["redis"])["/data"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-redis"
     for service in ("trainer", "rewarder", "sessions"):
         assert mounts(found[service])["/code"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-code"
+
+
+def test_a_claim_of_models_that_can_only_be_read_is_mounted_so_and_nothing_is_written_into_it() -> None:
+    models = {"enabled": True, "existingClaim": "my-models", "accessMode": "ReadOnlyMany"}
+    found = workloads(
+        render(
+            {
+                "storage": {"models": models, "runs": {"accessMode": "ReadWriteMany"}},
+                "trainer": {"multiNode": {"nodes": 2}},
+            }
+        )
+    )
+    for name in ("trainer", "trainer-node", "generator"):
+        claim = mounts(found[name])["/models"]["volume"]["persistentVolumeClaim"]
+        assert claim == {"claimName": "my-models", "readOnly": True}
+    assert "/models" not in mounts(found["test"])
+    assert "/models" not in container(found["test"])["command"]
+    assert "does not have a model" in notes({"storage": {"models": models}})
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)

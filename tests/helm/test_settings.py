@@ -266,6 +266,24 @@ def test_named_keys_and_a_certificate_are_read_from_directories_that_kubernetes_
     assert not [mount for mount in mounts(workloads(render())["trainer"]) if "tls" in mount or "api-keys" in mount]
 
 
+@pytest.mark.parametrize(
+    ("values", "url"),
+    [
+        ({"tls": {"secretName": "certificate"}}, "https://127.0.0.1:8000"),
+        (
+            {"tls": {"secretName": "certificate"}, "sessions": {"env": {"HEADRACE_ADVERTISE_URL": "https://pod:8000"}}},
+            "https://pod:8000",
+        ),
+        ({}, ""),
+    ],
+)
+def test_agent_functions_call_their_session_by_an_address_that_the_certificate_names(
+    values: dict[str, Any], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in the pod of the sessions service, whose name changes and is in no certificate."""
+    assert inside(render(values), "sessions", tmp_path).settings(SessionsSettings, monkeypatch).advertise_url == url
+
+
 def test_a_service_that_only_calls_others_over_tls_has_the_ca_and_no_key(tmp_path: Path) -> None:
     values = values_of("everything")
     objects = render(values)

@@ -59,6 +59,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"fullnameOverride": "9a"}, "at '/fullnameOverride': '9a' does not match pattern"),
     # An amount of bytes without a unit means that the unit was forgotten.
     ({"trainer": {"cache": {"size": "100"}}}, "at '/trainer/cache/size': '100' does not match pattern"),
+    (
+        {"storage": {"models": {"enabled": True, "accessMode": "ReadOnlyMany"}}},
+        "storage.models.accessMode is ReadOnlyMany, and a new claim would stay empty: set storage.models.existingClaim",
+    ),
     # Several pods mount these claims.
     *(
         ({"storage": {name: {"accessMode": "ReadWriteOncePod"}}}, f"at '/storage/{name}/accessMode': value must be one")

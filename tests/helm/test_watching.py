@@ -10,7 +10,7 @@ import yaml
 
 from services.sessions.session_metrics import SessionMetrics
 from services.sessions.settings import SessionsSettings
-from tests.helm.chart import CHART, NAMESPACE, Object, of_kind, render, values_of, why_refused
+from tests.helm.chart import CHART, NAMESPACE, VALUES_FILES, Object, of_kind, render, values_of, why_refused
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,33 @@ def test_dashboards_are_the_files_word_for_word_with_the_label_that_grafana_look
 def test_nothing_of_an_operator_is_made_where_it_is_not_asked_for() -> None:
     kinds = {it["kind"] for it in render()}
     assert not kinds & {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HorizontalPodAutoscaler", "Ingress"}
+
+
+BUILT_IN = re.compile(r"v1|(apps|batch|policy|autoscaling)/v\d|[\w.]+\.k8s\.io/v1")
+SOFTWARE = {"monitoring.coreos.com": "Prometheus Operator", "keda.sh": "KEDA"}
+"""What defines the API groups that a cluster does not have by itself."""
+PAGE = (CHART.parent.parent.parent / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def added_groups(values_file: str) -> set[str]:
+    versions = {it["apiVersion"] for it in render(values_of(values_file))}
+    return {version.partition("/")[0] for version in versions if not BUILT_IN.fullmatch(version)}
+
+
+def test_the_install_commands_of_the_docs_need_nothing_that_a_plain_cluster_lacks() -> None:
+    """Helm refuses a whole release if the cluster does not know one of its kinds."""
+    pages = (PAGE, (CHART / "README.md").read_text(encoding="utf-8"))
+    used = [found for page in pages for found in re.findall(r"-f \S*?(values-[\w-]+\.yaml)", page)]
+    of_the_chart = [name for name in used if not name.startswith("values-images-")]
+    assert of_the_chart
+    for name in of_the_chart:
+        assert added_groups(name) == set(), name
+
+
+@pytest.mark.parametrize("name", VALUES_FILES)
+def test_what_else_a_values_file_needs_in_the_cluster_is_in_its_row_of_the_page(name: str) -> None:
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}`")]
+    assert {group for group in SOFTWARE if SOFTWARE[group] in row} == added_groups(name)
 
 
 DEPTH = (

@@ -1,10 +1,13 @@
 """`headrace doctor` on deployments with one problem each: real sockets, scripted services."""
 
 import json
+import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace.asking import Answer as Answered
 from headrace.doctor.examination import examine
@@ -306,6 +309,20 @@ async def test_releases_and_gpus_that_do_not_fit_together_are_named(
         found = await examine(targets(api_url=trainer.url, generator_urls=(generator.url,)))
     assert list(wrong(found)) == [check]
     assert says in wrong(found)[check]
+
+
+async def test_the_remedy_for_a_missing_gpu_names_variables_of_the_compose_file_and_keys_of_the_chart() -> None:
+    with service("trainer") as trainer, service("generator", num_gpus=0) as generator:
+        found = await examine(targets(api_url=trainer.url, generator_urls=(generator.url,)))
+    (finding,) = [one for one in found.findings if (one.where, one.check) == ("generator", "GPUs")]
+    deploy = Path(__file__).parents[3] / "deploy"
+    variables = re.findall(r"HEADRACE_\w+", finding.do)
+    assert variables
+    assert all(f"${{{name}:-" in (deploy / "docker-compose.yml").read_text() for name in variables)
+    values = yaml.safe_load((deploy / "helm" / "headrace" / "values.yaml").read_text())
+    keys = re.findall(r"\b(trainer|generator)\.(\w+)", finding.do)
+    assert keys
+    assert all(key in values[workload] for workload, key in keys)
 
 
 @pytest.mark.parametrize(("what", "untold"), [("NCCL", "nccl"), ("torch", "torch")])

@@ -1,5 +1,6 @@
 """`headrace doctor` about Redis: real servers with one problem each, and the services registered in them."""
 
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -192,11 +193,38 @@ def test_the_output_of_info_is_parsed(info: dict[str, Any], check: str, says: st
 async def test_generators_that_redis_knows_are_looked_at_and_dead_ones_named(redis: Redis, redis_url: str) -> None:
     with service("generator") as alive, service("trainer") as trainer:
         await redis.hset(FLEET, mapping={"g0": f'{{"url": "{alive.url}"}}', "g1": '{"url": "http://127.0.0.1:1"}'})
-        await redis.zadd(FLEET_LEASES, {"g0": 9e15, "g1": 1000.0})
+        await redis.zadd(FLEET_LEASES, {"g0": 9e15, "g1": 1000 * (time.time() - 60.0)})
         found = await examine(targets(api_url=trainer.url, redis_url=redis_url))
     assert "died suddenly" in wrong(found)["g1", "lease"]
     assert level(found, "g0", "internal key") == "ok"
     assert ("g1", "reachable") not in {(one.where, one.check) for one in found.findings}
+
+
+async def test_a_generator_that_was_lost_long_ago_is_a_note_beside_one_that_lives(redis: Redis, redis_url: str) -> None:
+    """After the loss of a node and `helm upgrade` with fewer replicas, nobody removes its entries."""
+    members = [
+        {"replica_id": "g0", "is_alive": True, "doing": ""},
+        {"replica_id": "g1", "is_alive": False, "doing": ""},
+    ]
+    run = {
+        "run_id": "run-a",
+        "status": "running",
+        "num_rewarders": 1,
+        "queues": {"dead_letters": 0},
+        "generators": members,
+    }
+    paths = {"/v1/runs": {"runs": [{"run_id": "run-a", "status": "running"}]}, "/v1/runs/run-a": run}
+    with service("generator") as alive, service("trainer", paths) as trainer:
+        await redis.hset(FLEET, mapping={"g0": f'{{"url": "{alive.url}"}}', "g1": '{"url": "http://127.0.0.1:1"}'})
+        await redis.zadd(FLEET_LEASES, {"g0": 9e15, "g1": 1000 * (time.time() - 86_400.0)})
+        await redis.zadd(RUNS, {"run-a": 1.0})
+        found = await examine(targets(api_url=trainer.url, redis_url=redis_url))
+        by_the_api = await examine(targets(api_url=trainer.url))
+    assert wrong(found) == {}
+    assert level(found, "g1", "lease") == "note"
+    notes = [one.says for one in found.findings if (one.where, one.level) == ("run-a", "note")]
+    assert notes == ["g1 took part, but its lease expired more than ten minutes ago"]
+    assert "its lease has expired" in wrong(by_the_api)["run-a", "generators"]
 
 
 async def test_a_registered_generator_out_of_reach_is_a_note(redis: Redis, redis_url: str) -> None:

@@ -181,6 +181,10 @@
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_NUM_TOOL_WORKERS, value: {{ .of.workers | quote }}}
+{{- if and .root.Values.tls.secretName (not (hasKey .of.env "HEADRACE_ADVERTISE_URL")) }}
+# For agent functions, which run in this pod: no certificate names the pod.
+- {name: HEADRACE_ADVERTISE_URL, value: "https://127.0.0.1:8000"}
+{{- end }}
 {{- with include "headrace.modulePath" (dict "root" .root "component" .component "modules" .of.toolModules "mountPath" "/etc/headrace/tools" "inImage" "/tools") }}
 - {name: HEADRACE_TOOL_PATH, value: {{ . | quote }}}
 {{- end }}

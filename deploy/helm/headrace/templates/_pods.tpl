@@ -235,7 +235,7 @@ volumeClaimTemplates:
 {{- $claim := index $.root.Values.storage $name }}
 {{- if $claim.enabled }}
 - name: {{ $name }}
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" $full $name) $claim.existingClaim }}}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" $full $name) $claim.existingClaim }}{{ if eq (get $claim "accessMode") "ReadOnlyMany" }}, readOnly: true{{ end }}}
 {{- end }}
 {{- end }}
 {{- with .root.Values.storage.objectStore.existingSecret }}
@@ -257,6 +257,13 @@ volumeClaimTemplates:
 {{- if .root.Values.storage.objectStore.existingSecret }}
 - {name: object-store, mountPath: /run/secrets/headrace-store, readOnly: true}
 {{- end }}
+{{- end -}}
+
+{{/* Whether `helm test` can make its tiny model in the models claim. */}}
+{{- define "headrace.testMakesModel" -}}
+{{- with .Values.storage.models -}}
+{{- if and .enabled (ne .accessMode "ReadOnlyMany") -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* A probe that sends a request to the service from inside its container, with the mounted key. */}}

@@ -53,6 +53,11 @@ test.run.weight_transport is ipc, which needs the trainer and its generator in o
 {{- if and (gt $nodes 1) (include "headrace.isOnOneNode" (list $values.storage.models $values.storage.uploads)) }}
 {{ printf "trainer.multiNode.nodes is %d, so all nodes need the models: set storage.models.accessMode to ReadWriteMany, and if storage.models.existingClaim is set, to a claim with that mode (and so for storage.uploads)" $nodes }}
 {{- end }}
+{{- with $values.storage.models }}
+{{- if and .enabled (eq .accessMode "ReadOnlyMany") (not .existingClaim) }}
+storage.models.accessMode is ReadOnlyMany, and a new claim would stay empty: set storage.models.existingClaim to a claim with the models, or another accessMode
+{{- end }}
+{{- end }}
 {{- range $key, $modules := dict "rewarder.rewardModules" $values.rewarder.rewardModules "sessions.toolModules" $values.sessions.toolModules }}
 {{- if and $modules.configMap $modules.existingClaim }}
 {{ printf "%s has both a configMap and an existingClaim: choose one" $key }}

@@ -78,8 +78,8 @@ def settings_of(given, models_dir):
     if "model" not in given:
         if models_dir is None:
             raise TestError(
-                "no model for the test: set storage.models.enabled, and a tiny model is made there; or set "
-                "test.run.model, and test.run.dataset_name to a data set"
+                "no model for the test: set storage.models.enabled, with another accessMode than ReadOnlyMany, and a "
+                "tiny model is made there; or set test.run.model, and test.run.dataset_name to a data set"
             )
         sys.path.insert(0, str(Path(__file__).parent))  # also where PYTHONSAFEPATH is set
         from tiny_model import make_tiny_model
