@@ -486,8 +486,10 @@ def test_values_outside_the_mask_are_never_read() -> None:
         assert all(math.isfinite(value) for value in result.stats.metrics().values())
 
 
-def test_a_microbatch_without_a_token_has_loss_and_gradient_zero_and_no_statistics() -> None:
+def test_a_microbatch_without_a_token_has_loss_and_gradient_zero_and_no_means() -> None:
     totals = StepTotals(num_rollouts=1, num_tokens=1.0, num_step_tokens=1)
     result, gradient = loss_of(Case(trainer=[[float("nan")]], advantages=[1.0], mask=[[0]], totals=totals))
     assert (result.loss.item(), gradient) == (0.0, [[0.0]])
-    assert result.stats.metrics() == {}
+    metrics = result.stats.metrics()
+    assert (metrics.pop("loss"), metrics.pop("num_bounded_ratios")) == (0.0, 0.0)
+    assert all(map(math.isnan, metrics.values()))
