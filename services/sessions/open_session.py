@@ -112,10 +112,8 @@ class OpenSession:
         """Count a request for a turn while the block runs. It begins before the request's body is read.
 
         Raises:
-            SessionOverError: The session is over.
             TooManyTurnsError: Too many turns are under way.
         """
-        self.require_open()
         with contextlib.nullcontext() if self._limit is None else self._limit.one():
             yield
 
