@@ -40,7 +40,7 @@ class Delivery(Protocol):
 
         Args:
             name: Beginning of the module's name.
-            source: Its text.
+            source: The module's text.
 
         Raises:
             ArgumentError: The services take no modules.

@@ -84,9 +84,9 @@ def has_made_all_steps(client: HeadraceClient, run: Run, settings: Mapping[str, 
 
 
 def own_steps(client: HeadraceClient, run: Run, settings: Mapping[str, Any]) -> int | None:
-    """Return the steps that a run makes with these settings, without those of the run that it continues.
+    """Return the steps that a run itself makes with these settings, without the steps before its beginning.
 
-    None if the services do not say, and if the settings are for evaluation alone.
+    None if the services do not say, and if the settings only evaluate.
     """
     try:
         steps = int(client.check(without_beginning(settings)).derived["steps"])

@@ -122,7 +122,7 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
 
 
 def _with_run_options(settings: Mapping[str, Any], run_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of ``run_options``; entries of the tables in both are put together."""
+    """Return settings with ``run_options``; entries of the tables in both are put together."""
     given = dict(run_options)
     for name in _TABLES:
         if isinstance(settings.get(name), dict) and isinstance(given.get(name), dict):

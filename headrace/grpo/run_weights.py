@@ -3,7 +3,7 @@
 ended ---> the run's model, here or downloaded
 Ctrl-C --> the run ends its batch, pauses, writes a checkpoint --export--> a directory of this process
 
-Until the first checkpoint there are none; the weights that a training began with are never taken for trained ones.
+They exist from the first checkpoint on; the weights that a training began with are never taken for trained ones.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class RunWeights:
         """Final models of runs that had been interrupted, by run."""
 
     def give(self, run: Run) -> None:
-        """Have the model use the weights of a run that has ended. Those of services elsewhere are downloaded later."""
+        """Have the model use the weights of a run that has ended. From services elsewhere, it downloads them later."""
         services = self._services()
         directory = Path(run["run_dir"]) / "model"
         ended = f"{run['run_id']} {run['status']} after {run['progress']['step']} steps"
@@ -159,7 +159,7 @@ def _is_pausing(run: Run, *, sees: bool) -> bool:
 def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], None]) -> Path:
     """Export the newest checkpoint of a run into a directory of this process, and say which it is.
 
-    The directory replaces those of the run's earlier checkpoints.
+    The directory replaces the exports of the run's earlier checkpoints.
 
     Raises:
         HeadraceError: The run has not made a checkpoint, or this machine does not see it.

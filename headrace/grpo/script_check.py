@@ -22,7 +22,7 @@ def check_script(script: Script, *, callbacks: Sequence[Any], source: bool | str
 
     Args:
         script: The arguments of the trainer.
-        callbacks: The callbacks that are told of steps and evaluations.
+        callbacks: The callbacks of steps and evaluations.
         source: The run or directory from whose checkpoint the run may begin; True if it is not known yet.
 
     Raises:

@@ -11,7 +11,7 @@ from shared.user_code.error_text import describe, message_of
 
 _SPARE_CPU_S = 5
 _NO_MEMORY = "failed to map segment", "can't allocate memory"
-"""What the dynamic linker and torch say in an ImportError and a RuntimeError if the address space is used up."""
+"""Texts of an ImportError of the dynamic linker and of a RuntimeError of torch if the address space is used up."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an exception, or the one that it was raised from, says that there is no memory left."""
+    """Return whether an exception, or its cause, says that the memory is used up."""
     if error is None or isinstance(error, MemoryError):
         return error is not None
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
