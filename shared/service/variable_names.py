@@ -35,7 +35,7 @@ _OF_SERVICES = """
 """
 SETTINGS = frozenset(_OF_SERVICES.split())
 """Variables of the services, without the prefix."""
-OTHERS = frozenset({"URL", "STATE_DIR", "LAUNCHER_PID", "PARENT_PID", "ENGINE_FAILURE_FILE"})
+OTHERS = frozenset({"URL", "STATE_DIR", "INPUTS_DIR", "LAUNCHER_PID", "PARENT_PID", "ENGINE_FAILURE_FILE"})
 """Variables of the command line, and variables that processes set for their children."""
 _OF_DEPLOYMENT = """
     API_KEYS TLS BUILD_NETWORK CGROUP_DIR CODE CPU_GENERATOR_CPUS CPU_GENERATOR_MEMORY CPU_KVCACHE_GIB CPU_TRAINER_CPUS
