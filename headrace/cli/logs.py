@@ -67,7 +67,8 @@ def find_logs(arguments: argparse.Namespace) -> list[Path]:
     if not is_path(what):
         if of_service := [log for log in found if log.stem == what or log.stem.startswith(f"{what}-")]:
             return of_service
-        run_dir = run_dir_here(arguments, what) or _asked_for(arguments, what, services=[log.stem for log in found])
+        run_dir = run_dir_here(arguments, what, by_name=not service_finder.is_there(arguments))
+        run_dir = run_dir or _asked_for(arguments, what, services=[log.stem for log in found])
     else:
         run_dir = Path(what)
     log = Path(os.path.expanduser(run_dir)) / _RANK_LOG

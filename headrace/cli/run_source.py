@@ -1,7 +1,7 @@
 """Opens the run that an argument names: through the run API, or in a directory while no service runs.
 
 id or name, or nothing      the run API (service_finder.py, chosen_run.py)
-id or name, no service      the files of that run in the state directory, those of scripts included
+id or name, no service      the files of that run in the state directory, also of a script's run
 a path, with a slash in it  the files in that directory (run_directory.py)
 """
 
@@ -46,7 +46,7 @@ def opened(
 def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -> Path | None:
     """Return the directory of the run with an id or name, and say so, while `headrace up` does not run.
 
-    Returns None if a service is there, or if there is no such run.
+    Returns None while a service runs, and for an unknown run.
     """
     if named is None or service_finder.is_there(arguments):
         return None
@@ -55,18 +55,23 @@ def run_dir_without_services(arguments: argparse.Namespace, named: str | None) -
     return found
 
 
-def run_dir_here(arguments: argparse.Namespace, named: str) -> Path | None:
-    """Return the directory on this machine of the run with an id, a sufficient beginning of one, or a name.
+def run_dir_here(arguments: argparse.Namespace, named: str, *, by_name: bool = True) -> Path | None:
+    """Return the directory on this machine of the run with an id, a sufficient beginning of an id, or a name.
 
     Runs of scripts are in state directories of their own. Of several runs with the name, the newest is meant, as for a
-    service when all have ended. Returns None if there is no such run, or if several ids begin so.
+    service when all have ended. Returns None for an unknown run, and if several ids begin so.
+
+    Args:
+        arguments: The arguments of the command, with its state directory.
+        named: The id, its beginning, or the name.
+        by_name: Whether names count. A service that runs knows better which run a name means.
     """
     state = StateDir(choose_state_dir(arguments.state_dir))
     places = [place for place in (state.runs, *state.path.glob("script-*/runs")) if place.is_dir()]
     runs = sorted(
         (run for place in places for run in directories_in(place)), key=lambda run: changed_at(run.path), reverse=True
     )
-    found = [run for run in runs if run.run_id == named] or [run for run in runs if run.name == named]
+    found = [run for run in runs if run.run_id == named] or [run for run in runs if by_name and run.name == named]
     if not found and len(named) >= _MIN_BEGINNING:
         found = [run for run in runs if run.run_id.startswith(named)]
         found = found if len(found) == 1 else []

@@ -206,6 +206,20 @@ def test_of_several_runs_with_a_name_the_one_that_changed_last_is_read(
     assert capsys.readouterr().out.endswith(f"directory: {run_dir}\n")
 
 
+def test_while_a_service_runs_it_says_which_run_a_name_means(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    other = run_dir.parents[1] / "elsewhere"
+    other.mkdir()
+    (other / "rank.log").write_text("of the other run\n")
+    with serving(lambda _: {"run_id": "run-other", "status": "running", "run_dir": str(other)}) as api:
+        assert cli.main(["logs", "first", "--url", api.url]) == 0
+        assert capsys.readouterr().out == "of the other run\n"
+        assert cli.main(["logs", "run-abc", "-n", "1", "--url", api.url]) == 0
+        assert capsys.readouterr().out == "three\n"
+
+
 def test_the_log_of_a_scripts_run_is_followed_while_the_services_of_the_script_run(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
