@@ -27,8 +27,8 @@ that most deployments set.
 
 `headrace up` gives its own environment to the services that it starts, with addresses, ports, keys and directories of
 its own. Variables that commands read are in [operations](operations.md#where-a-command-finds-the-services) and in
-[From Python](python.md#a-deployment-elsewhere), those of [simulated
-generators](simulated-generator.md#the-time-model) on their page. The trainer's traces have
+[From Python](python.md#a-deployment-elsewhere). Variables of simulated generators have [a page of their
+own](simulated-generator.md#the-time-model). The trainer's traces have
 `OTEL_EXPORTER_OTLP_ENDPOINT` ([monitoring](watching.md)).
 """
 TABLE = "| variable | default | meaning |\n|---|---|---|\n"

@@ -70,7 +70,7 @@ class OpenSession:
         api_key: The key for this URL.
         max_completion_length: Most tokens of a row after its prompt.
         expires_at_s: When it ends at the latest, in Unix seconds; None for a rollout's.
-        limit: Bounds its turns under way, together with those of other sessions; None for a rollout's.
+        limit: Bounds its turns under way, together with the turns of other sessions; None for a rollout's.
     """
 
     def __init__(

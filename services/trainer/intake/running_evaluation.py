@@ -15,7 +15,7 @@ from shared.messages import ScoredGroup, is_failure, oldest_policy_version
 from shared.run_options.run_config import RunConfig
 
 _FEWEST_LOOKS = 5
-"""Looks between which the whole wait for a group must lie, before an evaluation is given up."""
+"""An evaluation is given up after at least so many looks for a group."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class RunningEvaluation:
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
     """Group id -> index of the prompt."""
     unsent: dict[str, int] = field(default_factory=dict[str, int])
-    """Those of them that Redis has lost, or had no room for."""
+    """The groups in flight that Redis has lost, or had no room for."""
     groups: list[TrainedGroup] = field(default_factory=list[TrainedGroup])
     num_unusable: int = 0
     num_missing: int = 0
@@ -47,8 +47,8 @@ class RunningEvaluation:
     def is_given_up(self, *, idle_s: float) -> bool:
         """Return whether no group came back for ``idle_s`` seconds.
 
-        The trainer does not look while it trains a batch: results may lie unread, and prompts wait behind those of
-        training. So a long batch counts only as a fifth of the whole wait.
+        The trainer does not look while it trains a batch: results may lie unread, and prompts wait behind the
+        prompts of training. So a long batch counts only as a fifth of the whole wait.
         """
         now = time.monotonic()
         self.waited_s += min(now - self.looked_at, idle_s / _FEWEST_LOOKS)

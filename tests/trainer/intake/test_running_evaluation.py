@@ -15,7 +15,7 @@ from tests.trainer.intake.batch_rig import lost
 pytestmark = pytest.mark.unit
 
 
-def test_batches_of_any_length_count_as_a_fifth_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_batch_counts_as_a_fifth_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     evaluation = RunningEvaluation(step=7, num_prompts=2, num_skipped=0, began_at=0.0)
