@@ -11,7 +11,6 @@ nothing behind in this process.
 
 import asyncio
 import contextlib
-import gc
 import logging
 from typing import Literal, Protocol
 
@@ -38,6 +37,7 @@ from shared.redis.run_record import TERMINAL, RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import require_places
+from shared.service.garbage import freeze_long_lived_objects
 from shared.service.logs import about_run
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class RunFollower:
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))
                 return
-            freeze_long_lived_objects()
+            freeze_long_lived_objects()  # vLLM made most of them
             self._receiver.attach(
                 receiving,
                 run_id=record.run_id,
@@ -316,13 +316,3 @@ class RunFollower:
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.held_version.policy_version)
         self._metrics.decoding_is_paused.set(self._receiver.decoding_is_paused)
-
-
-def freeze_long_lived_objects() -> None:
-    """Have Python's garbage collector look only at objects that are created from now on.
-
-    A collection over everything that vLLM's import created takes 0.3 s, in which this process answers no request.
-    """
-    gc.unfreeze()  # an earlier run's objects may be garbage now
-    gc.collect()
-    gc.freeze()

@@ -30,6 +30,7 @@ from shared.access.route_table import REWARDER
 from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.refusals import take_back
+from shared.service.garbage import freeze_long_lived_objects
 from shared.service_process import HTTP_SHUTDOWN_S, cancel, say_why_it_ended, serve_beside, why_redis_is_away
 from shared.serving.http_guard import App
 from shared.serving.http_limits import HttpLimits
@@ -233,6 +234,5 @@ def _collect_seldom() -> None:
     A thousand groups in flight are a hundred thousand lists and tuples, all in use. Searching them repeatedly took 40%
     of the processor time of scoring them with a reward that waits.
     """
-    gc.collect()
-    gc.freeze()
+    freeze_long_lived_objects()
     gc.set_threshold(_GC_EVERY_ALLOCATIONS, 20, 20)

@@ -41,6 +41,7 @@ from shared.redis.run_record import RunRecord
 from shared.redis.run_store import RunStore
 from shared.run_options.run_places import require_places
 from shared.service.child_secrets import hide_secrets
+from shared.service.garbage import collected_later, freeze_long_lived_objects
 from shared.service.logs import about_run, configure_first_logging, configure_logging, log_lines
 from shared.settings import from_environment
 
@@ -142,8 +143,9 @@ async def _train(
     terminate: asyncio.Event,
     lead: "Lead | None",
 ) -> int:
-    from services.trainer.fence import take_over
-    from services.trainer.loop.assembly import assemble, consumer_name
+    with collected_later():
+        from services.trainer.fence import take_over
+        from services.trainer.loop.assembly import assemble, consumer_name
     from services.trainer.push.push_settings import PushSettings
     from services.trainer.push.weight_sender import WeightSender
     from services.trainer.room import Room
@@ -169,7 +171,9 @@ async def _train(
     sender = WeightSender(redis, pushing)
     run = RunContext(redis, store, record, incarnation, settings.replica_id or "trainer", Room(terminate))
     try:
-        training = await assemble(run, sender, terminate=terminate, lead=lead, data_roots=settings.places_of_data())
+        with collected_later():  # it imports the rest of transformers
+            training = await assemble(run, sender, terminate=terminate, lead=lead, data_roots=settings.places_of_data())
+        freeze_long_lived_objects()
         ending: Ending = "terminated"
         try:
             async with lease(redis, leases=run.keys.leases(TRAINERS), consumer=consumer_name(incarnation)):

@@ -29,6 +29,7 @@ from services.generator.inflight_window import EngineLoad, first_size
 from services.generator.rollouts import SampledCompletion
 from shared.errors import HeadraceError, MessageError, UnavailableError
 from shared.run_options.run_config import RunConfig
+from shared.service.garbage import collected_later
 
 log = logging.getLogger(__name__)
 
@@ -202,8 +203,9 @@ async def import_vllm(of_replica: Mapping[str, Mapping[str, Any]]) -> bool:
     """
 
     def load() -> bool:
-        import vllm.v1.engine.async_llm
-        from vllm.platforms import current_platform
+        with collected_later():
+            import vllm.v1.engine.async_llm
+            from vllm.platforms import current_platform
 
         assert vllm.v1.engine.async_llm is not None
         check_engine_args(of_replica, known_engine_args())

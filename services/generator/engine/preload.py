@@ -1,5 +1,6 @@
 """Imported only by the fork server (fork_server.py): everything that an engine core imports on a CPU."""
 
+import gc
 import importlib
 
 from services.generator.engine.spawned import end_with_parent
@@ -8,6 +9,8 @@ from services.generator.engine.spawned import end_with_parent
 importlib.import_module("setproctitle").getproctitle()
 # multiprocessing looks for the end of the service only after these imports, which take many seconds.
 end_with_parent()
+# What is imported stays, and a forked process would copy each page on which its collector marks an object.
+gc.disable()
 for name in (
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
@@ -20,3 +23,4 @@ for name in (
     "services.generator.worker.worker_transfer",
 ):
     importlib.import_module(name)
+gc.freeze()  # fork_server.py turns the collector on again in the processes that it forks

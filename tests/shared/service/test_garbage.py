@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.generator.run_follower import freeze_long_lived_objects
+from shared.service.garbage import freeze_long_lived_objects
 
 pytestmark = pytest.mark.unit
 
