@@ -35,7 +35,7 @@ demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="
 	@.venv/bin/headrace demo $(ARGS)
 
 test: $(FULL_WITH_TOOLS) .venv-policy/.installed | $(PROMTOOL) ## the suite: real vLLM, real Redis, real HTTP; in three processes (tests/conftest.py)
-	@.venv/bin/python -m pytest -n 3 --dist loadgroup -m "not gpu and not long and not engine" --durations=20 --durations-min=10 $(ARGS)
+	@.venv/bin/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not gpu and not long and not engine" --durations=20 --durations-min=10 $(ARGS)
 
 test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
 	@.venv/bin/python -m pytest -m "long and not gpu and not engine" $(ARGS)

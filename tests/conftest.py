@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from shared.redis.redis_connection import NO_ROOM, Redis, connect
 from shared.redis.redis_readiness import wait_until_ready
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
+from shared.service.garbage import collected_later, freeze_long_lived_objects
 from tests.kept_ports import kept_port
 from tests.shared_process import end_shared_processes
 
@@ -47,14 +48,23 @@ MEASURED = "measured"
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    with collected_later():
+        is_done = yield
+    freeze_long_lived_objects()
+    return is_done
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Run all tests that start real engines one after the other in one process, and the others file by file.
 
-    The engines come first. If they began later, they would still run when all other tests have ended.
+    The engines come first, then other slow tests. What begins late may still run when all other tests have ended.
     """
-    items.sort(key=lambda item: item.get_closest_marker("vllm") is None)
+    marks = ("vllm", "slow")
+    items.sort(key=lambda item: next((n for n, mark in enumerate(marks) if item.get_closest_marker(mark)), len(marks)))
     for item in items:
-        group = "engines" if item.get_closest_marker("vllm") else item.path.stem
+        group = "engines" if item.get_closest_marker("vllm") else f"{item.path.parent.name}/{item.path.stem}"
         item.add_marker(pytest.mark.xdist_group(group))
     yield  # to pytest-xdist, which reads the groups
 
