@@ -18,6 +18,7 @@ from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
+from tests.trainer.warm_ranks import REPOSITORY, WarmRank, start_warm
 
 
 def small_config(directory: Path, model: Path, **settings: Any) -> RunConfig:
@@ -71,8 +72,14 @@ async def train(
 
 @asynccontextmanager
 async def rank_process(
-    redis_url: str, run_id: str, directory: Path, *, module: str = "services.trainer.rank", **variables: str
-) -> AsyncGenerator[asyncio.subprocess.Process]:
+    redis_url: str,
+    run_id: str,
+    directory: Path,
+    *,
+    module: str = "services.trainer.rank",
+    is_cold: bool = False,
+    **variables: str,
+) -> AsyncGenerator[asyncio.subprocess.Process | WarmRank]:
     """Run one training rank as a process; its output is in ``directory / RUN_ID.log``.
 
     Args:
@@ -80,20 +87,20 @@ async def rank_process(
         run_id: The run's id.
         directory: The directory of runs.
         module: The module to start instead of the rank itself.
+        is_cold: Start a new interpreter, which imports torch again.
         variables: Additional environment variables.
     """
-    environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(directory), **variables}
-    with (directory / f"{run_id}.log").open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            module,
-            run_id,
-            cwd=Path(__file__).parents[2],
-            env={**environment, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-            stdout=output,
-            stderr=output,
-        )
+    own = {"HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(directory), **variables}
+    environment = {**os.environ, **own, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    log = directory / f"{run_id}.log"
+    process: asyncio.subprocess.Process | WarmRank
+    if is_cold:
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module, run_id), cwd=REPOSITORY, env=environment, stdout=output, stderr=output
+            )
+    else:
+        process = await start_warm(module, run_id, environment=environment, log=log)
     try:
         yield process
     finally:

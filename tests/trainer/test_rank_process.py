@@ -1,5 +1,6 @@
 """The training rank as a process: its exit status, and the run's record after its end."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from shared.redis.run_store import RunStore
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.tiny_model import make_tiny_model
+from tests.trainer.incarnations import rank_process
 
 RUN_ID = "run-test"
 WITHIN_S = 200
@@ -75,13 +77,14 @@ async def record(redis: Redis) -> RunRecord:
     ("lost", "reason"), [("train.jsonl", "train.jsonl"), ("model/config.json", "model"), ("model", "model")]
 )
 async def test_a_file_that_vanished_after_submit_fails_the_run_with_a_sentence(
-    lost: str, reason: str, redis: Redis, redis_url: str, config: RunConfig, tmp_path: Path, start_rank: StartRank
+    lost: str, reason: str, redis: Redis, redis_url: str, config: RunConfig, tmp_path: Path
 ) -> None:
     await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
     (tmp_path / lost).rename(tmp_path / "elsewhere")
-    rank = start_rank(redis_url, RUN_ID)
-    output, _ = rank.communicate(timeout=WITHIN_S)
-    assert rank.returncode == REFUSED, output
+    async with rank_process(redis_url, RUN_ID, tmp_path) as rank, asyncio.timeout(WITHIN_S):
+        status = await rank.wait()
+    output = (tmp_path / f"{RUN_ID}.log").read_text()
+    assert status == REFUSED, output
     found = await record(redis)
     assert found.status == "failed"
     assert reason in found.reason

@@ -1,0 +1,184 @@
+"""Training ranks that start warm: each is forked from a process that has imported torch and transformers.
+
+    test --module, arguments, environment, log--> this program --fork--> one keeper per rank --fork--> the rank
+         <----------pid, and at its end its exit status-------------------------'
+
+The imports are six of the seven seconds of processor time of a short run. What a rank does after them is the same: it
+is a process of its own, which runs the module as ``python -m`` does. Tests that are about the start itself, or compare
+two processes bit by bit, start their ranks cold (`incarnations.rank_process`).
+"""
+
+import asyncio
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+REPOSITORY = Path(__file__).parents[2]
+_MODULES = (
+    "services.trainer.loop.assembly",
+    "services.trainer.export.final_model",
+    "services.trainer.policy.policy_core",
+    "services.trainer.push.weight_sender",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+
+
+class WarmRank:
+    """A rank, with the part of asyncio's interface of processes that tests use."""
+
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._reader, self._writer = reader, writer
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = int(await self._reader.readline())
+            self._writer.close()
+        return self.returncode
+
+
+async def start_warm(module: str, *arguments: str, environment: dict[str, str], log: Path) -> WarmRank:
+    """Start a rank whose output is appended to ``log``."""
+    reader, writer = await asyncio.open_unix_connection(_address())
+    request = {"module": module, "arguments": arguments, "environment": environment, "log": str(log)}
+    writer.write(json.dumps(request).encode() + b"\n")
+    return WarmRank(int(await reader.readline()), reader, writer)
+
+
+def run_group(module: str, *arguments: str, num_ranks: int, directory: Path, within_s: float = 200.0) -> None:
+    """Run several ranks to their end, with a store like torchrun's, and assert that none fails.
+
+    Their logs are in ``directory``.
+    """
+    asyncio.run(_run_group(module, arguments, num_ranks, directory, within_s))
+
+
+async def _run_group(module: str, arguments: tuple[str, ...], num_ranks: int, directory: Path, within_s: float) -> None:
+    import torch.distributed
+
+    c10d: Any = torch.distributed
+    size, store = str(num_ranks), c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    group |= {"TORCHELASTIC_RUN_ID": "warm", "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+    logs = [directory / f"rank-{rank}.log" for rank in range(num_ranks)]
+    ranks: list[WarmRank] = []
+    try:
+        async with asyncio.timeout(within_s):
+            for rank, log in enumerate(logs):
+                environment = {**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                ranks.append(await start_warm(module, *arguments, environment=environment, log=log))
+            for rank, log in zip(ranks, logs, strict=True):
+                assert await rank.wait() == 0, log.read_text()[-8000:]
+    finally:
+        for rank in ranks:
+            if rank.returncode is None:
+                rank.kill()
+                await rank.wait()
+
+
+@cache
+def _address() -> str:
+    """Start the program for the rest of the session, and return its address."""
+    directory = tempfile.TemporaryDirectory()
+    address = f"{directory.name}/door"
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.trainer.warm_ranks", address],
+        cwd=REPOSITORY,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+    @atexit.register
+    def end() -> None:  # pyright: ignore[reportUnusedFunction]
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends with stdin, which a child may still hold open
+            program.communicate(timeout=60)
+        directory.cleanup()
+
+    assert program.stdout is not None
+    assert program.stdout.readline() == b"ready\n"
+    return address
+
+
+def _serve(address: str) -> None:
+    """Fork a keeper for each connection until stdin is closed."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(address)
+        door.listen()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while door in select.select([door, sys.stdin], [], [])[0]:
+            connection, _ = door.accept()
+            if os.fork() == 0:
+                door.close()
+                _keep(connection)
+            connection.close()
+            while _has_reaped():
+                pass
+    while _has_reaped(wait=True):
+        pass
+
+
+def _has_reaped(*, wait: bool = False) -> bool:
+    """Reap a keeper, if there is one, so that the processor time of its rank is counted."""
+    try:
+        return os.waitpid(-1, 0 if wait else os.WNOHANG)[0] > 0
+    except ChildProcessError:
+        return False
+
+
+def _keep(connection: socket.socket) -> NoReturn:
+    """Fork the rank, and tell its pid and how it ends."""
+    with connection, connection.makefile("rw") as told:
+        request: dict[str, Any] = json.loads(told.readline())
+        pid = os.fork()
+        if pid == 0:
+            _become(**request)
+        told.write(f"{pid}\n")
+        told.flush()
+        told.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+    os._exit(0)
+
+
+def _become(*, module: str, arguments: list[str], environment: dict[str, str], log: str) -> NoReturn:
+    """Run the module as ``python -m`` does."""
+    with Path(log).open("ab") as output, Path(os.devnull).open("rb") as nothing:
+        for number, file in enumerate((nothing, output, output)):
+            os.dup2(file.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    for name in _MODULES:
+        importlib.import_module(name)
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork has no threads"
+    gc.freeze()
+    _serve(sys.argv[1])
