@@ -1,4 +1,4 @@
-"""A small sharded learner, and the program of its ranks in tests of sharded checkpoints: ``torchrun ... ROOT RESUME``.
+"""A small sharded learner, and the program of its ranks in tests of sharded checkpoints: ``ROOT RESUME``.
 
 Its dimensions are not divisible by 2 or 4, a tensor has fewer rows than there are ranks, and two tensors are tied.
 """

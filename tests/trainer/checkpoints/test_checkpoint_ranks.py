@@ -1,9 +1,6 @@
-"""Checkpoints are resumed on other numbers of ranks, in real processes under torchrun, on gloo."""
+"""Checkpoints are resumed on other numbers of ranks, in real processes on gloo."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,22 +12,12 @@ from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.checkpoints.shards import read_shards, saved_shapes
 from tests.checkpoints import save_checkpoint
 from tests.trainer.checkpoints.sharded_learner import Learner
-
-REPOSITORY = Path(__file__).parents[3]
+from tests.trainer.warm_ranks import run_group
 
 
 def run_ranks(num_ranks: int, root: Path, *, resume: Path) -> None:
-    command = ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}", "--standalone"]
-    finished = subprocess.run(
-        [sys.executable, *command, "-m", "tests.trainer.checkpoints.sharded_learner", str(root), str(resume)],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr[-8000:]
+    module = "tests.trainer.checkpoints.sharded_learner"
+    run_group(module, str(root), str(resume), num_ranks=num_ranks, directory=root)
 
 
 def whole(checkpoint: Path) -> dict[str, Tensor]:
