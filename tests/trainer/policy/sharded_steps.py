@@ -4,7 +4,7 @@ r"""Training ranks as processes, without Redis or a run: rank 0 makes steps on s
         DIR -- python -m tests.trainer.policy.sharded_steps
 
 For each DIR/NAME/config.json it writes the same files as `make_steps` does in this process. Then it writes the results
-of a series of failures to DIR/troubles.json.
+of a series of failures to DIR/NAME/troubles.json.
 """
 
 import json
@@ -31,7 +31,8 @@ from shared.errors import HeadraceError, PushError
 from shared.run_options.run_config import RunConfig
 from tests.trainer.cores import per_token_advantages, random_rows
 
-NUM_STEPS = 20
+NUM_STEPS = 6
+"""Each kind of `rows_of_step` occurs."""
 REPOSITORY = Path(__file__).parents[3]
 WITHIN_S = 200
 BUCKET_BYTES = 20_000
@@ -162,15 +163,13 @@ def main() -> int:
     if is_follower():
         return follow_lead(settings)
     lead = take_lead(settings)
-    core: LeadCore | None = None
     for path in sorted(directory.glob("*/config.json")):
         config = RunConfig.model_validate_json(path.read_text())
         core = LeadCore(
             config, model_dir_or_id=config.model, total_steps=NUM_STEPS, lead=lead, bucket_bytes=BUCKET_BYTES
         )
         make_steps(core, path.parent)
-    assert core is not None
-    go_through_troubles(core, directory)
+        go_through_troubles(core, path.parent)
     lead.close(run_is_over=True)
     return 0
 
