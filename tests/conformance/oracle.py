@@ -121,18 +121,27 @@ class Told:
         return found
 
 
-def choose(oracle: Any, **left_out: Any) -> None:
-    """Set the options for leaving out tokens or rows, as the trainer's ``__init__`` does.
+_KEPT_ATTRIBUTES = (
+    "scale_rewards",
+    "vllm_importance_sampling_correction",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_clip_max",
+)
+
+
+def choose(oracle: Any, **options: Any) -> None:
+    """Set scaling and correction, and what is left out, as the trainer's ``__init__`` does.
 
     Creating a trainer takes as long as two of its steps, so one trainer is used for all of these options.
     """
     plain = {"mask_truncated_completions": False, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None}
-    plain |= {"delta": None, "entropy_coef": 0.0}
-    assert left_out.keys() <= plain.keys()
-    chosen: dict[str, Any] = plain | left_out
-    oracle.mask_truncated_completions = chosen["mask_truncated_completions"]
-    oracle.top_entropy_quantile = chosen["top_entropy_quantile"]
-    oracle.off_policy_mask_threshold = chosen["off_policy_mask_threshold"]
+    plain |= {"delta": None, "entropy_coef": 0.0} | {name: getattr(oracle.args, name) for name in _KEPT_ATTRIBUTES}
+    assert options.keys() <= plain.keys()
+    chosen: dict[str, Any] = plain | options
+    for name in ("mask_truncated_completions", "top_entropy_quantile", "off_policy_mask_threshold", *_KEPT_ATTRIBUTES):
+        assert hasattr(oracle, name)
+        setattr(oracle, name, chosen[name])
     oracle.args.delta = chosen["delta"]
     oracle.entropy_coef = chosen["entropy_coef"]
     oracle._entropy_bonus_enabled = oracle.entropy_coef != 0.0 or oracle.use_adaptive_entropy

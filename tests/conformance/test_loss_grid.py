@@ -51,18 +51,20 @@ REFUSED = {("vespo", "sequence"), ("luspo", "token")}
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "off": {"vllm_importance_sampling_correction": False},
-    "token_truncate": {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.3},
-    "token_mask": {
-        "vllm_importance_sampling_mode": "token_mask",
-        "vllm_importance_sampling_clip_min": 0.6,
-        "vllm_importance_sampling_clip_max": 1.6,
+    **{
+        mode: {
+            "vllm_importance_sampling_correction": True,
+            "vllm_importance_sampling_mode": mode,
+            "vllm_importance_sampling_clip_min": lowest,
+            "vllm_importance_sampling_clip_max": highest,
+        }
+        for mode, lowest, highest in (
+            ("token_truncate", None, 1.3),
+            ("token_mask", 0.6, 1.6),
+            ("sequence_truncate", 0.5, 2.0),
+            ("sequence_mask", None, 2.0),
+        )
     },
-    "sequence_truncate": {
-        "vllm_importance_sampling_mode": "sequence_truncate",
-        "vllm_importance_sampling_clip_min": 0.5,
-        "vllm_importance_sampling_clip_max": 2.0,
-    },
-    "sequence_mask": {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 2.0},
 }
 LEFT_OUT: dict[str, dict[str, Any]] = {
     "nothing": {},
@@ -257,33 +259,37 @@ def test_loss_gradients_and_metrics_are_trls(
     worst, happened = Worst(), set[str]()
     start, moved, reference = (oracle.weights(path) for path in (models.start, models.moved, models.reference))
     scalings = itertools.cycle(SCALINGS)
-    for beta, correction in itertools.product(BETAS, legal_corrections(loss_type)):
-        of_loss: dict[str, Any] = base_options(loss_type, level) | correction | beta | {"scale_rewards": next(scalings)}
-        theirs = oracle.make_oracle(models.start, groups, tmp_path, reward_weights=[1.0, 0.5], **of_loss)
+    for beta in BETAS:
+        base = base_options(loss_type, level) | beta
+        theirs = oracle.make_oracle(
+            models.start, groups, tmp_path, reward_weights=[1.0, 0.5], **base, **CORRECTIONS["off"]
+        )
         if theirs.ref_model is not None:
             theirs.ref_model.load_state_dict(reference)
-        losses: list[float] = []
-        for left_out in legal_left_out(loss_type, level, **beta):
-            oracle.choose(theirs, **left_out)
-            theirs.model.load_state_dict(start)
-            inputs = oracle.score(theirs, groups)
-            inputs["advantages"] = inputs["advantages"] + OFFSET
-            theirs.model.load_state_dict(moved)
-            loss, gradients = oracle.loss_and_gradients(theirs, inputs)
+        for correction in legal_corrections(loss_type):
+            chosen = correction | {"scale_rewards": next(scalings)}
+            losses: list[float] = []
+            for left_out in legal_left_out(loss_type, level, **beta):
+                oracle.choose(theirs, **chosen, **left_out)
+                theirs.model.load_state_dict(start)
+                inputs = oracle.score(theirs, groups)
+                inputs["advantages"] = inputs["advantages"] + OFFSET
+                theirs.model.load_state_dict(moved)
+                loss, gradients = oracle.loss_and_gradients(theirs, inputs)
 
-            case = of_loss | left_out
-            config = make_core_config(models, case)
-            rows = train_rows(groups, config)
-            mine, my_gradients = ours.loss_and_gradients(rows, config, num_rollouts=12)
-            losses.append(loss)
-            happened |= {name for name, value in mine.items() if value != 0}
-            worst.num_cases += 1
-            worst.see("loss", relative(mine["loss"], loss), case)
-            worst.see("gradient", gradient_difference(my_gradients, gradients), case)
-            for name, value in oracle.metrics(theirs).items():
-                if name.startswith(LOSS_METRICS) and not counts_rows_left_out(name, config):
-                    worst.see("metric", relative(mine[name], value, at_least=0.1), (name, case))
-        assert len(set(losses)) == len(losses), f"something that was left out made no difference: {of_loss}"
+                case = base | chosen | left_out
+                config = make_core_config(models, case)
+                rows = train_rows(groups, config)
+                mine, my_gradients = ours.loss_and_gradients(rows, config, num_rollouts=12)
+                losses.append(loss)
+                happened |= {name for name, value in mine.items() if value != 0}
+                worst.num_cases += 1
+                worst.see("loss", relative(mine["loss"], loss), case)
+                worst.see("gradient", gradient_difference(my_gradients, gradients), case)
+                for name, value in oracle.metrics(theirs).items():
+                    if name.startswith(LOSS_METRICS) and not counts_rows_left_out(name, config):
+                        worst.see("metric", relative(mine[name], value, at_least=0.1), (name, case))
+            assert len(set(losses)) == len(losses), f"something that was left out made no difference: {base | chosen}"
     assert happened >= must_happen(loss_type)
     tell(f"{loss_type} {level}: {worst}")
     worst.assert_small()
