@@ -1,4 +1,4 @@
-"""A run on simulated generators waits: for room on its full disk, for its grader, killed meanwhile, and for its user."""
+"""A run on simulated generators waits: for room on a full disk, for its grader, killed meanwhile, and for its user."""
 
 import contextlib
 import os
