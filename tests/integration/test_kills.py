@@ -48,7 +48,8 @@ def test_a_run_survives_the_kill_of_each_process_one_after_the_other(stack: Stac
         if victim != "rank":
             stack.wait_until_another(victim, pid)  # which the launcher starts
         stack.wait_for_step(run_id, step + 4)  # with groups that were admitted after the kill
-        assert times_resumed(run_dir) - num_resumed == (victim in {"rank", "trainer"}), victim
+        if victim in {"rank", "trainer"}:
+            assert times_resumed(run_dir) > num_resumed, f"no rank has resumed after the kill of the {victim}"
 
     run = stack.wait_for_end(run_id)
     assert run["status"] == "finished", run["reason"]
