@@ -1,17 +1,8 @@
-"""deploy/redis on a real server: its users can do everything that the services do, and nothing else.
-
-start.sh --> users.acl --> Valkey (from the wheel) <-- trainer, generator, rewarder, sessions, each with its own user
-"""
+"""deploy/redis on a real server: its users can do everything that the services do, and nothing else."""
 
 import asyncio
-import contextlib
-import os
-import shutil
-import socket
 import subprocess
-import time
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,75 +13,11 @@ from redis.exceptions import NoPermissionError
 from shared.errors import UnavailableError
 from shared.redis.redis_connection import connect
 from shared.redis.redis_readiness import wait_until_ready
-from tests.conftest import server_binary
+from tests.compose.redis_with_users import DEPLOY, START_TIMEOUT_S, USERS, Server, nothing_denied, running, start
 from tests.eventually import eventually
-from tests.integration.stack import Stack, assert_every_group_is_accounted_for
+from tests.integration.stack import Stack
 from tests.kept_ports import kept_port
 from tests.tiny_model import make_tiny_model
-
-ROOT = Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
-USERS = ("trainer", "generator", "rewarder", "sessions")
-START_TIMEOUT_S = 20
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running server and the secrets of its users."""
-
-    port: int
-    secrets: Path
-
-    def url(self, user: str) -> str:
-        """Return the URL of one user."""
-        password = (self.secrets / f"redis-password-{user}").read_text(encoding="utf-8")
-        return f"redis://{user}:{password}@127.0.0.1:{self.port}/0"
-
-    def client(self, user: str) -> Any:
-        """Return a client of one user."""
-        password = (self.secrets / f"redis-password-{user}").read_text(encoding="utf-8")
-        return cast("Any", redis.Redis)(port=self.port, username=user, password=password, decode_responses=True)
-
-
-def start(
-    directory: Path, secrets: Path, port: int, *, maxmemory: str = "2gb", limit: dict[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start the server as the image does, with one more user that may read which commands were denied.
-
-    Args:
-        directory: Directory for the server's data and scripts.
-        secrets: Directory with the passwords.
-        port: The server's port.
-        maxmemory: The value of HEADRACE_REDIS_MAXMEMORY.
-        limit: Files of the control group that limits its memory, by name; without them, its memory is not limited.
-    """
-    programs, scripts = directory / "bin", directory / "scripts"
-    if not programs.exists():  # otherwise it would be restarted
-        programs.mkdir()
-        (programs / "valkey-server").symlink_to(server_binary())
-        shutil.copytree(DEPLOY / "redis", scripts)
-        with (scripts / "users.acl.template").open("a", encoding="utf-8") as rules:
-            rules.write("user auditor on nopass resetkeys resetchannels -@all +acl|log\n")
-    cgroup = directory / "cgroup"
-    for name, content in (limit or {}).items():
-        (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
-        (cgroup / name).write_text(content, encoding="utf-8")
-    return subprocess.Popen(
-        [
-            scripts / "start.sh",
-            *("--bind", "127.0.0.1", "--port", str(port)),
-        ],
-        env={
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "HEADRACE_SECRETS_DIR": str(secrets),
-            "HEADRACE_REDIS_DIR": str(directory),
-            "HEADRACE_REDIS_USERS": str(directory / "users.acl"),
-            "HEADRACE_REDIS_MAXMEMORY": maxmemory,
-            "HEADRACE_CGROUP_DIR": str(cgroup),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -98,24 +25,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return the server that most tests use."""
     with running(tmp_path_factory.mktemp("redis")) as one:
         yield one
-
-
-@contextlib.contextmanager
-def running(directory: Path, *, maxmemory: str = "2gb", limit: dict[str, str] | None = None) -> Generator[Server]:
-    """Run a server as the image starts it, with secrets as `deploy/make-secrets` makes them."""
-    secrets = directory / "secrets"
-    if not secrets.exists():
-        subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
-    port = kept_port()
-    with start(directory, secrets, port, maxmemory=maxmemory, limit=limit) as process:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            time.sleep(0.05)
-        assert process.poll() is None, process.stdout and process.stdout.read().decode()
-        yield Server(port, secrets)
-        process.kill()
 
 
 def test_the_configuration_keeps_what_was_acknowledged_and_evicts_nothing(server: Server) -> None:
@@ -320,43 +229,27 @@ def add(a: int, b: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tools", [[], ["user_code:add"]], ids=["plain", "tools"])
-def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(
-    tools: list[str], server: Server, tmp_path: Path
+def test_a_whole_run_with_a_tool_needs_nothing_that_its_services_users_are_denied(
+    server: Server, tmp_path: Path
 ) -> None:
+    """tests/integration/test_scale.py tests the same with a run without tools."""
     pytest.importorskip("torch")
     (tmp_path / "user_code.py").write_text(USER_CODE)
     rows = tmp_path / "train.jsonl"
     rows.write_text("".join(f'{{"prompt": "{n % 10}+{n // 10}=", "answer": "{n}"}}\n' for n in range(60)))
-    launcher = [
-        str(Path(__file__).with_name("launcher_with_users.py")),
-        str(tmp_path / "state"), str(server.port), str(server.secrets),
-    ]  # fmt: skip
-    auditor = cast("Any", redis.Redis)(port=server.port, username="auditor", password="any", decode_responses=True)
-    auditor.acl_log_reset()
-    with Stack(tmp_path, launcher=launcher) as stack:
+    with nothing_denied(server), Stack(tmp_path, launcher=server.launcher(tmp_path / "state")) as stack:
         stack.wait_for_rewarder()
-        run = stack.client.submit(
-            {
-                "model": str(make_tiny_model(tmp_path / "model")),
-                "dataset_name": str(rows),
-                "reward_funcs": ["user_code:length"],
-                "tools": tools,
-                "prompt_as_message": bool(tools),
-                "num_generations": 2,
-                "groups_per_step": 2,
-                "max_steps": 3,
-                "max_completion_length": 8,
-                "save_steps": 1,
-                "learning_rate": 1e-4,
-            }
-        )
-        ended = stack.wait_for_end(run.run_id)
-        assert ended["status"] == "finished", ended["reason"]
-        assert_every_group_is_accounted_for(ended, groups_per_step=2)
-    denied = {(entry["username"], entry["object"]) for entry in auditor.acl_log()}
-    denied -= {(user, "function|load") for user in USERS}  # the trainer has loaded them
-    # redis-py sends its name, and accepts a refusal.
-    denied -= {(user, "client|setinfo") for user in (*USERS, "auditor")}
-    auditor.close()
-    assert not denied
+        settings = {
+            "model": str(make_tiny_model(tmp_path / "model")),
+            "dataset_name": str(rows),
+            "reward_funcs": ["user_code:length"],
+            "tools": ["user_code:add"],
+            "prompt_as_message": True,
+            "num_generations": 2,
+            "groups_per_step": 2,
+            "max_steps": 3,
+            "max_completion_length": 8,
+            "save_steps": 1,
+            "learning_rate": 1e-4,
+        }
+        stack.train(settings, groups_per_step=2)

@@ -205,7 +205,7 @@ async def test_the_run_over_it_is_gone_and_holds_nothing_of_it_in_the_next(
 
 
 @starts_engines
-async def test_groups_of_a_generator_that_was_killed_are_generated_once_by_the_next(
+async def test_groups_of_one_that_was_killed_are_generated_once_by_the_next_which_stops_when_asked_and_leaves_its_own(
     lonely: tuple[RedisServer, Redis], model_dir: Path, implementation: Implementation, tmp_path: Path
 ) -> None:
     server, redis = lonely
@@ -229,35 +229,22 @@ async def test_groups_of_a_generator_that_was_killed_are_generated_once_by_the_n
             await trainer.until_served_by(heir)
             await trainer.push(0)
             groups = await trainer.completed(8)
-        finally:
-            heir.kill()
-    assert sorted(group.prompt.group_id for group in groups) == [f"{number:08d}" for number in range(8)]
-    assert await redis.xlen(trainer.keys.prompts) == 0
+            assert sorted(group.prompt.group_id for group in groups) == [f"{number:08d}" for number in range(8)]
+            assert await redis.xlen(trainer.keys.prompts) == 0
 
-
-@starts_engines
-async def test_asked_to_stop_it_is_gone_in_ten_seconds_and_what_it_had_stays_pending(
-    lonely: tuple[RedisServer, Redis], model_dir: Path, implementation: Implementation, tmp_path: Path
-) -> None:
-    server, redis = lonely
-    async with a_run(redis, model_dir, implementation) as trainer:
-        stopped = GeneratorProcess(implementation, server.url, "stopped", tmp_path / "log")
-        try:
-            await trainer.until_served_by(stopped)
-            await trainer.push(0)
-            await trainer.admit(*(trainer.prompt(f"{number:08d}") for number in range(4)))
+            await trainer.admit(*(trainer.prompt(f"{number:08d}") for number in range(8, 12)))
 
             async def has_claimed_all() -> bool:
-                return await trainer.num_pending() + int(await redis.xlen(trainer.keys.completions)) == 4
+                return await trainer.num_pending() + int(await redis.xlen(trainer.keys.completions)) == 12
 
             await eventually(has_claimed_all)
-            assert await asyncio.to_thread(stopped.terminate, within_s=60) == 0, stopped.said()
+            assert await asyncio.to_thread(heir.terminate, within_s=60) == 0, heir.said()
         finally:
-            stopped.kill()
+            heir.kill()
         assert await alive(redis, leases=trainer.keys.leases(GENERATORS)) == set()
         assert await redis.hkeys(trainer.keys.generators) == []
         num_done = int(await redis.xlen(trainer.keys.completions))
-        assert await trainer.num_pending() == 4 - num_done
+        assert await trainer.num_pending() == 12 - num_done
 
 
 def versions_of(group: CompletedGroup) -> set[int]:

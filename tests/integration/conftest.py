@@ -14,6 +14,8 @@ from tests.tiny_model import make_tiny_model
 REWARDS = '''
 """Reward functions as a user writes them."""
 import asyncio
+import time
+from pathlib import Path
 
 
 def count_digits(completions, **kwargs):
@@ -30,17 +32,13 @@ async def patient(completions, **kwargs):
     return [float(len(completion)) for completion in completions]
 
 
-def raises(completions, **kwargs):
-    raise RuntimeError("the grader is out for lunch")
-
-
-def hangs(completions, **kwargs):
-    while True:
-        pass
-
-
-def wrong_length(completions, **kwargs):
-    return [1.0]
+def broken(completions, **kwargs):
+    fault = Path(__file__).with_name("fault").read_text()
+    if fault == "raises":
+        raise RuntimeError("the grader is out for lunch")
+    if fault == "hangs":
+        time.sleep(600)
+    return [1.0]  # too few
 '''
 
 

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
-from headrace.client import ENDED, HeadraceClient
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient
 from headrace.local.process_table import descendants
 from headrace.local.state_dir import StateDir
 from shared.service.tls import trusted
@@ -34,7 +35,7 @@ class Stack:
         options: tuple[str, ...] = (),
     ) -> None:
         self.state = StateDir(directory / "state")
-        self._directory = directory
+        self.directory = directory
         generators = ["--simulate", str(num_simulated)] if num_simulated else ["--generators", str(num_generators)]
         up = ["-m", "headrace", "up", "--state-dir", str(self.state.path), *generators, *options]
         self._command = launcher or up
@@ -44,7 +45,7 @@ class Stack:
     def __enter__(self) -> Self:
         self._launcher = subprocess.Popen(
             [sys.executable, *self._command],
-            cwd=self._directory,
+            cwd=self.directory,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -120,6 +121,18 @@ class Stack:
             if event.kind == "metrics" and event.data["step"] >= step:
                 return
         raise AssertionError(f"the run ended before step {step}: {self.client.get(run_id)}")
+
+    def wait_until(self, run_id: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait until a condition on the run is true; return its record. Its API may be unreachable meanwhile."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        run: dict[str, Any] = {}
+        while time.monotonic() < deadline:
+            with contextlib.suppress(HeadraceApiError):
+                run = self.client.get(run_id)
+                if is_so(run):
+                    return run
+            time.sleep(0.2)
+        raise AssertionError(f"not true within {READY_TIMEOUT_S} s: {run}")
 
     def train(self, settings: dict[str, Any], *, groups_per_step: int) -> dict[str, Any]:
         """Submit a run and wait for its end. Assert that it has finished and lost no group; return its record."""
