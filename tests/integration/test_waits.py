@@ -83,6 +83,8 @@ def test_a_run_waits_for_its_disk_its_grader_and_its_user_outlives_a_kill_and_ac
     assert dropped["unscorable"] > 4  # more than half of the window, which is reward_failure_threshold
     assert set(dropped) == {"unscorable"}
     assert run["progress"]["paused_s"] > held["progress"]["paused_s"] > paused["progress"]["paused_s"]
+    if disk is None:
+        pytest.skip("no file system can be mounted here: all but the wait for a full disk was tested")
 
 
 def waits_for_its_disk(stack: Stack, run_id: str, disk: Path) -> None:
