@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import command_line as cli
 from tests.headrace.launcher_rig import ROOT, LauncherRig, wait_for
 from tests.tiny_model import make_tiny_model
 
@@ -148,11 +149,10 @@ def test_a_run_is_submitted_shown_waiting_edited_stopped_and_watched_to_its_end(
     assert "has logged no rollouts yet" in headrace(rig, "rollouts", run_id).stdout
 
 
-def test_an_unknown_run_is_a_sentence(rig: LauncherRig) -> None:
+def test_an_unknown_run_is_a_sentence(rig: LauncherRig, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("show", "watch", "pause", "resume", "stop", "rollouts"):
-        done = headrace(rig, command, "run-nothing")
-        assert done.returncode == 1
-        assert done.stderr == "headrace: there is no run run-nothing; `headrace runs` lists them\n"
+        assert cli.main([command, "run-nothing", "--state-dir", str(rig.state.path)]) == 1
+        assert capsys.readouterr().err == "headrace: there is no run run-nothing; `headrace runs` lists them\n"
 
 
 def test_down_ends_the_launcher_and_the_commands_say_so(rig: LauncherRig) -> None:
