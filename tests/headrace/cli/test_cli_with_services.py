@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli import command_line as cli
 from tests.headrace.launcher_rig import ROOT, LauncherRig, wait_for
 from tests.tiny_model import make_tiny_model
 
@@ -111,7 +112,10 @@ def test_a_run_that_cannot_work_is_refused_in_a_sentence_with_exit_status_1(
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_is_submitted_shown_waiting_stopped_and_watched_to_its_end(rig: LauncherRig, project: Path) -> None:
+def test_a_run_is_submitted_shown_waiting_edited_stopped_and_watched_to_its_end(
+    rig: LauncherRig, project: Path
+) -> None:
+    """A command that reads means the run of a name that has not ended. `edit` wants an id if there are several."""
     submitted = headrace(rig, "submit", run_file(project, GOOD))
     assert submitted.returncode == 0, submitted.stderr
     run_id = submitted.stdout.splitlines()[-2].removeprefix("submitted ")
@@ -124,18 +128,6 @@ def test_a_run_is_submitted_shown_waiting_stopped_and_watched_to_its_end(rig: La
     assert "running" in listed
     queued = headrace(rig, "submit", run_file(project, GOOD)).stdout.splitlines()[-2].removeprefix("submitted ")
     assert "had not started" in headrace(rig, "stop", queued).stdout
-    stopped = headrace(rig, "stop", run_id)
-    assert "keeps a checkpoint" in stopped.stdout
-    watched = headrace(rig, "watch", run_id)
-    assert watched.returncode == 0, watched.stderr
-    assert watched.stdout.splitlines()[-1].startswith(f"{run_id} stopped after 0 steps")
-    assert "has ended already" in headrace(rig, "stop", run_id).stdout
-    assert "has logged no rollouts yet" in headrace(rig, "rollouts", run_id).stdout
-
-
-def test_a_run_is_found_by_its_name_edited_and_listed_as_json(rig: LauncherRig, project: Path) -> None:
-    """Other runs of this name have ended: a command that reads means the one that has not, and `edit` does not."""
-    run_id = headrace(rig, "submit", run_file(project, GOOD)).stdout.splitlines()[-2].removeprefix("submitted ")
     assert json.loads(headrace(rig, "show", "tiny", "--json").stdout)["run_id"] == run_id
     refused = headrace(rig, "edit", "tiny", "--name", "other")
     assert refused.returncode == 1
@@ -145,17 +137,22 @@ def test_a_run_is_found_by_its_name_edited_and_listed_as_json(rig: LauncherRig, 
     edited = headrace(rig, "edit", run_id[:12], *changes)
     assert edited.returncode == 0, edited.stderr
     assert f"{run_id} has max_steps: 5\n" in edited.stdout
-    (listed,) = json.loads(headrace(rig, "runs", "--json", "--tag", "keep").stdout)["runs"]
-    assert (listed["run_id"], listed["name"], listed["metadata"]) == (run_id, "renamed", {"lr": 1e-5})
-    assert headrace(rig, "stop", "renamed").returncode == 0
-    assert headrace(rig, "watch", "renamed").stdout.splitlines()[-1].startswith(f"{run_id} stopped")
+    (shown,) = json.loads(headrace(rig, "runs", "--json", "--tag", "keep").stdout)["runs"]
+    assert (shown["run_id"], shown["name"], shown["metadata"]) == (run_id, "renamed", {"lr": 1e-5})
+    stopped = headrace(rig, "stop", "renamed")
+    assert stopped.returncode == 0
+    assert "keeps a checkpoint" in stopped.stdout
+    watched = headrace(rig, "watch", "renamed")
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout.splitlines()[-1].startswith(f"{run_id} stopped after 0 steps")
+    assert "has ended already" in headrace(rig, "stop", run_id).stdout
+    assert "has logged no rollouts yet" in headrace(rig, "rollouts", run_id).stdout
 
 
-def test_an_unknown_run_is_a_sentence(rig: LauncherRig) -> None:
+def test_an_unknown_run_is_a_sentence(rig: LauncherRig, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("show", "watch", "pause", "resume", "stop", "rollouts"):
-        done = headrace(rig, command, "run-nothing")
-        assert done.returncode == 1
-        assert done.stderr == "headrace: there is no run run-nothing; `headrace runs` lists them\n"
+        assert cli.main([command, "run-nothing", "--state-dir", str(rig.state.path)]) == 1
+        assert capsys.readouterr().err == "headrace: there is no run run-nothing; `headrace runs` lists them\n"
 
 
 def test_down_ends_the_launcher_and_the_commands_say_so(rig: LauncherRig) -> None:

@@ -21,6 +21,7 @@ from headrace.local.state_dir import StateDir
 pytestmark = pytest.mark.slow
 
 ROWS = [{"prompt": f"{number}+{number}=", "solution": str(2 * number)} for number in range(16)]
+BONUS = 0.25
 
 
 def _never(_services: ScriptServices, _directory: Path) -> bool:
@@ -94,39 +95,42 @@ def test_data_and_model_are_uploaded_and_the_trained_model_is_downloaded(
     assert script.run["progress"]["step"] == 1
 
 
-def test_paths_are_uploaded_and_a_saved_adapter_names_the_scripts_own_base(
-    uploads: Path, model: Path, tmp_path: Path
-) -> None:
-    rows = tmp_path / "rows.jsonl"
+@pytest.fixture(scope="module")
+def of_paths(tmp_path_factory: pytest.TempPathFactory, model: Path) -> GRPOTrainer:
+    """Train an adapter on files with a function of the script, and return the trainer."""
+    directory = tmp_path_factory.mktemp("paths")
+    rows = directory / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    script = GRPOTrainer(
-        model=str(model),
-        reward_funcs="accuracy_reward",
-        args=options(tmp_path / "out"),
-        train_dataset=str(rows),
-        peft_config=LoraConfig(r=4, target_modules=["q_proj"]),
-    )
-    script.train()
-    assert script.run is not None
-    assert script.run["config"]["model"].startswith(f"{uploads}/sha256-")
-    script.save_model(str(tmp_path / "saved"))
-    adapter = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == str(model)
-
-
-def test_functions_of_the_script_are_sent_and_score_its_completions(model: Path, tmp_path: Path) -> None:
-    bonus = 0.25
+    bonus = BONUS
 
     def length(completions: list[str], **_: object) -> list[float]:
         return [bonus + len(text) for text in completions]
 
     script = GRPOTrainer(
-        model=str(model), reward_funcs=length, args=options(tmp_path / "out"), train_dataset=Dataset.from_list(ROWS)
+        model=str(model),
+        reward_funcs=length,
+        args=options(directory / "out"),
+        train_dataset=str(rows),
+        peft_config=LoraConfig(r=4, target_modules=["q_proj"]),
     )
     script.train()
-    assert script.run is not None
-    (name,) = script.run["config"]["reward_funcs"]
+    return script
+
+
+def test_paths_are_uploaded_and_a_saved_adapter_names_the_scripts_own_base(
+    of_paths: GRPOTrainer, uploads: Path, model: Path, tmp_path: Path
+) -> None:
+    assert of_paths.run is not None
+    assert of_paths.run["config"]["model"].startswith(f"{uploads}/sha256-")
+    of_paths.save_model(str(tmp_path / "saved"))
+    adapter = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(model)
+
+
+def test_functions_of_the_script_are_sent_and_score_its_completions(of_paths: GRPOTrainer) -> None:
+    assert of_paths.run is not None
+    (name,) = of_paths.run["config"]["reward_funcs"]
     assert re.fullmatch(r"length_[0-9a-f]{24}:length", name)
-    rollouts = script.client.rollouts(script.run["run_id"])
+    rollouts = of_paths.client.rollouts(of_paths.run["run_id"])
     assert rollouts
-    assert all(row["reward"] == bonus + len(row["completion"]) for row in rollouts)
+    assert all(row["reward"] == BONUS + len(row["completion"]) for row in rollouts)

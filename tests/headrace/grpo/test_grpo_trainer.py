@@ -1,9 +1,14 @@
 """A script trains through the real services, on a simulated generator. test_script.py has one with vLLM."""
 
+import contextlib
+import io
 import re
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,39 +52,76 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             process.wait(60)
 
 
+def make_trainer(
+    directory: Path, model: Path, /, *, options: dict[str, Any] | None = None, **arguments: Any
+) -> GRPOTrainer:
+    chosen: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "learning_rate": 1e-2,
+        "max_steps": 4,
+        "logging_steps": 2,
+        "bf16": False,
+        "disable_tqdm": True,
+        "run_options": {"save_steps": 2},
+    }
+    args = GRPOConfig(output_dir=str(directory / "out"), **(chosen | (options or {})))
+    given: dict[str, Any] = {"model": str(model), "reward_funcs": spread, "args": args, "train_dataset": ROWS}
+    return GRPOTrainer(**(given | arguments))
+
+
 @pytest.fixture
 def trainer(tmp_path: Path, model: Path) -> Callable[..., GRPOTrainer]:
-    def make(*, options: dict[str, Any] | None = None, **arguments: Any) -> GRPOTrainer:
-        chosen: dict[str, Any] = {
-            "per_device_train_batch_size": 8,
-            "num_generations": 4,
-            "max_completion_length": 8,
-            "learning_rate": 1e-2,
-            "max_steps": 4,
-            "bf16": False,
-            "disable_tqdm": True,
-            "run_options": {"save_steps": 2},
-        }
-        args = GRPOConfig(output_dir=str(tmp_path / "out"), **(chosen | (options or {})))
-        given: dict[str, Any] = {"model": str(model), "reward_funcs": spread, "args": args, "train_dataset": ROWS}
-        return GRPOTrainer(**(given | arguments))
-
-    return make
+    return partial(make_trainer, tmp_path, model)
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def test_training_changes_the_model_and_fills_the_log(
-    trainer: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = trainer(options={"logging_steps": 2}, callbacks=[PrinterCallback])
-    before = weights(script.model)
-    result = script.train()
-    assert script.run is not None
-    run_id, run_dir = script.run["run_id"], Path(script.run["run_dir"])
-    said = capsys.readouterr().out.splitlines()
+def own_model(model: Path) -> dict[str, Any]:
+    """Return the arguments for a model object, whose weights are not those on disk."""
+    mine = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        embeddings: Any = mine.get_input_embeddings()
+        embeddings.weight.mul_(1.5)
+    return {"model": mine, "processing_class": AutoTokenizer.from_pretrained(model)}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A script that has trained its own model."""
+
+    script: GRPOTrainer
+    mine: Any
+    before: dict[str, torch.Tensor]
+    result: Any
+    said: list[str]
+
+    @property
+    def run(self) -> dict[str, Any]:
+        assert self.script.run is not None
+        return self.script.run
+
+    def lend_to(self, directory: Path) -> None:
+        """Let the next scripts of a test be processes that go on with its run."""
+        shutil.copytree(str(self.script.args.output_dir), directory / "out")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Trained:
+    given = own_model(model)
+    before = weights(given["model"])
+    script = make_trainer(tmp_path_factory.mktemp("trained"), model, callbacks=[PrinterCallback], **given)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        result = script.train()
+    return Trained(script, given["model"], before, result, said.getvalue().splitlines())
+
+
+def test_training_changes_the_model_and_fills_the_log(trained: Trained) -> None:
+    script, result, said = trained.script, trained.result, trained.said
+    run_id, run_dir = trained.run["run_id"], Path(trained.run["run_dir"])
     assert f"{run_id} trains with the services of `headrace up` in {run_dir.parents[1]}; it is in {run_dir}" in said
     assert f"{run_id} finished after 4 steps; the model is in {run_dir}/model" in said
     assert ["'loss'" in line for line in said if line.startswith("{")] == [True, True, False], (
@@ -92,29 +134,23 @@ def test_training_changes_the_model_and_fills_the_log(
     assert log[-1]["train_loss"] == result.training_loss
     assert log[-1]["epoch"] == result.metrics["epoch"] == 0.5  # 4 steps of 2 prompts, of 16
     after = weights(script.model)
-    assert any(not torch.equal(after[name], before[name]) for name in before)
+    assert any(not torch.equal(after[name], trained.before[name]) for name in after)
     script.save_model()
-    saved = weights(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    saved = weights(AutoModelForCausalLM.from_pretrained(str(script.args.output_dir)))
     assert all(torch.equal(saved[name], after[name]) for name in after)
 
 
-def test_a_model_object_is_trained_and_updated_in_place(trainer: Callable[..., GRPOTrainer], model: Path) -> None:
-    mine = AutoModelForCausalLM.from_pretrained(model)
-    with torch.no_grad():
-        embeddings: Any = mine.get_input_embeddings()
-        embeddings.weight.mul_(1.5)
-    before = weights(mine)
-    script = trainer(model=mine, processing_class=AutoTokenizer.from_pretrained(model), options={"max_steps": 1})
-    script.train()
-    assert script.model is mine
-    moved = {name: (weights(mine)[name] - before[name]).abs().max().item() for name in before}
-    assert 0 < max(moved.values()) < 0.1  # one step from the object's own weights, not from those on disk
+def test_a_model_object_is_trained_and_updated_in_place(trained: Trained) -> None:
+    assert trained.script.model is trained.mine
+    after, before = weights(trained.mine), trained.before
+    moved = {name: (after[name] - before[name]).abs().max().item() for name in before}
+    assert 0 < max(moved.values()) < 0.1  # four steps from the object's own weights, not from those on disk
 
 
 def test_an_evaluation_needs_no_training(trainer: Callable[..., GRPOTrainer]) -> None:
     script = trainer()
-    found = script.evaluate({"few": ROWS.select(range(2)), "more": ROWS.select(range(5))})
-    assert (found["eval_few_groups/done"], found["eval_more_groups/done"]) == (2, 5)
+    found = script.evaluate({"few": ROWS.select(range(2))})
+    assert found["eval_few_groups/done"] == 2
     assert 0 <= found["eval_few_reward"] <= 1
     assert script.state.global_step == 0
 
@@ -212,38 +248,44 @@ class StopsAtTwo(TrainerCallback):  # type: ignore[misc]
         control.should_training_stop = state.global_step >= 2
 
 
-def test_a_callback_stops_the_run(trainer: Callable[..., GRPOTrainer]) -> None:
-    script = trainer(callbacks=[StopsAtTwo], options={"max_steps": 100_000})
-    script.train()
-    assert script.run is not None
-    assert script.run["status"] == "stopped"
-    assert 2 <= script.state.global_step < 100_000
-
-
 class PressesCtrlC(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 2:
             raise KeyboardInterrupt
 
 
-def test_ctrl_c_pauses_the_run_and_another_process_goes_on_with_it(
-    trainer: Callable[..., GRPOTrainer], capsys: pytest.CaptureFixture[str]
+def test_ctrl_c_pauses_the_run_with_the_weights_of_its_step_and_another_process_goes_on_with_it(
+    trainer: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 300})
+    options: dict[str, Any] = {"max_steps": 100_000, "run_options": {"save_steps": 100_000}}
+    first = trainer(callbacks=[PressesCtrlC], options=options)
+    before = weights(first.model)
     with pytest.raises(KeyboardInterrupt):
         first.train()
     assert first.run is not None
+    run_id = first.run["run_id"]
     said = capsys.readouterr().out
     assert "run it again with train(resume_from_checkpoint=True)" in said
     assert first.run["run_dir"] in said
     assert "headrace resume" not in said
-    second = trainer(options={"max_steps": 300})
+    first.save_model(str(tmp_path / "mid"))
+    step = first.client.get(run_id)["progress"]["step"]
+    assert step >= 2
+    assert f"the model has the weights of step {step} of {run_id}, which is paused" in capsys.readouterr().out
+    saved = weights(AutoModelForCausalLM.from_pretrained(tmp_path / "mid"))
+    assert any(not torch.equal(saved[name], before[name]) for name in before)
+    assert all(torch.equal(saved[name], weight) for name, weight in weights(first.model).items())
+    assert (tmp_path / "mid" / "tokenizer.json").exists()
+
+    options["max_steps"] = step + 10
+    first.client.edit(run_id, {"max_steps": step + 10})
+    second = trainer(options=options)
     result = second.train(resume_from_checkpoint=True)
     assert second.run is not None
-    assert second.run["run_id"] == first.run["run_id"]
+    assert second.run["run_id"] == run_id
     assert second.run["status"] == "finished"
-    assert result.global_step == 300
-    assert f"continuing {first.run['run_id']} from step " in capsys.readouterr().out
+    assert result.global_step == step + 10
+    assert f"continuing {run_id} from step " in capsys.readouterr().out
 
 
 def inverse(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -253,19 +295,14 @@ def inverse(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def test_a_script_that_changed_goes_on_in_a_new_run_from_the_newest_checkpoint(
     trainer: Callable[..., GRPOTrainer], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: dict[str, Any] = {
-        "model": AutoModelForCausalLM.from_pretrained(model),
-        "processing_class": AutoTokenizer.from_pretrained(model),
-    }
-    first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 100_000}, **given)
+    first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 100_000}, **own_model(model))
     with pytest.raises(KeyboardInterrupt):
         first.train()
     assert first.run is not None
     old = first.run["run_id"]
     steps = first.client.get(old)["progress"]["step"]
     options = {"max_steps": steps + 10, "learning_rate": 1e-3}
-    given["model"] = AutoModelForCausalLM.from_pretrained(model)  # another object with the same content
-    second = trainer(reward_funcs=inverse, options=options, **given)
+    second = trainer(reward_funcs=inverse, options=options, **own_model(model))  # another object of the same content
     second.train(resume_from_checkpoint=True)
     run = second.run or {}
     assert run["run_id"] != old
@@ -278,28 +315,6 @@ def test_a_script_that_changed_goes_on_in_a_new_run_from_the_newest_checkpoint(
         assert changed in said
     assert " model" not in said
     assert said.endswith(f"{run['run_id']} continues {old} from step {run['beginning']['step']}")
-
-
-def test_after_ctrl_c_the_weights_are_those_of_the_step_at_which_it_paused(
-    trainer: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = {"max_steps": 100_000, "run_options": {"save_steps": 100_000}}
-    script = trainer(callbacks=[PressesCtrlC], options=options)
-    before = weights(script.model)
-    with pytest.raises(KeyboardInterrupt):
-        script.train()
-    assert script.run is not None
-    script.save_model(str(tmp_path / "mid"))
-    step = script.client.get(script.run["run_id"])["progress"]["step"]
-    assert step >= 2
-    assert (
-        f"the model has the weights of step {step} of {script.run['run_id']}, which is paused"
-        in capsys.readouterr().out
-    )
-    saved = weights(AutoModelForCausalLM.from_pretrained(tmp_path / "mid"))
-    assert any(not torch.equal(saved[name], before[name]) for name in before)
-    assert all(torch.equal(saved[name], weight) for name, weight in weights(script.model).items())
-    assert (tmp_path / "mid" / "tokenizer.json").exists()
 
 
 def broken(completions: list[str], **_: Any) -> list[float]:
@@ -363,62 +378,74 @@ def test_a_column_that_a_function_asks_for_and_that_is_missing_is_an_error_befor
     assert script.run is None
 
 
-def test_another_run_of_the_process_stops_the_paused_one(trainer: Callable[..., GRPOTrainer]) -> None:
-    first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 300})
+def test_another_run_of_the_process_stops_the_paused_one_and_a_callback_stops_that(
+    trainer: Callable[..., GRPOTrainer],
+) -> None:
+    first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 100_000})
     with pytest.raises(KeyboardInterrupt):
         first.train()
     with pytest.raises(ValueError, match="the training is paused"):
         first.evaluate(ROWS)
-    second = trainer(options={"max_steps": 1})
-    assert second.train().global_step == 1
+    second = trainer(callbacks=[StopsAtTwo], options={"max_steps": 100_000})
+    second.train()
     assert first.run is not None
     assert second.client.get(first.run["run_id"])["status"] == "stopped"
+    assert second.run is not None
+    assert second.run["run_id"] != first.run["run_id"]
+    assert second.run["status"] == "stopped"
+    assert 2 <= second.state.global_step < 100_000
 
 
 @pytest.mark.timeout(600)
 def test_a_script_continues_and_forks_a_run_from_its_checkpoints(
-    trainer: Callable[..., GRPOTrainer], capsys: pytest.CaptureFixture[str]
+    trained: Trained,
+    trainer: Callable[..., GRPOTrainer],
+    tmp_path: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first = trainer(options={"max_steps": 4})
-    first.train()
-    assert first.run is not None
-    source = first.run["run_id"]
-    longer = trainer(options={"max_steps": 6})
+    trained.lend_to(tmp_path)
+    source = trained.run["run_id"]
+    longer = trainer(options={"max_steps": 6}, **own_model(model))
     assert longer.train(resume_from_checkpoint=True).global_step == 2, "two of six steps are left"
     assert longer.run is not None
     assert longer.run["beginning"]["says"].startswith(f"step 4 of {source}")
-    directory = f"{first.run['run_dir']}/checkpoints/step_00000002"
-    for said in (f"{source}:2", directory):
-        fork = trainer(options={"max_steps": 3, "learning_rate": 1e-3})
-        assert fork.train(resume_from_checkpoint=said).global_step == 1
-        assert fork.run is not None
-        assert (fork.run["beginning"]["run_id"], fork.run["beginning"]["step"]) == (source, 2)
-        differs = f"note: settings that differ from {source}: max_steps 4 -> 3, learning_rate 0.01 -> 0.001"
-        assert differs in capsys.readouterr().out.splitlines()
+    fork = trainer(options={"max_steps": 3, "learning_rate": 1e-3}, **own_model(model))
+    assert fork.train(resume_from_checkpoint=f"{source}:2").global_step == 1
+    assert fork.run is not None
+    assert (fork.run["beginning"]["run_id"], fork.run["beginning"]["step"]) == (source, 2)
+    differs = f"note: settings that differ from {source}: max_steps 4 -> 3, learning_rate 0.01 -> 0.001"
+    assert differs in capsys.readouterr().out.splitlines()
     with pytest.raises(HeadraceError, match="max_steps ends the run at 4: nothing is left to train") as raised:
         trainer(options={"max_steps": 4}).train(resume_from_checkpoint=source)
     assert raised.value.__suppress_context__, "one traceback"
     assert 'set run_options={"resume_only_model": True} to begin at step 0' in str(raised.value)
     anew = trainer(options={"max_steps": 1, "run_options": {"resume_only_model": True}})
-    assert anew.train(resume_from_checkpoint=source).global_step == 1
+    directory = f"{trained.run['run_dir']}/checkpoints/step_00000002"
+    assert anew.train(resume_from_checkpoint=directory).global_step == 1
+    assert anew.run is not None
+    assert (anew.run["beginning"]["run_id"], anew.run["beginning"]["step"]) == (source, 2)
+    assert f"note: settings that differ from {source}: " in capsys.readouterr().out
 
 
 def test_a_run_that_has_made_all_its_steps_is_not_trained_further(
-    trainer: Callable[..., GRPOTrainer], capsys: pytest.CaptureFixture[str]
+    trained: Trained,
+    trainer: Callable[..., GRPOTrainer],
+    tmp_path: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first = trainer(options={"logging_steps": 1})
-    first.train()
-    assert first.run is not None
-    second = trainer(options={"logging_steps": 1})
+    trained.lend_to(tmp_path)
+    second = trainer(**own_model(model))
     assert second.train(resume_from_checkpoint=True).global_step == 4
     assert second.run is not None
-    run_id = first.run["run_id"]
+    run_id = trained.run["run_id"]
     assert second.run["run_id"] == run_id
     said = capsys.readouterr().out.splitlines()
     assert f"note: {run_id} has made all its steps: nothing is left to train" in said
-    assert second.state.log_history[:-1] == first.state.log_history[:-1]
-    trained = weights(first.model)
-    assert all(torch.equal(trained[name], weight) for name, weight in weights(second.model).items())
+    assert second.state.log_history[:-1] == trained.script.state.log_history[:-1]
+    after = weights(trained.mine)
+    assert all(torch.equal(after[name], weight) for name, weight in weights(second.model).items())
 
 
 def test_without_a_run_there_is_nothing_to_go_on_with(trainer: Callable[..., GRPOTrainer]) -> None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,23 +14,26 @@ from headrace.local.hang_watch import Question, Silence, until_it_hangs
 from tests.headrace.launcher_rig import LauncherRig, wait_for
 
 
-@pytest.fixture
-def impatient_rig(tmp_path: Path) -> Iterator[LauncherRig]:
-    rig = LauncherRig(tmp_path, silent_s=5.0)
-    yield rig
-    rig.end()
+@pytest.fixture(scope="module")
+def impatient_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LauncherRig]:
+    """Return a rig with a launcher, which ends as usual after the tests."""
+    rig = LauncherRig(tmp_path_factory.mktemp("up"), silent_s=5.0)
+    try:
+        launcher = rig.launch_until_ready()
+        yield rig
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=120) == 0
+    finally:
+        rig.end()
 
 
 @pytest.mark.parametrize("name", ["trainer", "rewarder", "generator-0", "redis"])
 def test_a_service_that_was_stopped_is_killed_and_started_again(impatient_rig: LauncherRig, name: str) -> None:
     rig = impatient_rig
-    launcher = rig.launch_until_ready()
     stopped = rig.endpoint().processes[name]
     os.kill(stopped.pid, signal.SIGSTOP)
     wait_for(lambda: f"{name} has not reacted for " in rig.output(), "the launcher to notice")
     wait_for(lambda: rig.endpoint().processes[name] != stopped, "another one")
-    launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(timeout=120) == 0
 
 
 async def test_a_service_that_reacts_is_alive_and_a_service_that_does_not_react_hangs(

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,15 @@ import redis
 
 from headrace.local import process_table
 from tests.headrace.launcher_rig import PATIENCE_S, ROOT, LauncherRig, wait_for
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LauncherRig]:
+    """Return a rig with a launcher for several tests, after each of which all services run."""
+    rig = LauncherRig(tmp_path_factory.mktemp("up"))
+    rig.launch_until_ready()
+    yield rig
+    rig.end()
 
 
 def redis_url_of(rig: LauncherRig) -> str:
@@ -58,81 +68,73 @@ def test_launchers_that_start_at_once_have_ports_of_their_own(tmp_path: Path) ->
                 assert httpx.get(url, trust_env=False, timeout=120).json() == {"pid": endpoint.processes[name].pid}
 
 
-def test_the_output_says_where_the_api_and_its_key_are(rig: LauncherRig) -> None:
-    rig.launch_until_ready()
-    wait_for(lambda: "Next:" in rig.output(), "the announcement")
-    assert rig.endpoint().api_url in rig.output()
-    assert str(rig.state.api_key_file) in rig.output()
-    assert rig.state.keys().api_key not in rig.output()
+def test_the_output_says_where_the_api_and_its_key_are(up: LauncherRig) -> None:
+    wait_for(lambda: "Next:" in up.output(), "the announcement")
+    assert up.endpoint().api_url in up.output()
+    assert str(up.state.api_key_file) in up.output()
+    assert up.state.keys().api_key not in up.output()
 
 
 def test_services_get_their_secrets_and_no_environment_or_command_line_shows_them(
-    rig: LauncherRig,
+    up: LauncherRig,
 ) -> None:
-    launcher = rig.launch_until_ready()
-    keys, endpoint = rig.state.keys(), rig.endpoint()
-    trainer = rig.starts("trainer")[0]["environment"]
+    keys, endpoint = up.state.keys(), up.endpoint()
+    trainer = up.starts("trainer")[0]["environment"]
     assert trainer["HEADRACE_API_KEY"] == keys.api_key
     assert trainer["HEADRACE_INTERNAL_KEY"] == keys.internal_key
-    assert "HEADRACE_INTERNAL_KEY" not in rig.starts("rewarder")[0]["environment"]
-    assert trainer["HEADRACE_RUNS_DIR"] == str(rig.state.runs)
+    assert "HEADRACE_INTERNAL_KEY" not in up.starts("rewarder")[0]["environment"]
+    assert trainer["HEADRACE_RUNS_DIR"] == str(up.state.runs)
     assert trainer["HEADRACE_REWARDER_URL"] == endpoint.rewarder_url
-    places = f"{rig.state.path.parent}:{rig.state.functions}"
-    assert rig.starts("rewarder")[0]["environment"]["HEADRACE_REWARD_PATH"] == places
-    assert rig.starts("generator")[0]["environment"]["HEADRACE_REPLICA_ID"] == "generator-0"
-    sessions = rig.starts("sessions")[0]["environment"]
+    places = f"{up.state.path.parent}:{up.state.functions}"
+    assert up.starts("rewarder")[0]["environment"]["HEADRACE_REWARD_PATH"] == places
+    assert up.starts("generator")[0]["environment"]["HEADRACE_REPLICA_ID"] == "generator-0"
+    sessions = up.starts("sessions")[0]["environment"]
     assert sessions["HEADRACE_INTERNAL_KEY"] == keys.internal_key
     assert sessions["HEADRACE_TOOL_PATH"] == places
-    for process in rig.processes_of(launcher):
+    for process in process_table.descendants(endpoint.launcher.pid):
         shown = Path(f"/proc/{process.pid}/cmdline").read_text() + Path(f"/proc/{process.pid}/environ").read_text()
         assert not [key for key in (keys.api_key, keys.internal_key, keys.redis_password) if key in shown]
 
 
-def test_redis_wants_its_password_and_keeps_an_append_only_file_on_loopback(rig: LauncherRig) -> None:
-    rig.launch_until_ready()
-    with open_redis(redis_url_of(rig)) as known:
+def test_redis_wants_its_password_and_keeps_an_append_only_file_on_loopback(up: LauncherRig) -> None:
+    with open_redis(redis_url_of(up)) as known:
         settings = {name: known.config_get(name)[name] for name in ("appendonly", "appendfsync", "bind")}
         assert settings == {"appendonly": "yes", "appendfsync": "everysec", "bind": "127.0.0.1"}
-    anonymous_url = redis_url_of(rig).replace(rig.state.keys().redis_password, "").replace(":@", "")
+    anonymous_url = redis_url_of(up).replace(up.state.keys().redis_password, "").replace(":@", "")
     with open_redis(anonymous_url) as stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()
 
 
-def test_keys_are_readable_only_by_their_owner_and_used_again(rig: LauncherRig) -> None:
+def test_keys_are_readable_only_by_their_owner(up: LauncherRig) -> None:
+    assert stat.S_IMODE(up.state.path.stat().st_mode) == 0o700
+    assert up.state.redis_url() == redis_url_of(up)
+    private = (up.state.endpoint_file, up.state.redis_url_file, up.state.redis / "valkey.conf")
+    for path in [*(up.state.path / "keys").iterdir(), *private]:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_the_keys_and_the_data_of_redis_survive_a_restart_of_the_launcher(rig: LauncherRig) -> None:
     launcher = rig.launch_until_ready()
     first = rig.state.keys()
-    assert stat.S_IMODE(rig.state.path.stat().st_mode) == 0o700
-    assert rig.state.redis_url() == redis_url_of(rig)
-    private = (rig.state.endpoint_file, rig.state.redis_url_file, rig.state.redis / "valkey.conf")
-    for path in [*(rig.state.path / "keys").iterdir(), *private]:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    launcher.send_signal(signal.SIGTERM)
-    launcher.wait(timeout=PATIENCE_S)
-    rig.launch_until_ready()
-    assert rig.state.keys() == first
-    assert rig.starts("trainer")[-1]["environment"]["HEADRACE_API_KEY"] == first.api_key
-
-
-def test_the_data_of_redis_survives_a_restart_of_the_launcher(rig: LauncherRig) -> None:
-    launcher = rig.launch_until_ready()
     with open_redis(redis_url_of(rig)) as before:
         before.set("a-run", "its record")
     launcher.send_signal(signal.SIGTERM)
     launcher.wait(timeout=PATIENCE_S)
     rig.launch_until_ready()
+    assert rig.state.keys() == first
+    assert rig.starts("trainer")[-1]["environment"]["HEADRACE_API_KEY"] == first.api_key
     with open_redis(redis_url_of(rig)) as after:
         assert after.get("a-run") == b"its record"
 
 
 @pytest.mark.parametrize("name", ["trainer", "rewarder", "sessions", "generator-0"])
-def test_a_killed_service_is_started_again(rig: LauncherRig, name: str) -> None:
-    rig.launch_until_ready()
+def test_a_killed_service_is_started_again(up: LauncherRig, name: str) -> None:
     kind = name.removesuffix("-0")
-    os.kill(rig.endpoint().processes[name].pid, signal.SIGKILL)
-    wait_for(lambda: len(rig.starts(kind)) == 2, f"a second start of {name}")
-    wait_for(lambda: f"{name} was killed by SIGKILL" in rig.output(), "the launcher to say so")
-    assert rig.starts(kind)[1]["environment"]["HEADRACE_PORT"] == rig.starts(kind)[0]["environment"]["HEADRACE_PORT"]
-    wait_for(lambda: rig.endpoint().processes[name].pid == rig.starts(kind)[1]["pid"], "the new pid to be written down")
+    os.kill(up.endpoint().processes[name].pid, signal.SIGKILL)
+    wait_for(lambda: len(up.starts(kind)) == 2, f"a second start of {name}")
+    wait_for(lambda: f"{name} was killed by SIGKILL" in up.output(), "the launcher to say so")
+    assert up.starts(kind)[1]["environment"]["HEADRACE_PORT"] == up.starts(kind)[0]["environment"]["HEADRACE_PORT"]
+    wait_for(lambda: up.endpoint().processes[name].pid == up.starts(kind)[1]["pid"], "the new pid to be written down")
 
 
 def test_without_room_for_its_output_a_launcher_goes_on_and_ends_as_usual(rig: LauncherRig) -> None:
@@ -147,14 +149,13 @@ def test_without_room_for_its_output_a_launcher_goes_on_and_ends_as_usual(rig: L
     assert not [process for process in processes if process_table.is_alive(process)]
 
 
-def test_a_killed_redis_comes_back_on_its_port_with_its_data(rig: LauncherRig) -> None:
-    rig.launch_until_ready()
-    url, killed = redis_url_of(rig), rig.endpoint().processes["redis"]
+def test_a_killed_redis_comes_back_on_its_port_with_its_data(up: LauncherRig) -> None:
+    url, killed = redis_url_of(up), up.endpoint().processes["redis"]
     with open_redis(url) as before:
         before.set("a-run", "its record")
         before.execute_command("WAITAOF", 1, 0, 0)  # on a busy disk, a write may wait for the last one's fsync
     os.kill(killed.pid, signal.SIGKILL)
-    wait_for(lambda: rig.endpoint().processes["redis"] != killed, "another Redis")
+    wait_for(lambda: up.endpoint().processes["redis"] != killed, "another Redis")
 
     def read() -> bytes | None:
         try:
@@ -237,11 +238,11 @@ def test_a_service_that_dies_while_the_trainer_still_saves_is_not_started_again(
     assert len(rig.starts("generator")) == 1
 
 
-def test_a_second_launcher_on_one_state_directory_is_refused(rig: LauncherRig) -> None:
-    rig.launch_until_ready()
-    assert rig.launch().wait(timeout=PATIENCE_S) == 1
-    assert f"headrace is already running on {rig.state.path}" in rig.output()
-    assert len(rig.starts("trainer")) == 1
+def test_a_second_launcher_on_one_state_directory_is_refused(up: LauncherRig) -> None:
+    num_starts = len(up.starts("trainer"))
+    assert up.launch().wait(timeout=PATIENCE_S) == 1
+    assert f"headrace is already running on {up.state.path}" in up.output()
+    assert len(up.starts("trainer")) == num_starts
 
 
 def test_a_second_ctrl_c_kills_what_does_not_listen(rig: LauncherRig) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.command_line import main
 from tests.kept_ports import kept_port
 from tests.rewarder.conftest import ROOT, RewarderProcess
 from tests.rewarder.conftest import start_rewarder as start_rewarder
@@ -178,12 +179,19 @@ def test_a_failing_function_is_shown_with_its_error_and_the_exit_status_is_not_0
     ],
 )
 def test_a_mistake_in_the_arguments_is_a_sentence_and_exit_status_2(
-    project: Path, arguments: list[str], says: str
+    project: Path,
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = check(project, *arguments)
-    assert done.returncode == 2, done.stdout
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(project)
+    rows = ("--dataset", "rows.jsonl", "--prompt-column", "question")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        sys.exit(main(["rewards", "check", *arguments[:1], *rows, *arguments[1:]]))
+    said = capsys.readouterr().err
+    assert says in said
+    assert "Traceback" not in said
 
 
 def test_listing_without_a_service_says_where_it_was_looked_for(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -144,10 +145,13 @@ def _of_bitsandbytes(
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:
     """Return transformers' schedule of that name, to be stepped after each optimizer step."""
-    import transformers
-
     schedule = config.lr_schedule()
     total_steps = max(1, total_steps)  # a run of 0 steps only evaluates
+    if schedule.type == "linear":
+        rise = schedule.num_warmup_steps(total_steps)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_linear, rise=rise, total_steps=total_steps))
+    import transformers
+
     # transformers takes either the length of the stable stage or the length of the run, and warns if given both.
     is_length_told = "num_stable_steps" in schedule.kwargs
     return cast(Any, transformers).get_scheduler(
@@ -157,6 +161,11 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total
         num_training_steps=None if is_length_told else total_steps,
         scheduler_specific_kwargs=dict(schedule.kwargs),
     )
+
+
+def _linear(step: int, *, rise: int, total_steps: int) -> float:
+    """Return the factor of the default schedule. transformers' own needs a second: it imports PEFT and bitsandbytes."""
+    return step / rise if step < rise else max(0.0, (total_steps - step) / max(1, total_steps - rise))
 
 
 def lr_factor(config: RunConfig, *, total_steps: int) -> Callable[[int], float]:
