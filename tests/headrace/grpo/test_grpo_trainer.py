@@ -149,8 +149,8 @@ def test_a_model_object_is_trained_and_updated_in_place(trained: Trained) -> Non
 
 def test_an_evaluation_needs_no_training(trainer: Callable[..., GRPOTrainer]) -> None:
     script = trainer()
-    found = script.evaluate({"few": ROWS.select(range(2))})
-    assert found["eval_few_groups/done"] == 2
+    found = script.evaluate({"few": ROWS.select(range(2)), "more": ROWS.select(range(5))})
+    assert (found["eval_few_groups/done"], found["eval_more_groups/done"]) == (2, 5)
     assert 0 <= found["eval_few_reward"] <= 1
     assert script.state.global_step == 0
 
