@@ -90,7 +90,8 @@ async def test_a_process_that_was_suspended_goes_on() -> None:
 def test_a_loop_that_is_busy_goes_on() -> None:
     began = time.monotonic()
     busy = start(
-        f"end = time.monotonic() + {2 * AFTER_S}\n        while time.monotonic() < end: time.sleep(0.01); await asyncio.sleep(0)"
+        f"end = time.monotonic() + {2 * AFTER_S}\n"
+        "        while time.monotonic() < end: time.sleep(0.01); await asyncio.sleep(0)"
     )
     said, _ = busy.communicate(timeout=100)
     assert (said, busy.returncode) == ("ready\ndone\n", 0)
