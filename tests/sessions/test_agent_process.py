@@ -131,8 +131,10 @@ async def played(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFac
         await wait_until_ready(redis, timeout_s=120)
         with service(redis_server.url, directory) as process:
             for name in ("asks_twice", "rewrites", "hangs", "fails", "says_nothing", "ends_by_itself"):
-                agent = {"agent": f"my_agent:{name}", "agent_timeout_s": 2.0 if name == "hangs" else 120.0}
-                keys = await begin_run(redis, config, run_id=f"run-{name}", columns=ROW, **agent)
+                timeout_s, agent = 2.0 if name == "hangs" else 120.0, f"my_agent:{name}"
+                keys = await begin_run(
+                    redis, config, run_id=f"run-{name}", columns=ROW, agent=agent, agent_timeout_s=timeout_s
+                )
                 async with generator(redis, keys, counts):
                     groups[name] = await completed(redis, keys, process=process)
             assert process.end() == 0, process.log()

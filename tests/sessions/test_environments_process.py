@@ -161,8 +161,14 @@ async def test_a_row_names_its_environment_and_gets_only_its_tools(
     with service(redis_url, directory) as process:
         for named, known in (("game", {"guess", "wait", "die", "hang"}), ("silent", set[str]())):
             columns: dict[str, object] = {"environment": named, "answer": "42"}
-            options = {"columns": columns, "environment_factory": SEVERAL}
-            keys = await begin_run(redis, run_config, run_id=f"run-{named}", asks="Begin.", **options)
+            keys = await begin_run(
+                redis,
+                run_config,
+                run_id=f"run-{named}",
+                asks="Begin.",
+                columns=columns,
+                environment_factory=SEVERAL,
+            )
             async with generator(redis, keys, policy) as fake:
                 group = await completed(redis, keys, process=process)
             for rollout in group.rollouts:
