@@ -9,6 +9,7 @@ connection, at most once a second. If they do not fit each other, or cannot be r
 that was read last stays in use.
 """
 
+import functools
 import logging
 import ssl
 import time
@@ -119,13 +120,19 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
         UserError: The file contains no certificates.
     """
     if ca_file is None:
-        import httpx
-
-        return httpx.create_ssl_context(trust_env=False)
+        return _trusting_certifi()
     try:
         return ssl.create_default_context(cafile=str(ca_file))
     except OSError as error:  # ssl.SSLError is an OSError
         raise UserError(f"{CA_VARIABLE}: {_why_unreadable(ca_file, error, 'certificates')}") from error
+
+
+@functools.cache
+def _trusting_certifi() -> ssl.SSLContext:
+    """Return one context for all clients: loading so many CAs takes 20 ms, on an event loop too."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) -> str:

@@ -80,14 +80,15 @@ class ServiceProcess:
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + 120
-        while not self._answers():
-            assert self.is_alive(), self.log()
-            assert time.monotonic() < deadline, self.log()
-            time.sleep(0.02)
+        with httpx.Client(trust_env=False, timeout=120) as asking:  # one: each loads all CAs
+            while not self._answers(asking):
+                assert self.is_alive(), self.log()
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.02)
 
-    def _answers(self) -> bool:
+    def _answers(self, asking: httpx.Client) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/livez", trust_env=False, timeout=120).is_success
+            return asking.get(f"http://127.0.0.1:{self.port}/livez").is_success
         return False
 
     def client(self, key: str = KEY) -> httpx.AsyncClient:

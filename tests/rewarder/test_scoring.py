@@ -124,10 +124,10 @@ async def test_a_function_that_kills_its_process_is_an_error_and_the_worker_is_r
 
 async def test_the_exit_code_is_the_process_s_own_while_others_are_started(scorer: Scorer) -> None:
     """Process.start reads the exit codes of ended processes. A second reader of an exit code gets 255."""
-    calls = (outcomes_of(scorer, user("crashes"), call=call_with("a")) for _ in range(200))
+    calls = (outcomes_of(scorer, user("crashes"), call=call_with("a")) for _ in range(100))
     details = [rows[0][0].detail for rows in await asyncio.gather(*calls)]
     assert {detail: details.count(detail) for detail in details} == {
-        "its worker process died twice: it ended with exit status 7": 200
+        "its worker process died twice: it ended with exit status 7": 100
     }
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -10,6 +11,7 @@ from shared.messages import CompletedGroup, decode_completed_group, encode
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
+from shared.refusals import decode_refusals
 from shared.run_options.run_config import RunConfig
 from tests.eventually import eventually
 from tests.groups import prompt_group
@@ -54,17 +56,31 @@ async def begin_run(
     redis: Redis,
     config: RunConfig,
     *,
+    run_id: str = "run-test",
     asks: str = "2+2?",
     columns: dict[str, object] | None = None,
     **options: object,
 ) -> RunKeys:
     """Make a run with these options, one prompt for two rollouts, and its first weights."""
-    store, keys = RunStore(redis), RunKeys("run-test")
-    await store.create("run-test", config.model_copy(update=options), run_dir="unused")
-    await store.set_status("run-test", "running")
-    group = msgspec.structs.replace(prompt_group(num_generations=2), prompt=[user(asks)], prompt_ids=b"")
+    store, keys = RunStore(redis), RunKeys(run_id)
+    await store.create(run_id, config.model_copy(update=options), run_dir="unused")
+    await store.set_status(run_id, "running")
+    group = msgspec.structs.replace(prompt_group(num_generations=2), run_id=run_id, prompt=[user(asks)], prompt_ids=b"")
     if columns is not None:
         group = msgspec.structs.replace(group, columns=columns)
     await redis.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
     await redis.set(keys.required_version, "1:3")
     return keys
+
+
+async def why_refused(redis: Redis, keys: RunKeys, *, process: ServiceProcess) -> str:
+    """Wait until the service refuses the run, and return its reason."""
+
+    async def is_refused() -> Any:
+        assert process.is_alive(), process.log()
+        return await redis.hgetall(keys.refusals)
+
+    await eventually(is_refused)
+    (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
+    assert refusal.kind == "sessions"
+    return refusal.reason

@@ -5,16 +5,18 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI, Request
 
 from shared.messages import CompletedGroup, PlayedEnvironment
-from shared.redis.redis_connection import Redis
-from shared.refusals import decode_refusals
+from shared.redis.redis_connection import Redis, connect
+from shared.redis.redis_readiness import wait_until_ready
 from shared.run_options.run_config import RunConfig
 from shared.turns import TurnRequest
+from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.sessions.fake_generators import Reply, generator
-from tests.sessions.replica import begin_run, completed, service
+from tests.sessions.replica import begin_run, completed, service, why_refused
 from tests.sessions.scripted import answer, assistant, user
 from tests.sessions.served import served
 
@@ -117,24 +119,34 @@ def counts(request: TurnRequest) -> Reply:
     return answer(request, assistant(str(number)), token_ids=[10 * number + 1, 2])
 
 
-async def played(
-    redis: Redis, redis_url: str, config: RunConfig, directory: Path, agent: str, *, timeout_s: float = 120.0
-) -> CompletedGroup:
-    keys = await begin_run(redis, config, columns=ROW, agent=agent, agent_timeout_s=timeout_s)
-    async with generator(redis, keys, counts):
-        with service(redis_url, directory) as process:
-            group = await completed(redis, keys, process=process)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def played(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CompletedGroup]:
+    """Return the group of a run with each program. One replica plays them, one after the other."""
+    directory = tmp_path_factory.mktemp("agents")
+    (directory / "my_agent.py").write_text(PROGRAM)
+    config = RunConfig(model="unused", dataset_name="unused", reward_funcs=["unused"], num_generations=2)
+    groups: dict[str, CompletedGroup] = {}
+    async with connect(redis_server.url) as redis:
+        await redis.flushall()
+        await wait_until_ready(redis, timeout_s=120)
+        with service(redis_server.url, directory) as process:
+            for name in ("asks_twice", "rewrites", "hangs", "fails", "says_nothing", "ends_by_itself"):
+                timeout_s, agent = 2.0 if name == "hangs" else 120.0, f"my_agent:{name}"
+                keys = await begin_run(
+                    redis, config, run_id=f"run-{name}", columns=ROW, agent=agent, agent_timeout_s=timeout_s
+                )
+                async with generator(redis, keys, counts):
+                    groups[name] = await completed(redis, keys, process=process)
             assert process.end() == 0, process.log()
-    assert await redis.keys("*:sessions:*") == []
-    return group
+        assert await redis.keys("*:sessions:*") == []
+    return groups
 
 
 @pytest.mark.slow
-async def test_a_program_plays_rollouts_with_openais_client_and_its_return_value_is_the_reward(
-    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
+def test_a_program_plays_rollouts_with_openais_client_and_its_return_value_is_the_reward(
+    played: dict[str, CompletedGroup],
 ) -> None:
-    group = await played(redis, redis_url, run_config, directory, "my_agent:asks_twice")
-    for rollout in group.rollouts:
+    for rollout in played["asks_twice"].rollouts:
         assert rollout.lost == ""
         (row,) = rollout.rows
         assert row.sampled_ids().tolist() == [11, 2, 21, 2]
@@ -144,39 +156,32 @@ async def test_a_program_plays_rollouts_with_openais_client_and_its_return_value
 
 
 @pytest.mark.slow
-async def test_a_program_that_rewrites_its_history_gives_two_rows(
-    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
-) -> None:
-    group = await played(redis, redis_url, run_config, directory, "my_agent:rewrites")
-    for rollout in group.rollouts:
+def test_a_program_that_rewrites_its_history_gives_two_rows(played: dict[str, CompletedGroup]) -> None:
+    for rollout in played["rewrites"].rollouts:
         assert [row.sampled_ids().tolist() for row in rollout.rows] == [[11, 2], [21, 2]]
         assert rollout.completion == [assistant("In short: 1"), user("And?"), assistant("2")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("agent", "timeout_s", "reason"),
+    ("name", "reason"),
     [
-        ("my_agent:hangs", 2.0, "my_agent:hangs neither ended nor asked for a new turn for 2 s"),
-        ("my_agent:fails", 120.0, "my_agent:fails ended with RuntimeError: the sandbox is full"),
-        ("my_agent:says_nothing", 120.0, "my_agent:says_nothing ended without a turn"),
+        ("hangs", "my_agent:hangs neither ended nor asked for a new turn for 2 s"),
+        ("fails", "my_agent:fails ended with RuntimeError: the sandbox is full"),
+        ("says_nothing", "my_agent:says_nothing ended without a turn"),
     ],
 )
-async def test_the_rollout_of_a_program_that_hangs_fails_or_asks_for_nothing_is_lost(
-    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, agent: str, timeout_s: float, reason: str
+def test_the_rollout_of_a_program_that_hangs_fails_or_asks_for_nothing_is_lost(
+    played: dict[str, CompletedGroup], name: str, reason: str
 ) -> None:
-    group = await played(redis, redis_url, run_config, directory, agent, timeout_s=timeout_s)
-    assert [rollout.lost for rollout in group.rollouts] == [reason, reason]
-    assert rewards(group) == [None, None]
+    assert [rollout.lost for rollout in played[name].rollouts] == [reason, reason]
+    assert rewards(played[name]) == [None, None]
 
 
 @pytest.mark.slow
-async def test_a_program_may_end_its_session_before_it_ends(
-    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
-) -> None:
-    group = await played(redis, redis_url, run_config, directory, "my_agent:ends_by_itself")
-    assert [rollout.lost for rollout in group.rollouts] == ["", ""]
-    assert rewards(group) == [0.5, 0.5]
+def test_a_program_may_end_its_session_before_it_ends(played: dict[str, CompletedGroup]) -> None:
+    assert [rollout.lost for rollout in played["ends_by_itself"].rollouts] == ["", ""]
+    assert rewards(played["ends_by_itself"]) == [0.5, 0.5]
 
 
 @pytest.mark.slow
@@ -251,20 +256,18 @@ async def test_a_program_behind_a_url_of_an_allowed_origin_plays_rollouts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("agent", "reason"),
-    [
-        ("http://127.0.0.1:9/play", "agent programs at http://127.0.0.1:9 are not allowed"),
-        ("my_agent:missing", "module my_agent has no function missing"),
-        ("my_agent:note", "my_agent:note does not take base_url and api_key"),
-    ],
-)
-async def test_a_run_whose_program_cannot_be_used_is_refused(
-    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, agent: str, reason: str
+async def test_runs_whose_programs_cannot_be_used_are_refused(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    keys = await begin_run(redis, run_config, columns=ROW, agent=agent)
+    reasons = {
+        "http://127.0.0.1:9/play": "agent programs at http://127.0.0.1:9 are not allowed",
+        "my_agent:missing": "module my_agent has no function missing",
+        "my_agent:note": "my_agent:note does not take base_url and api_key",
+    }
+    runs = [
+        await begin_run(redis, run_config, run_id=f"run-{number}", columns=ROW, agent=agent)
+        for number, agent in enumerate(reasons)
+    ]
     with service(redis_url, directory) as process:
-        await eventually(lambda: redis.hgetall(keys.refusals))
-        assert process.is_alive(), process.log()
-    (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
-    assert reason in refusal.reason
+        for keys, reason in zip(runs, reasons.values(), strict=True):
+            assert reason in await why_refused(redis, keys, process=process)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis
-from shared.refusals import decode_refusals
 from shared.run_options.run_config import RunConfig
 from shared.turns import TurnRequest
 from tests.eventually import eventually
 from tests.rewarder.conftest import is_running
 from tests.sessions.fake_generators import HangsOnce, Reply, generator
-from tests.sessions.replica import begin_run, completed, service
+from tests.sessions.replica import begin_run, completed, service, why_refused
 from tests.sessions.scripted import answer, assistant, call
 
 ENVIRONMENTS = '''
@@ -152,24 +152,29 @@ async def test_after_kill_9_another_replica_rebuilds_the_environments_and_sample
 SEVERAL = {"game": "my_envs:Game", "silent": "my_envs:WithoutReward"}
 
 
-@pytest.mark.parametrize(("named", "environment"), [("game", "my_envs:Game"), ("silent", "my_envs:WithoutReward")])
 async def test_a_row_names_its_environment_and_gets_only_its_tools(
-    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, named: str, environment: str
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    columns: dict[str, object] = {"environment": named, "answer": "42"}
-    keys = await begin_run(redis, run_config, asks="Begin.", columns=columns, environment_factory=SEVERAL)
-
     def policy(request: TurnRequest) -> Reply:
         return answer(request, assistant("done"))
 
-    async with generator(redis, keys, policy) as fake:
-        with service(redis_url, directory) as process:
-            group = await completed(redis, keys, process=process)
-            assert process.end() == 0, process.log()
-    for rollout in group.rollouts:
-        assert (rollout.lost, rollout.environment and rollout.environment.name) == ("", environment)
-    tools = {tool["function"]["name"] for request in fake.requests for tool in request.tools}
-    assert tools == ({"guess", "wait", "die", "hang"} if named == "game" else set())
+    with service(redis_url, directory) as process:
+        for named, known in (("game", {"guess", "wait", "die", "hang"}), ("silent", set[str]())):
+            columns: dict[str, object] = {"environment": named, "answer": "42"}
+            keys = await begin_run(
+                redis,
+                run_config,
+                run_id=f"run-{named}",
+                asks="Begin.",
+                columns=columns,
+                environment_factory=SEVERAL,
+            )
+            async with generator(redis, keys, policy) as fake:
+                group = await completed(redis, keys, process=process)
+            for rollout in group.rollouts:
+                assert (rollout.lost, rollout.environment and rollout.environment.name) == ("", SEVERAL[named])
+            assert {tool["function"]["name"] for request in fake.requests for tool in request.tools} == known
+        assert process.end() == 0, process.log()
 
 
 @pytest.mark.slow
@@ -196,43 +201,37 @@ async def test_an_environment_that_ends_its_process_and_one_that_hangs_lose_thei
     assert len(fake.requests) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("WithoutReset", {}, "makes a WithoutReset without a method reset(**row); add one"),
-        ("FailsToBegin", {}, "my_envs:FailsToBegin() ended with ConnectionError: no server at localhost:8000"),
-        ("WithoutDocstring", {}, "my_envs:WithoutDocstring.look cannot be a tool"),
-        ("Gane", {}, "my_envs has no class or function Gane. Did you mean Game?"),
-        (
-            "WithoutReward",
-            {"reward_funcs": []},
-            "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs: add one or the other",
-        ),
-        (
-            "Game",
-            {"environment_factory": SEVERAL, "reward_funcs": []},
-            "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs: add one or the other",
-        ),
-        (
-            "Game",
-            {"tools": ["my_envs:guess"]},
-            "tools and my_envs:Game have a tool guess, and the model could not tell them apart",
-        ),
-    ],
-)
-async def test_a_run_whose_environments_cannot_be_used_is_refused_and_says_why(
-    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path, name: str, options: dict[str, Any], says: str
+UNUSABLE: list[tuple[str, dict[str, Any], str]] = [
+    ("WithoutReset", {}, "makes a WithoutReset without a method reset(**row); add one"),
+    ("FailsToBegin", {}, "my_envs:FailsToBegin() ended with ConnectionError: no server at localhost:8000"),
+    ("WithoutDocstring", {}, "my_envs:WithoutDocstring.look cannot be a tool"),
+    ("Gane", {}, "my_envs has no class or function Gane. Did you mean Game?"),
+    (
+        "WithoutReward",
+        {"reward_funcs": []},
+        "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs: add one or the other",
+    ),
+    (
+        "Game",
+        {"environment_factory": SEVERAL, "reward_funcs": []},
+        "my_envs:WithoutReward has no method get_reward, and the run has no reward_funcs: add one or the other",
+    ),
+    (
+        "Game",
+        {"tools": ["my_envs:guess"]},
+        "tools and my_envs:Game have a tool guess, and the model could not tell them apart",
+    ),
+]
+
+
+async def test_runs_whose_environments_cannot_be_used_are_refused_and_say_why(
+    redis: Redis, redis_url: str, run_config: RunConfig, directory: Path
 ) -> None:
-    settings: dict[str, Any] = {"environment_factory": f"my_envs:{name}"} | options
-    keys = await begin_run(redis, run_config, asks="Begin.", **settings)
+    runs: list[RunKeys] = []
+    for number, (name, options, _) in enumerate(UNUSABLE):
+        settings: dict[str, Any] = {"environment_factory": f"my_envs:{name}"} | options
+        runs.append(await begin_run(redis, run_config, run_id=f"run-{number}", asks="Begin.", **settings))
     with service(redis_url, directory) as process:
-
-        async def is_refused() -> Any:
-            assert process.is_alive(), process.log()
-            return await redis.hgetall(keys.refusals)
-
-        await eventually(is_refused)
+        for keys, (_, _, says) in zip(runs, UNUSABLE, strict=True):
+            assert says in await why_refused(redis, keys, process=process)
         assert process.end() == 0
-    (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
-    assert refusal.kind == "sessions"
-    assert says in refusal.reason
