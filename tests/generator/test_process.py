@@ -23,6 +23,7 @@ from shared.service.child_secrets import SECRETS
 from shared.service.logs import last_message
 from tests.eventually import eventually
 from tests.kept_ports import kept_port
+from tests.plain_http import NO_TLS
 from tests.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -60,7 +61,8 @@ class Generator:
         """Return the response, or None while nothing listens."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with contextlib.suppress(httpx.NetworkError):
-            return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=120)
+            url = f"http://127.0.0.1:{self.port}{path}"
+            return httpx.get(url, headers=headers, timeout=120, trust_env=False, verify=NO_TLS)
         return None
 
     def reason(self) -> str:

@@ -21,6 +21,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.kept_ports import kept_port
+from tests.plain_http import NO_TLS
 
 API_KEY, INTERNAL_KEY = "public", "internal"
 REPOSITORY = Path(__file__).parents[2]
@@ -113,14 +114,14 @@ class GeneratorProcess:
             assert self.is_alive(), f"it ended with {self.process.returncode}: {self.said()}"
             assert time.monotonic() < deadline, f"it does not answer: {self.said()}"
             with contextlib.suppress(httpx.TransportError):
-                assert httpx.get(f"{self.url}/livez", timeout=120, trust_env=False).is_success
+                assert httpx.get(f"{self.url}/livez", timeout=120, trust_env=False, verify=NO_TLS).is_success
                 return
             time.sleep(0.05)
 
     def client(self, key: str = "") -> httpx.AsyncClient:
         """Return an HTTP client of the generator."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120, trust_env=False, verify=NO_TLS)
 
     async def reason(self) -> str:
         """Return what /readyz says it is waiting for; empty if it is ready or does not answer."""

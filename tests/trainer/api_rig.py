@@ -16,6 +16,7 @@ from services.trainer.run_api.service import http_server
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis.redis_connection import Redis
+from tests.plain_http import NO_TLS
 
 KEY = "a-key-for-tests"
 INTERNAL_KEY = "an-internal-key-for-tests"
@@ -112,7 +113,11 @@ async def serving(api: TrainerApi) -> AsyncGenerator[httpx.AsyncClient]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with httpx.AsyncClient(
-                base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=120, trust_env=False
+                base_url=url,
+                headers={"Authorization": f"Bearer {KEY}"},
+                timeout=120,
+                trust_env=False,
+                verify=NO_TLS,
             ) as client:
                 await wait_until(lambda: server.started)
                 yield client

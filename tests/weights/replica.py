@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import ssl
 import subprocess
 import sys
 import time
@@ -18,13 +17,13 @@ from shared.redis import lease
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
 from tests.kept_ports import kept_port
+from tests.plain_http import NO_TLS
 
 RUN_ID = "run-test"
 KEY = "key-of-the-tests"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 START_TIMEOUT_S = 240.0
 _LEASE_S = 3600.0
-_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes 0.1 s a client
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,12 @@ class ReplicaProcess:
 
     def info(self) -> ReplicaInfo:
         """Return its description of itself."""
-        response = httpx.get(f"{self.url}{WEIGHTS_PATH}", headers=HEADERS, timeout=60, trust_env=False)
+        response = httpx.get(f"{self.url}{WEIGHTS_PATH}", headers=HEADERS, timeout=60, trust_env=False, verify=NO_TLS)
         return ReplicaInfo.model_validate_json(response.raise_for_status().content)
 
     async def sample(self, prompt_ids: list[int], *, max_tokens: int) -> Sample:
         """Sample one completion."""
-        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=NO_TLS) as client:
             response = await client.post(f"{self.url}/probe", json={"prompt_ids": prompt_ids, "max_tokens": max_tokens})
         body = response.raise_for_status().json()
         spans = [(LineageVersion.parse(version).policy_version, start, end) for version, start, end in body["spans"]]
@@ -112,23 +111,23 @@ class ReplicaProcess:
 
     async def attach(self, *, push_staging: str = "memory", kv_after_push: str = "recompute") -> None:
         """Make it receive for the run with these options, without weights at first."""
-        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=NO_TLS) as client:
             options = {"push_staging": push_staging, "kv_after_push": kv_after_push}
             (await client.post(f"{self.url}/attach", json=options)).raise_for_status()
 
     async def set_fault(self, fault: str) -> None:
         """Make it load weights wrong; see faulty_worker.py."""
-        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=NO_TLS) as client:
             (await client.post(f"{self.url}/fault", json={"fault": fault})).raise_for_status()
 
     async def hold_probes(self, is_held: bool) -> None:
         """Make probes wait until this is turned off."""
-        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=NO_TLS) as client:
             (await client.post(f"{self.url}/hold-probes", json={"is_held": is_held})).raise_for_status()
 
     async def is_at_probe(self) -> bool:
         """Return whether a probe is waiting."""
-        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=NO_TLS) as client:
             return bool((await client.get(f"{self.url}/is-at-probe")).raise_for_status().json())
 
     async def register(self, redis: Redis, keys: RunKeys) -> None:

@@ -20,6 +20,7 @@ from shared.serving.http_server import HttpServer
 from shared.serving.listening import listening_socket
 from shared.turns import ChatMessage, SampledTurn, TurnRequest
 from tests.eventually import eventually
+from tests.plain_http import NO_TLS
 from tests.sessions.scripted import ScriptedGenerators, assistant, user
 
 openai = pytest.importorskip("openai")
@@ -51,7 +52,7 @@ class Service:
         self.sessions = sessions
         self.generators = generators
         self.http = httpx.AsyncClient(
-            base_url=url, headers={"authorization": f"Bearer {KEY}"}, trust_env=False, timeout=120
+            base_url=url, headers={"authorization": f"Bearer {KEY}"}, trust_env=False, verify=NO_TLS, timeout=120
         )
 
     async def open(self, **more: Any) -> dict[str, Any]:
