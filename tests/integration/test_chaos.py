@@ -10,8 +10,8 @@ from benchmarks.chaos import record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# The faults that no other test in this folder causes. The seed has each of them once, in four strikes, the last of which
-# is a pair. A fault whose victim is away at that moment is replaced by another one.
+# The faults that no other test in this folder causes. The seed has each of them once, in four strikes, the last of
+# which is a pair. A fault whose victim is away at that moment is replaced by another one.
 FAULTS = ("disk: disk full", "Redis: cut AOF", "everything: power cut", "launcher: kill -9", "fork server: kill -9")
 SEED = 10
 
