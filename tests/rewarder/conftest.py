@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis as redis_py
 
 from services.rewarder.python_functions.loop_functions import LoopFunctions
 from services.rewarder.python_functions.python_functions import PythonFunctions
@@ -249,7 +250,9 @@ class RewarderProcess:
 
 @contextlib.contextmanager
 def shared_rewarder(redis_url: str, log_file: Path, **settings: Any) -> Generator[SharedProcess[RewarderProcess]]:
-    """Share one rewarder among the tests of a file. At the end it must stop as usual."""
+    """Share one rewarder among the tests of a file, on an empty Redis. At the end it must stop as usual."""
+    with redis_py.Redis.from_url(redis_url) as server:
+        server.flushall()  # the endpoints that tests of another file have registered, for example
 
     def start() -> RewarderProcess:
         rewarder = RewarderProcess(redis_url, log_file, **settings)

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import redis as redis_py
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.spec import EndpointSpec
@@ -19,7 +18,6 @@ from services.rewarder.endpoints.transport.outbound_rules import OutboundRules
 from services.rewarder.endpoints.transport.pinned_network import Resolve
 from services.rewarder.reward_call import RewardCall, Verdict
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from shared.redis.keys import REWARD_ENDPOINTS
 from shared.redis.redis_connection import Redis
 from tests.conftest import RedisServer
 from tests.rewarder.conftest import RewarderProcess, shared_rewarder
@@ -125,14 +123,10 @@ def shared(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, settings: dict[str, str]
 ) -> Iterator[SharedProcess[RewarderProcess]]:
     log_file = tmp_path_factory.mktemp("http") / "rewarder.log"
-    try:
-        with shared_rewarder(redis_server.url, log_file, **settings) as shared:
-            yield shared
-        for secret in NAMES_OF_SECRETS.values():
-            assert secret not in log_file.read_text()
-    finally:
-        with redis_py.Redis.from_url(redis_server.url) as stored:
-            stored.delete(REWARD_ENDPOINTS)
+    with shared_rewarder(redis_server.url, log_file, **settings) as shared:
+        yield shared
+    for secret in NAMES_OF_SECRETS.values():
+        assert secret not in log_file.read_text()
 
 
 @pytest.fixture
