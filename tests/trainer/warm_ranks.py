@@ -88,8 +88,8 @@ async def _run_group(module: str, arguments: tuple[str, ...], num_ranks: int, di
     ranks: list[WarmRank] = []
     try:
         async with asyncio.timeout(within_s):
-            for rank, log in enumerate(logs):
-                environment = {**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for number, log in enumerate(logs):
+                environment = {**os.environ, **group, "RANK": str(number), "LOCAL_RANK": str(number)}
                 ranks.append(await start_warm(module, *arguments, environment=environment, log=log))
             for rank, log in zip(ranks, logs, strict=True):
                 assert await rank.wait() == 0, log.read_text()[-8000:]
