@@ -7,6 +7,7 @@ Exit status: see exit_status.py.
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -146,6 +147,8 @@ async def _train(
     with collected_later():
         from services.trainer.fence import take_over
         from services.trainer.loop.assembly import assemble, consumer_name
+
+        importlib.import_module("transformers.models.auto.modeling_auto")  # assemble would import it
     from services.trainer.push.push_settings import PushSettings
     from services.trainer.push.weight_sender import WeightSender
     from services.trainer.room import Room
@@ -171,8 +174,7 @@ async def _train(
     sender = WeightSender(redis, pushing)
     run = RunContext(redis, store, record, incarnation, settings.replica_id or "trainer", Room(terminate))
     try:
-        with collected_later():  # it imports the rest of transformers
-            training = await assemble(run, sender, terminate=terminate, lead=lead, data_roots=settings.places_of_data())
+        training = await assemble(run, sender, terminate=terminate, lead=lead, data_roots=settings.places_of_data())
         freeze_long_lived_objects()
         ending: Ending = "terminated"
         try:

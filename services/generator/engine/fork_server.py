@@ -12,7 +12,6 @@ core are still spawned.
 Used only with the CPU build: whether importing vLLM leaves CUDA untouched has not been tested.
 """
 
-import gc
 import multiprocessing
 import os
 import re
@@ -57,7 +56,6 @@ class _Surroundings:
 def _adopt(variables: dict[str, str], cores: set[int]) -> None:
     import torch
 
-    gc.enable()  # preload.py turned it off
     own = os.environ[PARENT]
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]

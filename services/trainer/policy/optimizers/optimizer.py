@@ -144,7 +144,7 @@ def _of_bitsandbytes(
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:
-    """Return transformers' schedule of that name, to be stepped after each optimizer step."""
+    """Return the schedule of that name, with transformers' rates, to be stepped after each optimizer step."""
     schedule = config.lr_schedule()
     total_steps = max(1, total_steps)  # a run of 0 steps only evaluates
     if schedule.type == "linear":
