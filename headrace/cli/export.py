@@ -27,7 +27,7 @@ def export(arguments: argparse.Namespace) -> int:
         run_dir = _run_dir(arguments, reference)
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise UserError(f"exporting needs {' and '.join(missing)}; install with {install_extras('trainer')}")
-    from services.trainer.beginning.source import named_checkpoint
+    from services.trainer.beginning.source import best_beside, named_checkpoint
     from services.trainer.checkpoints.checkpoint import use_newest
     from services.trainer.export.export import check_exportable, export_checkpoint
     from services.trainer.run_files import RunFiles
@@ -51,6 +51,8 @@ def export(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise UserError(f"the model could not be written to {arguments.to}: {error}") from error
     sys.stdout.write(f"exported {checkpoint} to {to}\n")
+    if not is_checkpoint and not reference.which and (best := best_beside(checkpoint, run_dir)) is not None:
+        sys.stdout.write(f"note: the best checkpoint is another one: headrace export {best} --to DIR\n")
     return 0
 
 

@@ -191,6 +191,15 @@ def named_checkpoint(run_dir: Path, which: str, *, name: str) -> Path:
     return checkpoint_path(root, int(which))
 
 
+def best_beside(checkpoint: Path, run_dir: Path) -> Path | None:
+    """Return the best checkpoint of a run if it is known, is there, and is not ``checkpoint``."""
+    best = best_in_files(run_dir, read_table(run_dir / MODEL_CONFIG))
+    if best is None or best.step is None:
+        return None
+    path = checkpoint_path(RunFiles(run_dir).checkpoints, best.step)
+    return path if path.is_dir() and path.name != checkpoint.name else None
+
+
 def _all_of_run(root: Path, *, name: str) -> list[Path]:
     paths = checkpoint_paths(root)
     if not paths:

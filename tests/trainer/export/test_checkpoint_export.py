@@ -106,6 +106,25 @@ def test_the_newest_checkpoint_is_exported_although_the_training_prunes_the_one_
     assert torch.equal(logits(tmp_path / "out"), logits(tiny_model))
 
 
+def test_exporting_the_newest_checkpoint_names_a_better_one(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, to = tmp_path / "run-1", str(tmp_path / "out")
+    best, _ = saved_run(run_dir, tiny_model)
+    newest = shutil.copytree(best, best.with_name("step_00000002"))
+    config = json.loads((run_dir / "config.json").read_text())
+    config |= {"eval_dataset_name": "e", "eval_steps": 1, "metric_for_best_model": "eval_reward"}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    for rewards, said in (
+        ((0.9, 0.5), f"note: the best checkpoint is another one: headrace export {best} --to DIR\n"),
+        ((0.5, 0.9), ""),
+    ):
+        evaluations = [{"step": step, "eval_reward": reward} for step, reward in enumerate(rewards, start=1)]
+        (run_dir / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluations))
+        assert main(["export", str(run_dir), "--to", to]) == 0
+        assert capsys.readouterr().out == f"exported {newest} to {to}\n{said}"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_exported_weights_are_the_pushed_weights(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     core = make_core(tiny_model, learning_rate=1e-3, dtype=dtype)
