@@ -22,7 +22,7 @@ from headrace.client import HeadraceClient, Run
 from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.hub_upload import Card, complete_card, repository_name, upload
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.run_of_script import data_of_environment
+from headrace.grpo.run_of_script import check_options, data_of_environment
 from headrace.grpo.script import Script
 from headrace.grpo.script_check import check_script
 from headrace.grpo.script_run import ScriptRun
@@ -98,6 +98,7 @@ class GRPOTrainer:
 
         refuse_unsupported(args=args, optimizers=optimizers, rollout_func=rollout_func)
         self.args = args if args is not None else GRPOConfig()
+        check_options(self.args)
         self.reward_funcs = as_list(reward_funcs)
         self.reward_processing_classes = reward_tokenizers(
             as_list(reward_processing_classes), num_functions=len(self.reward_funcs)

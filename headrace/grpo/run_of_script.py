@@ -37,6 +37,15 @@ _READ_LOGGING_STEPS = ("report_to", "log_completions")
 _SAVING = ("save_steps", "save_total_limit")
 
 
+def check_options(args: GRPOConfig) -> None:
+    """Refuse options of TRL's that a run does not have, and those of a batch that do not fit together.
+
+    Raises:
+        ArgumentError: There is one. The message says what to do instead.
+    """
+    _translated(_options(args))
+
+
 def training_settings(
     script: Script,
     files: Files,

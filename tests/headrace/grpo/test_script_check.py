@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.grpo import script_run
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.grpo_trainer import GRPOTrainer
 from shared.run_options.grpo_config import GRPOConfig
 
@@ -39,6 +40,18 @@ def brevity(completions: list[str], **columns: Any) -> list[float]:
 def train(data: Any = ROWS, *, model: str = "org/model", eval_dataset: Any = None, **options: Any) -> None:
     args = GRPOConfig(output_dir="out", **options)
     GRPOTrainer(model, brevity, args, data, eval_dataset=eval_dataset).train()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha"),
+        ({"per_device_train_batch_size": 6, "num_generations": 4}, "num_generations"),
+    ],
+)
+def test_the_constructor_refuses_options_that_a_run_does_not_have(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        GRPOTrainer("org/model", brevity, GRPOConfig(**options), ROWS)
 
 
 def test_services_start_for_a_script_without_mistakes() -> None:
