@@ -22,9 +22,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.shared_process import SharedProcess
 
 REPOSITORY = Path(__file__).parents[2]
 _MODULES = (
@@ -62,8 +63,9 @@ class WarmRank:
 
 
 async def start_warm(module: str, *arguments: str, environment: dict[str, str], log: Path) -> WarmRank:
-    """Start a rank whose output is appended to ``log``."""
-    reader, writer = await asyncio.open_unix_connection(_address())
+    """Start a rank whose output is appended to ``log``. It is killed if nobody waits for it any more."""
+    program = await asyncio.to_thread(_PROGRAM.get)
+    reader, writer = await asyncio.open_unix_connection(program.address)
     request = {"module": module, "arguments": arguments, "environment": environment, "log": str(log)}
     writer.write(json.dumps(request).encode() + b"\n")
     return WarmRank(int(await reader.readline()), reader, writer)
@@ -72,7 +74,7 @@ async def start_warm(module: str, *arguments: str, environment: dict[str, str], 
 def run_group(module: str, *arguments: str, num_ranks: int, directory: Path, within_s: float = 200.0) -> None:
     """Run several ranks to their end, with a store like torchrun's, and assert that none fails.
 
-    Their logs are in ``directory``.
+    Their logs are in ``directory``. When one fails, the others are killed.
     """
     asyncio.run(_run_group(module, arguments, num_ranks, directory, within_s))
 
@@ -84,44 +86,64 @@ async def _run_group(module: str, arguments: tuple[str, ...], num_ranks: int, di
     size, store = str(num_ranks), c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     group |= {"TORCHELASTIC_RUN_ID": "warm", "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+    group |= {"HEADRACE_COLLECTIVE_TIMEOUT_S": "60"}
     logs = [directory / f"rank-{rank}.log" for rank in range(num_ranks)]
     ranks: list[WarmRank] = []
-    try:
-        async with asyncio.timeout(within_s):
-            for number, log in enumerate(logs):
-                environment = {**os.environ, **group, "RANK": str(number), "LOCAL_RANK": str(number)}
-                ranks.append(await start_warm(module, *arguments, environment=environment, log=log))
-            for rank, log in zip(ranks, logs, strict=True):
-                assert await rank.wait() == 0, log.read_text()[-8000:]
-    finally:
-        for rank in ranks:
-            if rank.returncode is None:
-                rank.kill()
-                await rank.wait()
+    for number, log in enumerate(logs):
+        environment = {**os.environ, **group, "RANK": str(number), "LOCAL_RANK": str(number)}
+        ranks.append(await start_warm(module, *arguments, environment=environment, log=log))
+    ends = [asyncio.create_task(_succeed(rank)) for rank in ranks]
+    await asyncio.wait(ends, timeout=within_s, return_when=asyncio.FIRST_EXCEPTION)
+    for rank in ranks:
+        rank.kill()
+    await asyncio.wait(ends)
+    statuses = [rank.returncode for rank in ranks]
+    said = "\n".join(f"{log.name}:\n{log.read_text()[-8000:]}" for log in logs)
+    assert statuses == [0] * num_ranks, f"the ranks ended with {statuses}\n{said}"
 
 
-@cache
-def _address() -> str:
-    """Start the program for the rest of the session, and return its address."""
-    directory = tempfile.TemporaryDirectory()
-    address = f"{directory.name}/door"
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.trainer.warm_ranks", address],
-        cwd=REPOSITORY,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+async def _succeed(rank: WarmRank) -> None:
+    assert await rank.wait() == 0
 
-    @atexit.register
-    def end() -> None:  # pyright: ignore[reportUnusedFunction]
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it ends with stdin, which a child may still hold open
-            program.communicate(timeout=60)
-        directory.cleanup()
 
-    assert program.stdout is not None
-    assert program.stdout.readline() == b"ready\n"
-    return address
+class _Program:
+    """This module as a program, which forks ranks."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self.address = f"{self._directory.name}/door"
+        self._log = Path(self._directory.name) / "log"
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.trainer.warm_ranks", self.address],
+                cwd=REPOSITORY,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **threads},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
+            said = self._log.read_text()
+            self.kill()
+            raise AssertionError(f"no warm ranks: the program ended, and said: {said}")
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Have it end with its stdin, or kill it. Keepers end by themselves."""
+        try:
+            self._process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+        self._directory.cleanup()
+
+
+_PROGRAM = SharedProcess(_Program)
+atexit.register(_PROGRAM.end)
 
 
 def _serve(address: str) -> None:
@@ -152,14 +174,17 @@ def _has_reaped(*, wait: bool = False) -> bool:
 
 
 def _keep(connection: socket.socket) -> NoReturn:
-    """Fork the rank, and tell its pid and how it ends."""
-    with connection, connection.makefile("rw") as told:
+    """Fork the rank, and tell its pid and how it ends. If the test has gone, kill the rank."""
+    with contextlib.suppress(BrokenPipeError), connection, connection.makefile("rw") as told:
         request: dict[str, Any] = json.loads(told.readline())
         pid = os.fork()
         if pid == 0:
             _become(**request)
         told.write(f"{pid}\n")
         told.flush()
+        end = os.pidfd_open(pid)
+        if end not in select.select([end, connection], [], [])[0]:
+            os.kill(pid, signal.SIGKILL)
         told.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
     os._exit(0)
 
