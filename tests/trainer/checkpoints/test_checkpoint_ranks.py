@@ -1,6 +1,9 @@
 """Checkpoints are resumed on other numbers of ranks, in real processes on gloo."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,24 @@ from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.checkpoints.shards import read_shards, saved_shapes
 from tests.checkpoints import save_checkpoint
 from tests.trainer.checkpoints.sharded_learner import Learner
-from tests.trainer.warm_ranks import run_group
+from tests.trainer.warm_ranks import REPOSITORY, run_group
+
+_MODULE = "tests.trainer.checkpoints.sharded_learner"
 
 
-def run_ranks(num_ranks: int, root: Path, *, resume: Path) -> None:
-    module = "tests.trainer.checkpoints.sharded_learner"
-    run_group(module, str(root), str(resume), num_ranks=num_ranks, directory=root)
+def run_torchrun(num_ranks: int, root: Path, *, resume: Path) -> None:
+    """Run ranks that share nothing, not even the order of their sets, as those of one fork do."""
+    command = ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}", "--standalone"]
+    finished = subprocess.run(
+        [sys.executable, *command, "-m", _MODULE, str(root), str(resume)],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-8000:]
 
 
 def whole(checkpoint: Path) -> dict[str, Tensor]:
@@ -56,7 +71,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def on_two(straight: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the checkpoints that two ranks made from the checkpoint of step 2."""
     root = tmp_path_factory.mktemp("two")
-    run_ranks(2, root, resume=straight[2].parent)
+    run_torchrun(2, root, resume=straight[2].parent)
     return root
 
 
@@ -64,7 +79,7 @@ def on_two(straight: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) 
 def on_four(on_two: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the checkpoints that four ranks made from the two ranks' checkpoint of step 4."""
     root = tmp_path_factory.mktemp("four")
-    run_ranks(4, root, resume=on_two / "trained")
+    run_group(_MODULE, str(root), str(on_two / "trained"), num_ranks=4, directory=root)
     return root
 
 
