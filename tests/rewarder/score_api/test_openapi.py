@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RedisServer
 from tests.rewarder.conftest import RewarderProcess
 from tests.schema_check import check_schema
 
@@ -14,8 +13,8 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None
 
 
 @pytest.fixture
-def rewarder(redis_server: RedisServer, tmp_path: Path) -> Iterator[RewarderProcess]:
-    rewarder = RewarderProcess(redis_server.url, tmp_path / "rewarder.log")
+def rewarder(redis_url: str, tmp_path: Path) -> Iterator[RewarderProcess]:
+    rewarder = RewarderProcess(redis_url, tmp_path / "rewarder.log")
     try:
         rewarder.wait_until_ready()
         yield rewarder
