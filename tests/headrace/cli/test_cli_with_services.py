@@ -24,9 +24,11 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LauncherRig]:
         "def length(completions, **columns):\n    return [1.0 for _ in completions]\n"
     )
     rig = LauncherRig(directory, stand_ins=("generator",))
-    rig.launch_until_ready()
-    yield rig
-    rig.end()
+    try:
+        rig.launch_until_ready()
+        yield rig
+    finally:
+        rig.end()
 
 
 @pytest.fixture(scope="module")

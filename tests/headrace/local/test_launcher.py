@@ -21,9 +21,11 @@ from tests.headrace.launcher_rig import PATIENCE_S, ROOT, LauncherRig, wait_for
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LauncherRig]:
     """Return a rig with a launcher for several tests, after each of which all services run."""
     rig = LauncherRig(tmp_path_factory.mktemp("up"))
-    rig.launch_until_ready()
-    yield rig
-    rig.end()
+    try:
+        rig.launch_until_ready()
+        yield rig
+    finally:
+        rig.end()
 
 
 def redis_url_of(rig: LauncherRig) -> str:
