@@ -35,6 +35,8 @@ def test_random_faults_over_the_whole_stack_break_no_promise(tmp_path: Path) -> 
     only = [word for fault in FAULTS for word in ("--only", fault)]
     trial = strike(tmp_path, *only, "--seed", str(SEED), "--faults", str(len(FAULTS)))
     assert len(trial.faults) >= len(FAULTS)
+    caused = {f"{fault.victim}: {fault.kind}" for fault in trial.faults}
+    assert caused >= {"everything: power cut", "launcher: kill -9"}, "their victims are never away for long"
     assert all(fault.recovery_s is not None for fault in trial.faults)
     assert [run.status for run in trial.runs][-1] == "stopped"
     assert sum(run.trained for run in trial.runs) > 0
