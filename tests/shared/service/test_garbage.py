@@ -1,12 +1,13 @@
 """Python's garbage collector leaves alone what stays for the whole run, and finds what an earlier run has left."""
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from shared.service.garbage import freeze_long_lived_objects
+from shared.service.garbage import collected_later, freeze_long_lived_objects
 
 pytestmark = pytest.mark.unit
 
@@ -39,3 +40,16 @@ def test_what_an_earlier_run_has_left_is_collected_by_the_next_run() -> None:
     assert is_there() is not None, "it was frozen"
     freeze_long_lived_objects()
     assert is_there() is None
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_after_imports_the_collector_is_as_it_was_before_even_if_one_fails(*, was_enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with contextlib.suppress(ImportError), collected_later():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == was_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
