@@ -106,7 +106,8 @@ class PeerTls:
             request.extensions = {**request.extensions, "sni_hostname": self.server_name}
 
         hooks = {"request": [name_server]} if self.server_name else {}
-        return {"verify": trusted(self.ca_file), "trust_env": False, "event_hooks": hooks}
+        context = _trusting_certifi() if self.ca_file is None else trusted(self.ca_file)
+        return {"verify": context, "trust_env": False, "event_hooks": hooks}
 
 
 PUBLIC_TLS = PeerTls()
@@ -120,7 +121,9 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
         UserError: The file contains no certificates.
     """
     if ca_file is None:
-        return _trusting_certifi()
+        import httpx
+
+        return httpx.create_ssl_context(trust_env=False)
     try:
         return ssl.create_default_context(cafile=str(ca_file))
     except OSError as error:  # ssl.SSLError is an OSError
@@ -129,10 +132,11 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
 
 @functools.cache
 def _trusting_certifi() -> ssl.SSLContext:
-    """Return one context for all clients: loading so many CAs takes 20 ms, on an event loop too."""
-    import httpx
+    """Return one context for the clients of an event loop, as loading so many CAs takes 20 ms.
 
-    return httpx.create_ssl_context(trust_env=False)
+    Clients in several threads cannot share it: httpcore changes a context at each connection.
+    """
+    return trusted(None)
 
 
 def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) -> str:
