@@ -112,7 +112,10 @@ class DataOptions(Section):
         description="Split to evaluate on: of eval_dataset_name (test if left out), otherwise of dataset_name",
     )
     eval_steps: int | float | None = Field(
-        default=None, gt=0, description="Optimizer steps between evaluations; below 1, a share of the run's steps"
+        default=None,
+        gt=0,
+        description="Optimizer steps between evaluations; below 1, a share of the run's steps. The last step is always "
+        "evaluated",
     )
     eval_on_start: bool = Field(default=False, description="Evaluate the policy before its first step too")
     num_generations_eval: int | None = Field(

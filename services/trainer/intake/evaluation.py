@@ -3,7 +3,8 @@
     eval prompts --> prompts ... scored --> [in] --all in, or long idle--> eval_reward, eval_completions/...
                       the streams of training; separate ids (group_ids.py)
 
-An evaluation begins when the policy version passes a multiple of ``eval_steps``, right after that version was pushed.
+An evaluation begins when the policy version passes a multiple of ``eval_steps``, and after the last step, right after
+that version was pushed.
 It is sampled by that version or, while it lasts, by newer ones; the versions are reported. Its groups are acked as they
 arrive and never enter the ledger, batches or checkpoints.
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.trainer.groups.group_ids import evaluation_id
-from services.trainer.groups.schedule import BatchShape
+from services.trainer.groups.schedule import BatchShape, RunLength
 from services.trainer.groups.staleness import window
 from services.trainer.intake.admission import Encoder, PromptRow, UnusableRowError, is_full, prompt_payload, send_off
 from services.trainer.intake.reconcile import buried, groups_in_flight
@@ -61,6 +62,7 @@ class Evaluations:
         encoder: Turns prompts into token ids.
         incarnation: This trainer's incarnation.
         replica_id: This trainer's name, for the stamps.
+        length: The run's length, which a user may change. Its last step is evaluated too, as in transformers.
         last_step: Step of the last evaluation that was recorded, or None.
     """
 
@@ -74,6 +76,7 @@ class Evaluations:
         encoder: Encoder,
         incarnation: int,
         replica_id: str,
+        length: RunLength,
         last_step: int | None,
     ) -> None:
         self._redis = redis
@@ -83,6 +86,7 @@ class Evaluations:
         self._encoder = encoder
         self._incarnation = incarnation
         self._replica_id = replica_id
+        self._length = length
         self.idle_s = _AGENTS_IDLE_S if config.is_agentic else _IDLE_S
         # Without a recorded evaluation, act as if step 0 had been evaluated, unless eval_on_start asks for step 0.
         self._last_step = last_step if last_step is not None else (-1 if config.eval_on_start else 0)
@@ -107,23 +111,19 @@ class Evaluations:
         if self._rows is None:
             return False
         if self._running is not None:
-            if self._passed_a_multiple(policy_version):
+            if self._steps_due(policy_version):
                 self._fell_into = self._running.step
             return False
-        if self._last_step < 0:
-            return policy_version == 0 or self._passed_a_multiple(policy_version)
-        return self._passed_a_multiple(policy_version)
+        return (self._last_step < 0 and policy_version == 0) or bool(self._steps_due(policy_version))
 
-    def _passed_a_multiple(self, policy_version: int) -> bool:
-        return bool(self._multiples_passed(policy_version))
-
-    def _multiples_passed(self, policy_version: int) -> range:
+    def _steps_due(self, policy_version: int) -> list[int]:
         """Return the steps since the last evaluation at which one was due."""
-        every = self._config.eval_steps
-        if every is None:
-            return range(0)
-        every = int(every)
-        return range((max(self._last_step, 0) // every + 1) * every, policy_version + 1, every)
+        if self._config.eval_steps is None:
+            return []
+        every, last_step, total_steps = int(self._config.eval_steps), max(self._last_step, 0), self._length.total_steps
+        due = [*range((last_step // every + 1) * every, policy_version + 1, every)]
+        is_last_due = last_step < total_steps <= policy_version and total_steps % every != 0
+        return [*due, total_steps] if is_last_due else due
 
     def begin(self, policy_version: int) -> str:
         """Begin an evaluation; ``go_on`` does the rest.
@@ -134,7 +134,7 @@ class Evaluations:
         assert self._rows is not None
         now = time.monotonic()
         num_prompts = min(len(self._rows), self._config.max_eval_prompts)
-        due = self._multiples_passed(policy_version)
+        due = self._steps_due(policy_version)
         fell_into, self._fell_into = self._fell_into, None
         self._running = RunningEvaluation(
             step=policy_version,
@@ -312,7 +312,7 @@ def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder:
     )
 
 
-def _moved(due: range, *, to: int, fell_into: int) -> str:
+def _moved(due: Sequence[int], *, to: int, fell_into: int) -> str:
     these = f"evaluation of step {due[0]} is" if len(due) == 1 else f"evaluations of steps {_listed(due)} are"
     return (
         f"the {these} made {'as one ' if len(due) > 1 else ''}at step {to}, on its policy, because the "
@@ -321,7 +321,7 @@ def _moved(due: range, *, to: int, fell_into: int) -> str:
     )
 
 
-def _listed(steps: range) -> str:
+def _listed(steps: Sequence[int]) -> str:
     if len(steps) > 3:
         return f"{steps[0]}, {steps[1]}, ... and {steps[-1]}"
     return " and ".join([", ".join(map(str, steps[:-1])), str(steps[-1])])

@@ -157,6 +157,7 @@ async def _make_intake(
         encoder=inputs.encoder,
         incarnation=run.incarnation,
         replica_id=run.replica_id,
+        length=inputs.length,
         last_step=run_log.last_evaluated_step(),
     )
     scored = ScoredGroups(

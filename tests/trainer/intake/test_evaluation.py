@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.evaluation import Evaluations
 from services.trainer.loop.training_loop import TrainingLoop
 from services.trainer.push.push_result import PushResult
@@ -74,6 +75,42 @@ async def test_an_evaluation_is_reported_under_trls_names_with_the_versions_that
         assert counts == {"done": 4, "missing": 0, "unusable": 1}
     rows = json_lines(tmp_path / "run" / "evaluations" / "step_00000006.jsonl")
     assert [row["prompt"] for row in rows] == [prompt for prompt in ("b1=", "b2=", "b3=", "b4=") for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("eval_steps", "total_steps", "due"),
+    [(2, 6, [2, 4, 6]), (13, 38, [13, 26, 38]), (50, 5, [5]), (None, 5, []), (1, 3, [1, 2, 3])],
+)
+def test_the_last_step_is_evaluated_too(eval_steps: int | None, total_steps: int, due: list[int]) -> None:
+    """transformers: DefaultFlowCallback.on_step_end."""
+    length = RunLength(total_steps)
+    evaluations = unconnected(RunConfig.model_construct(eval_steps=eval_steps), length)
+    found: list[int] = []
+    for step in range(total_steps + 1):
+        if evaluations.is_due(step):
+            found.append(step)
+            evaluations.begin(step)
+            evaluations = unconnected(RunConfig.model_construct(eval_steps=eval_steps), length, last_step=step)
+    assert found == due
+    length.total_steps += 4
+    assert evaluations.is_due(length.total_steps) == (eval_steps is not None), "the run was made longer"
+
+
+def unconnected(config: RunConfig, length: RunLength, *, last_step: int | None = None) -> Evaluations:
+    unused: Any = None
+    return Evaluations(
+        unused, keys=RunKeys("run-test"), config=config, rows=ThreeRows(), encoder=unused, incarnation=1,
+        replica_id="trainer", length=length, last_step=last_step,
+    )  # fmt: skip
+
+
+async def test_the_end_of_a_run_is_evaluated_although_it_is_no_multiple_of_eval_steps(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config.model_copy(update={"eval_steps": 5, "eval_on_start": False}), tmp_path)
+    ending, _ = await train(redis, played=PlayedServices(redis, reward=reward), sender=FakeSender(redis))
+    assert ending == "finished"
+    assert [line["step"] for line in evaluations(tmp_path)][-1] == 6
 
 
 async def test_nothing_that_is_trained_knows_of_evaluations(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
@@ -155,7 +192,7 @@ def test_an_evaluation_has_more_patience_with_rollouts_of_agents(options: dict[s
     unused: Any = None
     evaluations = Evaluations(
         unused, keys=RunKeys("run-test"), config=RunConfig.model_construct(**options), rows=None, encoder=unused,
-        incarnation=1, replica_id="trainer", last_step=None,
+        incarnation=1, replica_id="trainer", length=RunLength(8), last_step=None,
     )  # fmt: skip
     assert evaluations.idle_s == idle_s
 
@@ -165,7 +202,7 @@ async def test_while_a_user_pauses_a_run_its_evaluation_sends_no_prompts_and_its
 ) -> None:
     evaluations = Evaluations(
         redis, keys=run_keys, config=run_config, rows=ThreeRows(), encoder=FakeEncoder(), incarnation=0,
-        replica_id="trainer", last_step=None,
+        replica_id="trainer", length=RunLength(8), last_step=None,
     )  # fmt: skip
     evaluations.idle_s = 0.0
     evaluations.begin(0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from services.trainer.groups.schedule import RunLength
 from services.trainer.intake.evaluation import Evaluations
 from services.trainer.intake.lost_writes import LostWrites
 from shared.redis.keys import GENERATORS, RunKeys
@@ -66,6 +67,7 @@ async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[R
         encoder=FakeEncoder(),
         incarnation=1,
         replica_id="trainer-1",
+        length=RunLength(8),
         last_step=None,
     )
     lost_writes = LostWrites(
