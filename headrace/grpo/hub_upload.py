@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from headrace.grpo.argument_error import ArgumentError
-from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.grpo_config import DEFAULT_OUTPUT_DIR, GRPOConfig
 
 _TAGS: Final = ("headrace", "grpo")
 _NOT_UPLOADED: Final = ["_*", "checkpoint-*", "headrace-run.json"]
@@ -38,7 +38,8 @@ def repository_name(args: GRPOConfig) -> str:
     Raises:
         ArgumentError: Neither is set.
     """
-    name = args.hub_model_id or Path(args.output_dir or "").name
+    has_directory = args.output_dir not in (None, DEFAULT_OUTPUT_DIR)
+    name = args.hub_model_id or (Path(str(args.output_dir)).name if has_directory else "")
     if not name:
         raise ArgumentError("push_to_hub needs a name: set hub_model_id, or output_dir, in GRPOConfig")
     return name

@@ -4,15 +4,20 @@ It only holds them: trl/run_config_of_trl.py turns them into the settings of a r
 docs/coming-from-trl.md has every option. A test in tests/conformance compares the class with TRL's.
 """
 
+import contextlib
 import functools
 import json
+import logging
 import os
+from collections.abc import Generator
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from shared.near_name import nearest
 from shared.run_options.from_trl import INSTEAD, OF_THE_CONSTRUCTOR
 
+DEFAULT_OUTPUT_DIR: Final = "trainer_output"
+"""``output_dir`` if it is not set, as in transformers."""
 NULL_MEANS: Final = frozenset({"vllm_importance_sampling_clip_max"})
 """Options of which None is a value; of all others it means that the option is not set, and the default counts."""
 
@@ -297,8 +302,7 @@ class GRPOConfig:
     run_options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        if self.output_dir is not None:
-            self.output_dir = os.path.expanduser(self.output_dir)
+        self.output_dir = os.path.expanduser(self.output_dir or DEFAULT_OUTPUT_DIR)
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, str) and value.startswith("{") and option.name in _TABLES:
@@ -352,6 +356,23 @@ class GRPOConfig:
         return True
 
     should_log = should_save
+
+    @property
+    def device(self) -> str:
+        """Device of the script's own tensors: the CPU. The training ranks have the GPUs."""
+        return "cpu"
+
+    def get_process_log_level(self) -> int:
+        """Return ``log_level`` as a number of the module logging; that of transformers if it is ``passive``."""
+        if self.log_level == "passive":
+            return logging.getLogger("transformers").getEffectiveLevel()
+        return logging.getLevelNamesMapping().get(self.log_level.upper(), logging.NOTSET)
+
+    @contextlib.contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Generator[None]:
+        """Run the block at once: a script is one process."""
+        del local, desc
+        yield
 
     @property
     def train_batch_size(self) -> int:

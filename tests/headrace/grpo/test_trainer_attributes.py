@@ -201,7 +201,7 @@ def test_without_options_the_directory_is_called_after_the_model(tmp_path: Path)
     (tmp_path / "mine").mkdir()
     script = GRPOTrainer(f"{tmp_path}/mine/", brevity, train_dataset=[{"prompt": "a"}])
     assert script.args.output_dir == "mine-GRPO"
-    assert GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}]).args.output_dir is None
+    assert GRPOTrainer("org/model", brevity, GRPOConfig(), [{"prompt": "a"}]).args.output_dir == "trainer_output"
 
 
 class Linear:

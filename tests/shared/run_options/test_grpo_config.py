@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 from dataclasses import fields
 from typing import Any
 
@@ -92,3 +93,14 @@ def test_callbacks_and_trackers_read_what_transformers_arguments_have() -> None:
     assert (config.world_size, config.process_index, config.local_process_index, config.n_gpu) == (1, 0, 0, 0)
     assert (config.should_save, config.should_log) == (True, True)
     assert (config.train_batch_size, config.eval_batch_size) == (4, 8)
+
+
+def test_scripts_ask_the_options_for_the_place_of_their_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert GRPOConfig().output_dir == "trainer_output"
+    assert "output_dir" not in GRPOConfig().given
+    assert GRPOConfig().device == "cpu"
+    assert GRPOConfig(log_level="debug").get_process_log_level() == logging.DEBUG
+    monkeypatch.setattr(logging.getLogger("transformers"), "level", logging.ERROR)
+    assert GRPOConfig().get_process_log_level() == logging.ERROR
+    with GRPOConfig().main_process_first(desc="map"):
+        pass
