@@ -13,6 +13,7 @@ The run belongs to the services and not to the script: Ctrl-C pauses it, and ``t
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,12 +41,10 @@ from headrace.grpo.trainer_attributes import (
     reward_weights,
 )
 from headrace.grpo.training_events import TrainingEvents
-from shared.run_options.grpo_config import GRPOConfig
+from shared.run_options.grpo_config import DEFAULT_OUTPUT_DIR, GRPOConfig
 from shared.run_options.loss import what_departs_from_gspo
 
 log = logging.getLogger(__name__)
-_OUTPUT_DIR = "trainer_output"
-"""Where a trainer saves without ``output_dir``, as in transformers."""
 
 
 class GRPOTrainer:
@@ -352,7 +351,7 @@ class GRPOTrainer:
     ) -> None:
         """Complete the model card in ``output_dir``, or write one."""
         file = self._output_dir() / "README.md"
-        repository = repository_name(self.args)
+        repository = self.args.hub_model_id or file.parent.name
         complete_card(file, Card(model_name, dataset_name, tags), repository=repository)
 
     def push_to_hub(
@@ -373,7 +372,8 @@ class GRPOTrainer:
         """
         repository_name(self.args)
         self._events.fire("on_push_begin")
-        directory = Path(self.args.output_dir or ".headrace") / "model"
+        directory = self._output_dir() / "push_to_hub"
+        shutil.rmtree(directory, ignore_errors=True)  # it may have files of another model
         self.save_model(str(directory))
         self.hub_model_id, done = upload(
             directory,
@@ -387,8 +387,7 @@ class GRPOTrainer:
         return done
 
     def _output_dir(self) -> Path:
-        self.args.output_dir = self.args.output_dir or _OUTPUT_DIR
-        directory = Path(self.args.output_dir)
+        directory = Path(self.args.output_dir or DEFAULT_OUTPUT_DIR)
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 

@@ -3,6 +3,7 @@
 The weights that are trained are the services'. The model object gets them when a training has ended.
 """
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,16 +48,19 @@ class LiveModel:
         self._has: Path | None = None
         self._init_kwargs = init_kwargs
         self._given_tokenizer = tokenizer
-        self._tokenizer = tokenizer
+        self._tokenizer = None if tokenizer is None else _with_pad_token(tokenizer)
         self._model: Any = None
         self._is_given = not isinstance(model, str)
         self._saved: str | None = None
+        self.quantization_config: Any = None
+        """Of a model object with quantized weights: how they were quantized when it was loaded."""
         if not self._is_given:
             self.name = _absolute(model)
             return
         if not hasattr(model, "save_pretrained"):
             raise ArgumentError(f"model is a {type(model).__name__}; give a hub id, a directory or a PreTrainedModel")
         self.name = str(model.config._name_or_path)  # noqa: SLF001 (transformers has no other name for it)
+        self.quantization_config = getattr(model.config, "quantization_config", None)
         self._model = model
         if hasattr(model, "get_base_model"):
             if peft_config is not None:
@@ -136,7 +140,8 @@ class LiveModel:
             from transformers import AutoTokenizer
 
             auto: Any = AutoTokenizer
-            self._tokenizer = auto.from_pretrained(self.name, **self._source())
+            sides = {"padding_side": "left", "truncation_side": "left"}  # as TRL loads it, for generate()
+            self._tokenizer = _with_pad_token(auto.from_pretrained(self.name, **sides, **self._source()))
         return self._tokenizer
 
     def as_arguments(self) -> dict[str, Any]:
@@ -183,7 +188,7 @@ class LiveModel:
         An object, or a tokenizer of its own, is written first. ``inputs`` returns the writer.
         """
         if self._saved is None:
-            if self._is_given:
+            if self._is_given and self.quantization_config is None:
                 self._saved = inputs().model(self._model, self.tokenizer, state=_state_without_adapter(self._model))
             elif self._given_tokenizer is None or is_own_tokenizer(self._given_tokenizer, self.name, **self._source()):
                 self._saved = inputs().path(self.name) if Path(self.name).is_dir() else self.name
@@ -196,6 +201,18 @@ class LiveModel:
         """Write the model and its tokenizer, with the weights of the last training."""
         self.model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
+
+    def save_changes(self, directory: Path) -> None:
+        """Write tokenizer and generation settings, which a script may have changed, to a directory of its weights.
+
+        What the script has not loaded stays as the run left it.
+        """
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(directory)
+        generation = getattr(self._model, "generation_config", None)
+        if generation is not None and not (directory / _ADAPTER).exists():
+            with contextlib.suppress(ValueError):  # it has settings that contradict each other
+                generation.save_pretrained(directory)
 
     def _source(self) -> dict[str, Any]:
         """Return the arguments that load the tokenizer of the same revision as the model, if it is given by name."""
@@ -223,6 +240,13 @@ class LiveModel:
             trained = cast("Any", type(self._model)).from_pretrained(directory)
             self._model.load_state_dict(trained.state_dict())
         self._has = directory
+
+
+def _with_pad_token(tokenizer: Any) -> Any:
+    """Give a tokenizer without a pad token its end token as one, as TRL does."""
+    if getattr(tokenizer, "pad_token", "") is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def _absolute(name: str) -> str:

@@ -94,7 +94,7 @@ def settings_with_weights(
         options["eval_dataset_name"] = _eval_data(script.eval_dataset, args, files)
     options |= {name: args.run_options[name] for name in _SAVING if name in args.run_options}
     settings, notes = _translated(options | {"model_name_or_path": weights.model} | _adapter(script))
-    notes += about_quantization(script.quantization_config)
+    notes += about_quantization(script.bits)
     settings |= reward_settings(script, files) | _agent(script, files)
     _require_known_environments(script.environment_factory, script.train_dataset)
     groups_per_step = args.run_options.get("groups_per_step", settings["groups_per_step"])
@@ -203,7 +203,7 @@ def _early_stopping(callbacks: Sequence[Any]) -> dict[str, Any]:
 
 
 def _adapter(script: Script) -> dict[str, Any]:
-    return adapter_settings(script.model.peft_config, script.quantization_config)
+    return adapter_settings(script.model.peft_config, script.bits)
 
 
 def _agent(script: Script, files: Files) -> dict[str, Any]:

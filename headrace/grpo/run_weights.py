@@ -22,6 +22,7 @@ from headrace.watch.watch import final_sentence
 from shared.errors import HeadraceError
 
 _PAUSE_PATIENCE_S = 600.0
+_CHECKPOINT_PATIENCE_S = 600.0
 _SILENT_S = 2.0
 _LOOK_EVERY_S = 0.25
 
@@ -49,10 +50,9 @@ class RunWeights:
         if services.see_here(directory):
             say(final_sentence(run) if run["status"] == "finished" else f"{ended}; the model is in {directory}")
             self.take(run, directory)
-        elif services.are_elsewhere:
+        elif not services.see_here(Path(run["run_dir"])):
             say(f"{ended}; `model` and save_model() download the model")
-            directory = services.own_directory() / str(run["run_id"])
-            self.take(run, lambda: services.download_model(run, directory, base=self._live.name))
+            self.take(run, lambda: services.download_model(run, base=self._live.name))
         else:
             self._live.take_so_far(None)
             say(f"note: the trained model is on the services' machine, in {directory}; `model` has the old weights")
@@ -80,20 +80,18 @@ class RunWeights:
         source, last = run.get("beginning"), self._trained_run
         has_the_models = source is None or (last is not None and source["run_id"] == last["run_id"])
         is_training = run["status"] in ("queued", "running")
-        if is_training and not run["progress"]["step"] and has_the_models:
-            return None
         if run["status"] in ("finished", "stopped"):
             directory = Path(run["run_dir"]) / "model"
             if services.see_here(directory):
                 return directory
-            if services.are_elsewhere:
-                directory = services.own_directory() / str(run["run_id"])
-                self._downloaded[run["run_id"]] = services.download_model(run, directory, base=self._live.name)
-                return directory
+            if not services.see_here(Path(run["run_dir"])):
+                self._downloaded[run["run_id"]] = services.download_model(run, base=self._live.name)
+                return self._downloaded[run["run_id"]]
         try:
             return export_newest(services, run, say=say)
         except HeadraceError:
-            if is_training and not for_saving:
+            has_begun = run["progress"]["step"] > 0 or not has_the_models
+            if is_training and not (for_saving and has_begun):
                 return None
             raise
 
@@ -119,7 +117,22 @@ class RunWeights:
             shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
             name_base(directory, self._trained_run, base=live.name)
         else:
-            self._services().download_model(self._trained_run, directory, base=live.name)
+            self._services().download_model(self._trained_run, base=live.name, to=directory)
+        live.save_changes(directory)
+
+    def wait_for_checkpoint(self, run: Run, step: int) -> None:
+        """Wait until a checkpoint of a step, or a later one, is complete, so that callbacks can save its weights.
+
+        It returns at once where this machine does not see the run's files, and when the run no longer trains.
+        """
+        if not self._services().see_here(Path(run["run_dir"])):
+            return
+        root, began_at = checkpoint_file(run, step).parents[1], time.monotonic()
+        while not any(file.parent.name >= f"step_{step:08d}" for file in root.glob("step_*/manifest.json")):
+            time.sleep(_LOOK_EVERY_S)
+            is_late = time.monotonic() - began_at > _CHECKPOINT_PATIENCE_S
+            if is_late or self._services().client.get(run["run_id"])["status"] != "running":
+                return
 
 
 def checkpoint_file(run: Run, step: int) -> Path:

@@ -23,6 +23,11 @@ class Script:
     tools: Sequence[Any] = ()
     environment_factory: Any = None
 
+    @property
+    def bits(self) -> Any:
+        """How the weights are quantized: by the trainer's argument, or in the model object."""
+        return self.quantization_config or self.model.quantization_config
+
 
 @dataclass
 class Files:

@@ -28,6 +28,7 @@ from headrace.run_file import with_absolute_paths
 from headrace.terminal import say
 from headrace.watch.watch import final_sentence, follow
 from shared.errors import HeadraceError
+from shared.run_options.grpo_config import DEFAULT_OUTPUT_DIR
 
 _PIPE_WIDTH: Final = 120
 _LINK: Final = "headrace-run.json"
@@ -55,6 +56,7 @@ class ScriptRun:
         self._epochs_per_step = 0.0
         self._own_code = OwnCode(script(), {})
         self._weights = RunWeights(script().model, self._connected)
+        events.until_saved = lambda step: self._weights.wait_for_checkpoint(self._followed(), step)
 
     @property
     def client(self) -> HeadraceClient:
@@ -115,12 +117,9 @@ class ScriptRun:
         self._weights.give_so_far(self._followed())
 
     def _how_to_go_on(self) -> str:
-        where = f"the run is in {self._followed()['run_dir']}"
-        if self._script().args.output_dir is None:  # another process does not find it
-            return f"train() goes on with it; {where}"
         return (
             "train() goes on with it. Once this script has ended, run it again with "
-            f"train(resume_from_checkpoint=True); {where}"
+            f"train(resume_from_checkpoint=True); the run is in {self._followed()['run_dir']}"
         )
 
     def _catch_up(self, *, to_step: int | None = None) -> list[dict[str, Any]]:
@@ -265,20 +264,22 @@ class ScriptRun:
         derived = submission.derived
         epoch_prompts = derived.get("epoch_prompts") or derived["prompt_groups"]
         self._epochs_per_step = derived["prompt_groups"] / max(1, derived["steps"] * epoch_prompts)
-        output_dir = self._script().args.output_dir
-        if output_dir is not None:
-            directory = Path(output_dir)
-            directory.mkdir(parents=True, exist_ok=True)
-            state_dir = self._connected().state_dir
-            link = {
-                "run_id": submission.run_id,
-                "epochs_per_step": self._epochs_per_step,
-                "state_dir": None if state_dir is None else str(state_dir),
-            }
-            (directory / _LINK).write_text(json.dumps(link) + "\n", encoding="utf-8")
+        state_dir = self._connected().state_dir
+        link = {
+            "run_id": submission.run_id,
+            "epochs_per_step": self._epochs_per_step,
+            "state_dir": None if state_dir is None else str(state_dir),
+        }
+        file = self._link()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(link) + "\n", encoding="utf-8")
+
+    def _link(self) -> Path:
+        """Return the file that names the newest run."""
+        return Path(self._script().args.output_dir or DEFAULT_OUTPUT_DIR) / _LINK
 
     def _run_of_another_process(self) -> Run:
-        file = Path(self._script().args.output_dir or ".") / _LINK
+        file = self._link()
         try:
             link = json.loads(file.read_text(encoding="utf-8"))
             self._epochs_per_step = float(link["epochs_per_step"])

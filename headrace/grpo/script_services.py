@@ -108,8 +108,15 @@ class ScriptServices:
         """Send a Python module to services elsewhere, and return its name there."""
         return self.client.upload_module(name, source)
 
-    def download_model(self, run: Run, directory: Path, *, base: str) -> Path:
-        """Download a run's final model. An adapter gets ``base``, the script's name for it, as its base."""
+    def download_model(self, run: Run, *, base: str, to: Path | None = None) -> Path:
+        """Download a run's final model, and return its directory.
+
+        Args:
+            run: The run, which has ended.
+            base: The script's name for the model, which an adapter gets as its base.
+            to: The directory; by default one that the services see too, if they share one with this machine.
+        """
+        directory = to or (self._shared.inputs if self._shared else self.own_directory()) / str(run["run_id"])
         with progress("downloading the model") as tell:
             self.client.download_model(run["run_id"], directory, on_progress=tell)
         name_base(directory, run, base=base)

@@ -48,6 +48,8 @@ class TrainingEvents:
         self._checkpoints = ""
         self.callbacks: list[Any] = []
         """Objects with methods such as ``on_step_end(args, state, control, **kwargs)``."""
+        self.until_saved: Callable[[int], None] = lambda step: None
+        """Waits until the checkpoint of a step is complete. Callbacks hear of it then."""
         self.newest: dict[str, float] = {}
         """The metrics of the newest step."""
         self.state = state
@@ -146,9 +148,10 @@ class TrainingEvents:
         if step % self.state.logging_steps == 0:
             self.log(_summary(self._window))
             self._window.clear()
-        self._is_save_due = step % self.state.save_steps == 0
+        is_last = step == self.state.max_steps
+        self._is_save_due = is_last or step % self.state.save_steps == 0
         self._is_epoch_over = int(self.state.epoch) > int(epochs_before)
-        if self._eval_steps is None or step % self._eval_steps != 0:
+        if self._eval_steps is None or (step % self._eval_steps != 0 and not is_last):
             self._finish_step()
 
     def _finish_step(self) -> None:
@@ -156,6 +159,8 @@ class TrainingEvents:
         is_save_due, self._is_save_due = self._is_save_due, False
         is_epoch_over, self._is_epoch_over = self._is_epoch_over, False
         if is_save_due:
+            if self.callbacks and not self._is_quiet:
+                self.until_saved(self.state.global_step)
             self.fire("on_save")
         if is_epoch_over:
             self._end_epoch()

@@ -86,13 +86,32 @@ def test_data_and_model_are_uploaded_and_the_trained_model_is_downloaded(
     trained = AutoModelForCausalLM.from_pretrained(there).state_dict()
     assert all(torch.equal(value, trained[name]) for name, value in mine.state_dict().items())
     script.save_model(str(tmp_path / "saved"))
-    saved = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
-    assert saved == {path.name: path.read_bytes() for path in there.iterdir()}
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {path.name for path in there.iterdir()}
+    assert weights_in(tmp_path / "saved") == weights_in(there)
     first = script.run["run_id"]
     script.train()
     beginning = script.run["beginning"]
     assert (beginning["run_id"], beginning["step"], beginning["weights_only"]) == (first, 1, True)
     assert script.run["progress"]["step"] == 1
+
+
+def weights_in(directory: Path) -> bytes:
+    return (directory / "model.safetensors").read_bytes()
+
+
+def test_with_a_directory_of_inputs_in_common_the_trained_model_is_still_downloaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_INPUTS_DIR", str(tmp_path / "inputs"))
+    script = GRPOTrainer(str(model), "accuracy_reward", options(tmp_path / "out"), Dataset.from_list(ROWS))
+    script.train()
+    assert script.run is not None
+    there = Path(script.run["run_dir"]) / "model"
+    script.save_model(str(tmp_path / "saved"))
+    assert weights_in(tmp_path / "saved") == weights_in(there) != weights_in(model)
+    assert "eval_reward" in script.evaluate(ROWS[:2])
+    newest, *_ = script.client.list()
+    assert weights_in(Path(newest["config"]["model"])) == weights_in(there), "it evaluates the trained weights"
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,19 @@
 """A script's model and tokenizer are loaded as its options say."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.grpo.argument_error import ArgumentError
 from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
-from headrace.grpo.run_inputs import RunInputs
+from headrace.grpo.run_inputs import RunInputs, UnwrittenInputs
+from headrace.grpo.run_of_script import settings_with_weights
+from headrace.grpo.script import Files
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
 
@@ -50,7 +54,8 @@ def test_the_tokenizer_is_of_the_models_revision(loaded: list[tuple[str, dict[st
     args = GRPOConfig(model_init_kwargs='{"revision": "v2", "dtype": "bfloat16"}', trust_remote_code=True)
     script = GRPOTrainer("org/model", len, args, [{"prompt": "a"}])
     assert isinstance(script.processing_class, Tokenizer)
-    assert loaded == [("org/model", {"revision": "v2", "trust_remote_code": True})]
+    left = {"padding_side": "left", "truncation_side": "left"}
+    assert loaded == [("org/model", {**left, "revision": "v2", "trust_remote_code": True})]
 
 
 def test_an_adapter_without_targets_is_on_the_layers_that_a_run_trains(tmp_path: Path, model: Path) -> None:
@@ -82,3 +87,41 @@ def test_another_tokenizer_is_written_beside_the_weights_of_the_revision(
     inputs = RunInputs(tmp_path / "inputs", SharedFiles(tmp_path / "functions"))
     assert (Path(live.given_for_run(lambda: inputs)) / "tokenizer.json").exists()
     assert loaded == [("org/model", {"revision": "v2"})] * 2
+
+
+def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token_as_in_trl() -> None:
+    given: Any = SimpleNamespace(pad_token=None, eos_token="<end>")
+    assert LiveModel("org/model", given, peft_config=None, init_kwargs={}).tokenizer.pad_token == "<end>"
+    given = SimpleNamespace(pad_token="<pad>", eos_token="<end>")
+    assert LiveModel("org/model", given, peft_config=None, init_kwargs={}).tokenizer.pad_token == "<pad>"
+
+
+def quantized(**bits: bool) -> Any:
+    config = SimpleNamespace(_name_or_path="org/model", quantization_config=SimpleNamespace(**bits))
+    return SimpleNamespace(config=config, save_pretrained=None)
+
+
+def test_a_model_object_in_4_bits_is_loaded_by_its_name_in_4_bits() -> None:
+    script = GRPOTrainer(quantized(load_in_4bit=True), len, GRPOConfig(), [{"prompt": "a"}])._script()
+    settings, _ = settings_with_weights(
+        script, Files(UnwrittenInputs), lambda inputs: script.model.weights_for_run(inputs), callbacks=(), source=None
+    )
+    assert (settings["model"], settings["load_in_4bit"]) == ("org/model", True)
+
+
+def test_a_model_object_that_is_quantized_in_another_way_is_refused() -> None:
+    script = GRPOTrainer(quantized(load_in_8bit=True), len, GRPOConfig(), [{"prompt": "a"}])
+    with pytest.raises(ArgumentError, match="only 4 bits are supported"):
+        script.train()
+
+
+def test_what_a_script_has_changed_after_the_training_is_saved(tmp_path: Path, model: Path) -> None:
+    pytest.importorskip("torch")
+    live = LiveModel(str(model), None, peft_config=None, init_kwargs={})
+    shutil.copytree(model, tmp_path / "trained")
+    live.save_changes(tmp_path / "trained")
+    live.model.generation_config.eos_token_id = 7
+    live.tokenizer.model_max_length = 99
+    live.save_changes(tmp_path / "trained")
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "trained").eos_token_id == 7
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "trained").model_max_length == 99

@@ -70,6 +70,25 @@ def test_steps_come_once_and_in_order() -> None:
     assert events.control.should_training_stop
 
 
+def test_the_last_step_is_saved_and_each_save_is_told_once_its_checkpoint_is_there() -> None:
+    events, recorder = training(save_steps=3)
+    events.until_saved = lambda step: recorder.seen.append(f"checkpoint {step}")
+    for step in (1, 2, 3, 4):
+        events.take(metrics(step))
+    steps = [seen for seen in recorder.seen if not seen.startswith("epoch")]
+    assert steps == ["begin 4", "step 1", "step 2", "step 3", "checkpoint 3", "save 3", "step 4", "checkpoint 4", "save 4"]
+
+
+def test_the_save_of_the_last_step_comes_after_its_evaluation() -> None:
+    events, recorder = training()
+    events.describe(described(eval_steps=3), epochs_per_step=0.1)
+    for step in (3, 4):
+        events.take(metrics(step))
+    assert recorder.seen[-1] == "step 4"
+    events.take_evaluation_once({"step": 4, "eval_reward": 0.5})
+    assert recorder.seen[-3:-1] == ["evaluate {'eval_reward': 0.5}", "save 4"]
+
+
 def test_the_metrics_of_the_newest_step_are_not_means() -> None:
     events, _ = training(logging_steps=2)
     for step in (1, 2, 3):
