@@ -7,24 +7,22 @@ the store, in threads that are abandoned at the deadline, or when the push was g
 The reader checks both after each parameter, too.
 """
 
-import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import safetensors.torch
 import torch
 
+from services.generator.worker.abandonable import abandonable
 from services.generator.worker.staged_weights import StagedWeights
 from shared.control import DiskPlace
 from shared.errors import PushError
 from shared.weights.weight_manifest import Manifest, read_file, read_manifest
 from shared.weights.weight_store import WeightStore
 
-_LOOK_EVERY_S = 0.1
-_ResultT = TypeVar("_ResultT")
 _MAX_CHAIN = 1024
 """Trainers write much shorter chains. This ends a circle of manifests that name each other as base."""
 
@@ -75,13 +73,13 @@ class DiskWire:
         self, place: DiskPlace, *, staged_checksum: str | None, check: Callable[[], None]
     ) -> list[tuple[str, Manifest]]:
         """Return the versions to read, in reading order."""
-        newest = _read(partial(read_manifest, self._store, place.name, sha256=place.manifest_sha256), check)
+        newest = abandonable(partial(read_manifest, self._store, place.name, sha256=place.manifest_sha256), check)
         found = [(place.name, newest)]
         while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != staged_checksum:
             check()
             if len(found) == _MAX_CHAIN:
                 raise PushError(f"the chain of deltas of {place.name} does not end at a full version")
-            manifest = _read(partial(read_manifest, self._store, base), check)
+            manifest = abandonable(partial(read_manifest, self._store, base), check)
             if manifest.checksum != found[-1][1].base_checksum:
                 raise PushError(f"{base} is not the base version of {found[-1][0]}")
             found.append((base, manifest))
@@ -90,7 +88,7 @@ class DiskWire:
     def _apply(self, staging: StagedWeights, directory: str, manifest: Manifest, *, check: Callable[[], None]) -> None:
         missing = set(staging.tensors)
         for file in manifest.files:
-            data = _read(partial(read_file, self._store, directory, file, check=check), check)
+            data = abandonable(partial(read_file, self._store, directory, file, check=check), check)
             tensors: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load(data)
             for name, tensor in tensors.items():
                 check()
@@ -106,20 +104,3 @@ class DiskWire:
                     raise PushError(f"{name} of {directory} cannot be used: {error}") from error
         if missing:
             raise PushError(f"{directory} lacks {len(missing)} parameters, among them {sorted(missing)[:3]}")
-
-
-def _read(read: Callable[[], _ResultT], check: Callable[[], None]) -> _ResultT:
-    """Return the result of reading the store. If ``check`` raises meanwhile, the thread that reads is abandoned."""
-    result: concurrent.futures.Future[_ResultT] = concurrent.futures.Future()
-
-    def work() -> None:
-        try:
-            result.set_result(read())
-        except BaseException as error:  # noqa: BLE001  raised again by the caller
-            result.set_exception(error)
-
-    check()
-    threading.Thread(target=work, name="read weights", daemon=True).start()
-    while not concurrent.futures.wait([result], timeout=_LOOK_EVERY_S).done:
-        check()
-    return result.result()

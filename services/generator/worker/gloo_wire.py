@@ -9,21 +9,21 @@ deadline.
 """
 
 import socket
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
 
+from services.generator.worker.abandonable import abandonable
+
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 
 _FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
 """The pause between two polls grows from the first to the last value, by this share of the time waited so far."""
-_LOOK_EVERY_S = 0.02
+_GIVEN_UP = "the trainer gave up the push, or died"
 _abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline. Destroying such a group would wait for it."""
 
@@ -54,8 +54,18 @@ class GlooWire:
             store = c10d.TCPStore(master_address, master_port, None, is_master=False, timeout=timeout)
             return c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), rank, world_size, options)
 
+        # A little longer than its own deadline, so that its own error message is reported. But a store waits forever on
+        # a network that drops all packets, and until its deadline for a trainer that has gone.
+        until = time.monotonic() + timeout_s + 1.0
+
+        def check() -> None:
+            if _is_closed(self._lifeline):
+                raise RuntimeError(_GIVEN_UP)
+            if time.monotonic() > until:
+                raise RuntimeError(f"the trainer did not answer within {timeout_s:.0f} s in the rendezvous")
+
         try:
-            self._group = _within(timeout_s, enter, lifeline=self._lifeline)
+            self._group = abandonable(enter, check)
         finally:
             if self._group is None:
                 self._lifeline.close()
@@ -68,17 +78,11 @@ class GlooWire:
     def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
         """See ChunkWire."""
         options = c10d.BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
         options.timeout = _until(deadline)
         self._complete(lambda group: group.broadcast([chunk], options))
 
     def confirm(self, *, deadline: float) -> None:
-        """Wait until every rank has called ``confirm``.
-
-        Raises:
-            RuntimeError: As in ``receive``.
-        """
+        """Wait until every rank has called ``confirm``. Raises RuntimeError as ``receive`` does."""
         options = c10d.AllreduceOptions()
         options.timeout = _until(deadline)
         self._complete(lambda group: group.allreduce([torch.zeros(1, dtype=torch.int64)], options))
@@ -93,40 +97,13 @@ class GlooWire:
             if _is_closed(self._lifeline):
                 _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
                 _abandoned.append((group, work))
-                raise RuntimeError("the trainer gave up the push, or died")
+                raise RuntimeError(_GIVEN_UP)
             time.sleep(min(_FIRST_POLL_S + _POLL_SHARE * (time.monotonic() - began_at), _LAST_POLL_S))
         work.wait()
 
 
 def _until(deadline: float) -> timedelta:
     return timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-
-
-def _within(timeout_s: float, enter: Callable[[], Any], *, lifeline: socket.socket) -> Any:
-    """Return the result of ``enter``, or give it up.
-
-    A store waits forever on a network that drops all packets, and until its deadline for a trainer that has gone.
-
-    Raises:
-        RuntimeError: ``enter`` failed, ``timeout_s`` has passed, or the trainer gave up.
-    """
-    entering: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            entering.set_result(enter())
-        except Exception as error:  # noqa: BLE001  raised in the waiting thread
-            entering.set_exception(error)
-
-    threading.Thread(target=run, name="enter the communicator", daemon=True).start()
-    # A little longer than its own deadline, so that its own error message is reported.
-    deadline = time.monotonic() + timeout_s + 1.0
-    while not wait([entering], timeout=_LOOK_EVERY_S).done:
-        if _is_closed(lifeline):
-            raise RuntimeError("the trainer gave up the push, or died")
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"the trainer did not answer within {timeout_s:.0f} s in the rendezvous")
-    return entering.result()
 
 
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:

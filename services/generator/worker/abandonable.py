@@ -1,0 +1,26 @@
+"""Waits that can be given up: for a store that may stall for minutes, or for ranks that may never come."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+_LOOK_EVERY_S = 0.02
+_ResultT = TypeVar("_ResultT")
+
+
+def abandonable(work: Callable[[], _ResultT], check: Callable[[], None]) -> _ResultT:
+    """Return what ``work`` returns in a thread. If ``check`` raises meanwhile, the thread is abandoned."""
+    result: Future[_ResultT] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again below
+            result.set_exception(error)
+
+    check()
+    threading.Thread(target=run, name="receive weights", daemon=True).start()
+    while not wait([result], timeout=_LOOK_EVERY_S).done:
+        check()
+    return result.result()
