@@ -79,19 +79,20 @@ class FullSet:
             what = str(error) or type(error).__name__
             raise ValueError(f"{shadow.current} does not fit the model: {what}") from error
         if loaded is not None:
-            missing = missing_parameters(shadow.model, self._model_config, loaded, is_filled=shadow.is_filled)
-            if missing := [name for name in missing if name not in _second_names(self._model)]:
-                raise ValueError(lacks(missing))
+            # A model may have a parameter under several names, such as a bias of a router and its experts.
+            all_names = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
+            spare = all_names - {name for name, _ in self._model.named_parameters()}
+            require_all(shadow.model, self._model_config, loaded, is_filled=shadow.is_filled, spare=spare)
         # A loader takes its part of what it gets. It does not check that the parts of all workers make up the whole.
         if too_large := shadow.not_used_up(num_shards=get_tensor_model_parallel_world_size()):
             raise ValueError(f"the model takes only a part of {len(too_large)} parameters, among them {too_large[:3]}")
         self._known = announced
 
 
-def missing_parameters(
-    model: Any, model_config: Any, loaded: set[str], *, is_filled: Callable[[Any], bool]
-) -> list[str]:
-    """Return the parameters of vLLM's model that a load left out or filled only partly.
+def require_all(
+    model: Any, model_config: Any, loaded: set[str], *, is_filled: Callable[[Any], bool], spare: Iterable[str] = ()
+) -> None:
+    """Raise ValueError if a load left out parameters of vLLM's model, or filled them only partly.
 
     The first check is also made by vLLM's own loader for a checkpoint. It cannot see a missing shard of a fused layer;
     the second check can.
@@ -101,6 +102,7 @@ def missing_parameters(
         model_config: vLLM's ModelConfig.
         loaded: The names that ``load_weights`` returned.
         is_filled: Returns whether a linear layer received as many numbers as it has.
+        spare: Names that a load may leave out.
     """
     modules: dict[str, Any] = dict(model.named_modules())
     heads = {name for name, module in modules.items() if is_tied(model_config) and isinstance(module, ParallelLMHead)}
@@ -111,18 +113,8 @@ def missing_parameters(
         is_known = any(parameter.rpartition(".")[0] == name for parameter in missing)
         if is_plain and name not in heads and not is_known and not is_filled(module):
             missing.add(f"{name} (a part of it)")
-    return sorted(missing)
-
-
-def _second_names(model: Any) -> set[str]:
-    """Return further names of parameters that a model has under several, such as a bias of a router and its experts."""
-    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return all_names - {name for name, _ in model.named_parameters()}
-
-
-def lacks(missing: list[str]) -> str:
-    """Return the error message for missing parameters."""
-    return f"the push lacks {len(missing)} parameters of the model, among them {missing[:3]}"
+    if lacking := sorted(missing.difference(spare)):
+        raise ValueError(f"the push lacks {len(lacking)} parameters of the model, among them {lacking[:3]}")
 
 
 def is_tied(model_config: Any) -> bool:

@@ -22,7 +22,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
 
-from services.generator.worker.model_check import is_tied, lacks, missing_parameters
+from services.generator.worker.model_check import is_tied, require_all
 
 
 class CheckedReload:
@@ -50,16 +50,13 @@ class CheckedReload:
 
     def check_complete(self) -> None:
         """Raise ValueError if a parameter of this worker's model was not loaded, or only partly."""
-        if not self._can_tell:
-            return
-        missing = missing_parameters(
-            self._model,
-            self._model_config,
-            self._loaded,
-            is_filled=lambda layer: not get_layerwise_info(layer).can_load(),
-        )
-        if missing:
-            raise ValueError(lacks(missing))
+        if self._can_tell:
+            require_all(
+                self._model,
+                self._model_config,
+                self._loaded,
+                is_filled=lambda layer: not get_layerwise_info(layer).can_load(),
+            )
 
     def finish(self) -> None:
         """Finish the reload, so that the model computes with the loaded layers."""
