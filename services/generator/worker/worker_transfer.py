@@ -61,7 +61,7 @@ class WorkerExtension:
         if move not in _MOVES:
             raise ValueError(f"a push has no move {move}")
         if self._headrace_transfer is None:
-            self._headrace_transfer = _transfer_of(self)
+            self._headrace_transfer = WorkerTransfer(self)
         if report_to is not None:
             self._headrace_transfer.report_to = ReportTo(*report_to)
         return getattr(self._headrace_transfer, move)(**arguments)
@@ -87,11 +87,12 @@ class WorkerTransfer:
         report_to: Address to which progress of the next job is reported; None if it is not reported.
     """
 
-    def __init__(self, *, model: Any, vllm_config: Any, device: torch.device, rank: int) -> None:
-        self._model = model
-        self._vllm_config = vllm_config
-        self._device = device
-        self._rank = rank
+    def __init__(self, worker: Any) -> None:
+        parallel = worker.parallel_config
+        self._model = worker.get_model()
+        self._vllm_config = worker.vllm_config
+        self._device: torch.device = worker.device
+        self._rank: int = parallel.data_parallel_index * parallel.world_size + parallel.rank
         self.report_to: ReportTo | None = None
         self._wire: Wire | None = None
         self._buffer_bytes = 0
@@ -100,7 +101,7 @@ class WorkerTransfer:
         self._is_given_up = False
         self._phase = IDLE
         self._failure: str | None = None
-        self._full_set = FullSet(model, vllm_config.model_config)
+        self._full_set = FullSet(self._model, self._vllm_config.model_config)
         self._memory: StagingMemory | None = None
         self._staged: StagedWeights | None = None
         self._checksum: str | None = None
@@ -280,9 +281,3 @@ class WorkerTransfer:
         with cuda.stream(self._stream):
             yield
         self._stream.synchronize()
-
-
-def _transfer_of(worker: Any) -> WorkerTransfer:
-    parallel = worker.parallel_config
-    rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
-    return WorkerTransfer(model=worker.get_model(), vllm_config=worker.vllm_config, device=worker.device, rank=rank)

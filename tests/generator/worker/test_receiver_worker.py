@@ -132,7 +132,11 @@ def a_worker(
     )
     load_config = SimpleNamespace(download_dir=download_dir)
     config: Any = SimpleNamespace(model_config=model_config, load_config=load_config)
-    return WorkerTransfer(model=None, vllm_config=config, device=torch.device(device), rank=0)
+    parallel = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
+    worker = SimpleNamespace(
+        get_model=lambda: None, vllm_config=config, device=torch.device(device), parallel_config=parallel
+    )
+    return WorkerTransfer(worker)
 
 
 def until_idle(worker: "WorkerTransfer") -> None:
