@@ -9,7 +9,6 @@ A delta names the directory it starts from. Following these names from any versi
 """
 
 import hashlib
-import re
 from collections.abc import Callable
 from typing import Final, Literal, Self
 
@@ -54,16 +53,6 @@ class Manifest(ControlBody):
         if len({file.name for file in self.files}) < len(self.files):
             raise ValueError("a file is listed twice")
         return self
-
-
-def version_name(*, incarnation: int, number: int, policy_version: int) -> str:
-    """Return the name of a version's directory. Names sort in the order of writing."""
-    return f"{incarnation:08d}-{number:08d}-v{policy_version}"
-
-
-def is_version_name(name: str) -> bool:
-    """Return whether a directory's name is that of a version. Other directories are not ours."""
-    return re.fullmatch(VERSION_NAME, name) is not None
 
 
 def file_name(index: int, count: int) -> str:

@@ -10,27 +10,20 @@ trainer's incarnation: a superseded trainer writes to directories of its own, an
 Blocks; call it off the event loop, from one thread at a time.
 """
 
+import itertools
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import safetensors.torch
-import torch
 
-from services.trainer.push.packing import NamedTensors, Parcel
-from shared.control import DiskPlace
+from services.trainer.push.packing import Parcel
+from shared.control import VERSION_NAME, DiskPlace
 from shared.errors import PushError
 from shared.weights.parameter_spec import total_bytes
-from shared.weights.weight_manifest import (
-    Manifest,
-    WeightFile,
-    describe_file,
-    file_name,
-    is_version_name,
-    version_name,
-    write_manifest,
-)
+from shared.weights.weight_manifest import Manifest, WeightFile, describe_file, file_name, write_manifest
 from shared.weights.weight_store import WeightStore
 
 log = logging.getLogger(__name__)
@@ -98,7 +91,7 @@ class DiskWriter:
         newest = self._published[-1] if parcel.encoding == "delta" else None
         # A failed write does not use up the number: the next try overwrites its files, which would otherwise pile up.
         number = self._num_written + 1
-        name = version_name(incarnation=self._incarnation, number=number, policy_version=parcel.policy_version)
+        name = f"{self._incarnation:08d}-{number:08d}-v{parcel.policy_version}"  # sorts in the order of writing
         manifest = Manifest(
             run_id=self._run_id,
             policy_version=parcel.policy_version,
@@ -136,7 +129,7 @@ class DiskWriter:
         try:
             for name in self._store.names():
                 # A newer incarnation's version means that we are fenced off, and about to learn it.
-                is_ours = is_version_name(name) and int(name[:8]) <= self._incarnation
+                is_ours = re.fullmatch(VERSION_NAME, name) is not None and int(name[:8]) <= self._incarnation
                 if is_ours and name not in needed:
                     self._store.remove(name)
         except PushError as error:
@@ -149,7 +142,8 @@ class DiskWriter:
         tensors = iter(parcel.tensors())
         for index, num_tensors in enumerate(cuts):
             file = file_name(index, len(cuts))
-            data = _to_safetensors([next(tensors) for _ in range(num_tensors)])
+            named = {key: tensor.detach().cpu().contiguous() for key, tensor in itertools.islice(tensors, num_tensors)}
+            data: bytes = cast(Any, safetensors.torch).save(named, metadata={"format": "pt"})
             self._store.write(f"{name}/{file}", data)
             written.append(describe_file(file, data))
         return written
@@ -165,9 +159,3 @@ def _cut(sizes: list[int]) -> Iterator[int]:
         count, total = count + 1, total + size
     if count:
         yield count
-
-
-def _to_safetensors(tensors: NamedTensors) -> bytes:
-    named: dict[str, torch.Tensor] = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
-    data: bytes = cast(Any, safetensors.torch).save(named, metadata={"format": "pt"})
-    return data
