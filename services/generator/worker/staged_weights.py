@@ -72,11 +72,7 @@ class StagedWeights:
         self.changed(name)
 
     def put_delta(self, name: str, delta: bytes) -> None:
-        """Change one parameter by a delta, which must start from its current values.
-
-        Raises:
-            ValueError: The delta is damaged, or is for a parameter of another size; nothing has changed.
-        """
+        """Change one parameter by a delta from its current values. Raises ValueError as ``apply_delta`` does."""
         apply_delta(self.tensors[name], delta)
         self.changed(name)
 

@@ -62,26 +62,14 @@ def open_wire(
     Raises:
         RuntimeError, PushError: Not all ranks came in time, or the trainer gave up.
     """
+    if where["transport"] == "disk":
+        return DiskWire(where["weight_dir"])
+    place = {"rank": where["rank_offset"] + rank, "world_size": where["world_size"], "timeout_s": where["timeout_s"]}
     if where["transport"] == "nccl":
         from services.generator.worker.nccl_wire import NcclWire
 
-        return NcclWire(
-            unique_id=str(where["nccl_unique_id"]),
-            rank=int(where["rank_offset"]) + rank,
-            world_size=int(where["world_size"]),
-            device=device,
-            timeout_s=float(where["timeout_s"]),
-            is_given_up=is_given_up,
-        )
-    if where["transport"] == "disk":
-        return DiskWire(str(where["weight_dir"]))
-    gloo = GlooWire(
-        master_address=str(where["master_address"]),
-        master_port=int(where["master_port"]),
-        rank=int(where["rank_offset"]) + rank,
-        world_size=int(where["world_size"]),
-        timeout_s=float(where["timeout_s"]),
-    )
+        return NcclWire(**place, unique_id=where["nccl_unique_id"], device=device, is_given_up=is_given_up)
+    gloo = GlooWire(**place, master_address=where["master_address"], master_port=where["master_port"])
     if where["transport"] != "ipc":
         return gloo
     try:

@@ -80,8 +80,6 @@ class GlooCommunicator(Communicator):
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
         """See Communicator. While one chunk is sent, the next can be packed."""
         options = c10d.BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
         data = chunk.cpu()
         self._start(lambda group: group.broadcast([data], options), what="a broadcast")

@@ -59,7 +59,8 @@ def refusal(info: ReplicaInfo, *, transport: Transport, own: Abilities, dtype: s
     if dtype is not None and info.dtype != dtype:
         return f"its engine holds weights in {info.dtype}, the run's are in {dtype}; restart the generator"
     has_wire = transport not in ("disk", "simulated")
-    if has_wire and release(info.torch_version) != release(own.torch_version):
+    # The release is the version without its build, such as +cpu.
+    if has_wire and info.torch_version.partition("+")[0] != own.torch_version.partition("+")[0]:
         return (
             f"it runs torch {info.torch_version}, the trainer {own.torch_version}; "
             "install the same torch release on both sides"
@@ -121,11 +122,6 @@ def rank_offsets(workers: dict[str, int]) -> tuple[dict[str, int], int]:
         offsets[replica_id] = rank
         rank += num_workers
     return offsets, rank
-
-
-def release(version: str) -> str:
-    """Return a version without its build: ``2.13.0`` for ``2.13.0+cpu``."""
-    return version.partition("+")[0]
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ class Prober:
         if self._computing is None or policy_version != self._policy_version:
             self._policy_version = policy_version
             self._computing = asyncio.get_running_loop().run_in_executor(self._thread, self._compute)
-            self._computing.add_done_callback(_mark_as_seen)
+            # Keeps asyncio from reporting the error of a probe whose result is no longer needed.
+            self._computing.add_done_callback(lambda computed: computed.cancelled() or computed.exception())
 
     def _compute(self) -> list[float]:
         return [float(logprob) for logprob in self._logprobs(self._token_ids)]
@@ -97,9 +98,3 @@ class Prober:
                 "pushed"
             )
         return logprobs
-
-
-def _mark_as_seen(computing: asyncio.Future[list[float]]) -> None:
-    """Keep asyncio from reporting the error of a probe whose result is no longer needed."""
-    if not computing.cancelled():
-        computing.exception()

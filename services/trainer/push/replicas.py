@@ -62,31 +62,29 @@ class Replica:
 
     async def info(self, *, timeout_s: float) -> ReplicaInfo:
         """Ask the replica for its identity and state."""
-        return await self._call("GET", "", None, ReplicaInfo, timeout_s=timeout_s)
+        return await self._call("", None, ReplicaInfo, timeout_s=timeout_s)
 
     async def join(self, body: JoinRequest, *, timeout_s: float) -> ReplicaInfo:
         """Have its workers enter a communicator. It answers once they have entered."""
-        return await self._call("POST", "/join", body, ReplicaInfo, timeout_s=timeout_s)
+        return await self._call("/join", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def begin(self, body: BeginRequest, *, timeout_s: float) -> ReplicaInfo:
         """Have it check the announcement and start to receive. It answers once it receives; decoding goes on."""
-        return await self._call("POST", "/begin", body, ReplicaInfo, timeout_s=timeout_s)
+        return await self._call("/begin", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def commit(self, body: CommitRequest, *, timeout_s: float) -> CommitReply:
         """Have it load what it received. It answers once the weights are loaded, read back and probed."""
-        return await self._call("POST", "/commit", body, CommitReply, timeout_s=timeout_s)
+        return await self._call("/commit", body, CommitReply, timeout_s=timeout_s)
 
     async def abort(self, body: AbortRequest, *, timeout_s: float) -> ReplicaInfo:
         """Have it give up an update and leave the communicator."""
-        return await self._call("POST", "/abort", body, ReplicaInfo, timeout_s=timeout_s)
+        return await self._call("/abort", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def sleep(self, body: SleepRequest, *, timeout_s: float) -> ReplicaInfo:
         """Have its engine release its GPU memory until the next begin."""
-        return await self._call("POST", "/sleep", body, ReplicaInfo, timeout_s=timeout_s)
+        return await self._call("/sleep", body, ReplicaInfo, timeout_s=timeout_s)
 
-    async def _call(
-        self, method: str, route: str, body: BaseModel | None, reply: type[_ReplyT], *, timeout_s: float
-    ) -> _ReplyT:
+    async def _call(self, route: str, body: BaseModel | None, reply: type[_ReplyT], *, timeout_s: float) -> _ReplyT:
         """Send one request and return the reply.
 
         Raises:
@@ -97,7 +95,7 @@ class Replica:
         try:
             async with asyncio.timeout(max(timeout_s, 0.001)):  # httpx limits each wait, not the whole request
                 response = await self._client.request(
-                    method,
+                    "GET" if body is None else "POST",
                     f"{self.url}{WEIGHTS_PATH}{route}",
                     content=None if body is None else body.model_dump_json(),
                     headers={"content-type": "application/json"},
@@ -148,11 +146,7 @@ class Fleet:
 
 
 class RunReplicas:
-    """Finds the replicas of one run.
-
-    Args:
-        own: Versions and devices of the trainer.
-    """
+    """Finds the replicas of one run, and compares them with the trainer's own abilities."""
 
     def __init__(self, redis: Redis, settings: PushSettings, own: Abilities) -> None:
         self._redis = redis
