@@ -76,7 +76,17 @@ def test_the_last_step_is_saved_and_each_save_is_told_once_its_checkpoint_is_the
     for step in (1, 2, 3, 4):
         events.take(metrics(step))
     steps = [seen for seen in recorder.seen if not seen.startswith("epoch")]
-    assert steps == ["begin 4", "step 1", "step 2", "step 3", "checkpoint 3", "save 3", "step 4", "checkpoint 4", "save 4"]
+    assert steps == [
+        "begin 4",
+        "step 1",
+        "step 2",
+        "step 3",
+        "checkpoint 3",
+        "save 3",
+        "step 4",
+        "checkpoint 4",
+        "save 4",
+    ]
 
 
 def test_the_save_of_the_last_step_comes_after_its_evaluation() -> None:
