@@ -5,26 +5,37 @@ Runs on the machine that has the checkpoint's files.
 
 import argparse
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 from headrace import service_finder
 from headrace.cli.run_source import run_dir_without_services
 from shared.beginning import CheckpointReference
-from shared.errors import UserError
+from shared.errors import HeadraceError, UserError
 from shared.install_commands import install_extras
+
+_IS_NEITHER = (
+    "is neither a checkpoint (RUN_DIR/checkpoints/step_00000010) nor a run's directory, nor a run (RUN, RUN:STEP, "
+    "RUN:best)"
+)
 
 
 def export(arguments: argparse.Namespace) -> int:
     """Export the named checkpoint, or the newest checkpoint of the named run."""
-    named, to = Path(arguments.what), Path(arguments.to)
+    named, to = Path(arguments.what), Path(os.path.abspath(arguments.to))
     is_checkpoint = (named / "manifest.json").is_file()
     reference = CheckpointReference("")
     if is_checkpoint or (named / "checkpoints").is_dir():
         run_dir = named
     else:
         reference = _reference(arguments.what)
-        run_dir = _run_dir(arguments, reference)
+        try:
+            run_dir = _run_dir(arguments, reference)
+        except HeadraceError as error:
+            if named.exists():  # the run was the second guess
+                raise UserError(f"{named} {_IS_NEITHER}: {error}") from error
+            raise
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise UserError(f"exporting needs {' and '.join(missing)}; install with {install_extras('trainer')}")
     from services.trainer.beginning.source import best_beside, named_checkpoint
@@ -58,11 +69,8 @@ def export(arguments: argparse.Namespace) -> int:
 
 def _reference(what: str) -> CheckpointReference:
     reference = CheckpointReference.parse(what)
-    if reference is None or Path(what).exists():
-        raise UserError(
-            f"{what} is neither a checkpoint (RUN_DIR/checkpoints/step_00000010) nor a run's directory, nor a run "
-            "(RUN, RUN:STEP, RUN:best)"
-        )
+    if reference is None:
+        raise UserError(f"{what} {_IS_NEITHER}")
     return reference
 
 

@@ -20,6 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from services.trainer.beginning.source import read_table
 from services.trainer.checkpoints.best_checkpoint import best_in_files
 from services.trainer.checkpoints.checkpoint import STATE_FILE
 from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync_tree
@@ -84,15 +85,27 @@ def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -
     """Check the arguments of an export: mistyped paths, and damage unless the checkpoint ``is_verified``.
 
     Raises:
-        UserError: ``checkpoint`` is not a checkpoint or is damaged, or ``to`` contains anything but an exported model.
+        UserError: ``checkpoint`` is not a checkpoint or is damaged, or ``to`` is the current directory or contains
+            anything but an exported model.
     """
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint} is not a directory; give one like RUN_DIR/checkpoints/step_00000010")
     if not is_verified and (damage := find_damage(checkpoint)) is not None:
         raise UserError(f"{checkpoint} cannot be exported: {damage}. Use an older checkpoint")
-    is_model = (to / "config.json").is_file() or holds_adapters(to)
-    if to.exists() and (not to.is_dir() or (any(to.iterdir()) and not is_model)):
+    if not to.exists():
+        return
+    if not to.is_dir() or not _is_replaceable(to):
         raise UserError(f"{to} would be replaced, but contains other files than a model; give another directory")
+    if to.samefile(Path.cwd()):
+        raise UserError(f"{to} would be replaced, but is the current directory; give another one")
+
+
+def _is_replaceable(directory: Path) -> bool:
+    """Whether a directory is empty, or a model without further directories. A run, too, has a config.json."""
+    there = list(directory.iterdir())
+    if any(path.is_dir() for path in there):
+        return False
+    return not there or holds_adapters(directory) or "model_type" in read_table(directory / "config.json")
 
 
 def _require_all_files(checkpoint: Path) -> None:

@@ -265,9 +265,16 @@ def test_a_run_whose_options_are_damaged_keeps_its_model(tiny_model: Path, tmp_p
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
 
 
-@pytest.mark.parametrize("mistake", ["truncated", "not a checkpoint", "no checkpoints", "not empty"])
+MISTAKES = ("truncated", "not a checkpoint", "no checkpoints", "not empty", "a run", "here")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_refused_with_a_sentence_and_nothing_is_written(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: str,
 ) -> None:
     checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
     named, to = checkpoint, tmp_path / "out"
@@ -280,12 +287,35 @@ def test_a_mistake_is_refused_with_a_sentence_and_nothing_is_written(
     elif mistake == "no checkpoints":
         shutil.rmtree(checkpoint)
         named, said = tmp_path / "run-1", "no complete checkpoint found"
+    elif mistake == "a run":
+        to, said = tmp_path / "run-1", "contains other files than a model"
+    elif mistake == "here":
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        to, said = Path(), "is the current directory"
     else:
         to, said = tiny_model.parent, "contains other files than a model"
-    before = sorted(tmp_path.iterdir())
+    before = sorted(tmp_path.rglob("*"))
     assert main(["export", str(named), "--to", str(to)]) == 1
     assert said in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == before
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_is_found_although_a_directory_has_its_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_run(tmp_path / "run-1", tiny_model)
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "math").mkdir()
+    with serving(lambda _: {"run_dir": str(tmp_path / "run-1")}) as api:
+        for _ in range(2):  # into an empty directory, and over the model of the first time
+            assert main(["export", "math", "--to", "math", "--url", api.url]) == 0
+    assert "exported" in capsys.readouterr().out
+    assert main(["export", "math", "--to", "other", "--state-dir", str(tmp_path / "none")]) == 1
+    said = capsys.readouterr().err
+    assert "math is neither a checkpoint" in said
+    assert "no headrace service found" in said
 
 
 def test_a_run_and_a_step_name_a_checkpoint_as_for_submit(
