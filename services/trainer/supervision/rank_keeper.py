@@ -129,6 +129,13 @@ class RankKeeper:
                 self.rank = None
 
     async def _start_rank(self, record: RunRecord) -> RankProcess:
+        """Start the rank.
+
+        Raises:
+            UserError: It cannot be started, or the run's checkpoints are gone: it would begin anew without a word.
+            OSError: Its log cannot be written.
+        """
+        _require_checkpoints(record)
         rank = await RankProcess.start(
             rank_command(record.run_id, parse_run_config(record.config), self._settings),
             log=rank_log(record),
@@ -224,6 +231,12 @@ class RankKeeper:
 def rank_log(record: RunRecord) -> Path:
     """Return the path of the rank's log."""
     return Path(record.run_dir) / "rank.log"
+
+
+def _require_checkpoints(record: RunRecord) -> None:
+    """Raise UserError if the directory of a run that has made steps was moved or deleted."""
+    if record.progress.step > 0 and not Path(record.run_dir).is_dir():
+        raise UserError(f"its directory {record.run_dir} is not there any more: move it back, and resume the run")
 
 
 def _is_over(record: RunRecord) -> bool:

@@ -239,6 +239,18 @@ async def test_a_run_found_running_gets_its_rank_again(
         await when(api, "finished", "run-queued")
 
 
+async def test_a_run_whose_directory_was_moved_away_fails_and_does_not_begin_anew(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
+) -> None:
+    api = make_api(settings, redis, stopping=asyncio.Event())
+    record = await submit(api, run_config)
+    await api.store.write_progress("run-a", Progress(step=5, max_steps=8))
+    async with supervising(plan.settings(settings, "finish"), redis) as api:
+        failed = await when(api, "failed")
+    assert failed.reason == f"its directory {record.run_dir} is not there any more: move it back, and resume the run"
+    assert plan.pids() == []
+
+
 async def test_a_rank_that_outlives_its_run_is_killed(
     settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
 ) -> None:
