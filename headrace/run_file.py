@@ -57,7 +57,7 @@ def as_run_file(settings: Mapping[str, Any], comments: Sequence[str] = ()) -> st
 
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except IsADirectoryError:
@@ -119,6 +119,8 @@ def with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, 
     rewards: object = settings.get("reward_funcs")
     if isinstance(rewards, list):
         settings["reward_funcs"] = [_absolute_directory(name, directory) for name in cast("list[object]", rewards)]
+    elif rewards is not None:
+        settings["reward_funcs"] = _absolute_directory(rewards, directory)
     return settings
 
 
@@ -143,7 +145,8 @@ def _make_absolute(settings: dict[str, Any], name: str, directory: Path) -> None
     if isinstance(value, str) and value:
         path = directory / _expanded(value)
         if os.path.exists(path) or value.startswith((".", "~")) or path.suffix in LOCAL_SUFFIXES:
-            settings[name] = str(path.resolve())
+            # The name of a file says its format, which that of a link's target may not.
+            settings[name] = str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
 
 
 def _parse_json(text: str, path: Path) -> Any:

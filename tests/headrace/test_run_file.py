@@ -111,6 +111,27 @@ def test_the_directory_of_a_reward_model_is_relative_to_the_run_file_and_other_r
     }
 
 
+def test_a_single_reward_model_is_relative_to_the_run_file_too(tmp_path: Path) -> None:
+    (tmp_path / "models" / "rm").mkdir(parents=True)
+    found = read_run_file(written(tmp_path, "reward_funcs: models/rm\n"))
+    assert found == {"reward_funcs": str(tmp_path / "models" / "rm")}
+
+
+def test_a_link_keeps_its_name_which_says_its_format(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "3fa9").write_text("{}")
+    (tmp_path / "train.jsonl").symlink_to(tmp_path / "blobs" / "3fa9")
+    (tmp_path / "model").symlink_to(tmp_path / "blobs")
+    found = read_run_file(written(tmp_path, "dataset_name: train.jsonl\nmodel: ./model\n"))
+    assert found == {"dataset_name": str(tmp_path / "train.jsonl"), "model": str(tmp_path / "blobs")}
+
+
+@pytest.mark.parametrize(("name", "text"), [("run.json", '{"model": "a"}'), ("run.yaml", "model: a\n")])
+def test_a_byte_order_mark_is_no_part_of_a_run_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_run_file(tmp_path / name) == {"model": "a"}
+
+
 def test_a_hub_id_is_unchanged(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, MINIMAL))["model"] == "org/model"
 
