@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from headrace.run_file import with_absolute_paths
 from shared.errors import UserError
 from shared.install_commands import install_extras
 from shared.messages import Prompt
@@ -62,11 +63,10 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
     _require_file(str(settings["dataset_name"]))
     _require_libraries(str(settings["dataset_name"]))
     from services.trainer.data.dataset import open_dataset
-    from shared.run_options.run_config import RunConfig
+    from shared.run_options.run_config import parse_run_config
 
-    config = RunConfig.model_validate(
-        {"model": "none", "reward_funcs": ["accuracy_reward"], "shuffle_dataset": False, **settings}
-    )
+    run = {"model": "none", "reward_funcs": ["accuracy_reward"], "shuffle_dataset": False, **settings}
+    config = parse_run_config(with_absolute_paths(run, Path.cwd()))
     dataset = open_dataset(config)
     rows = [dataset.row_at(number) for number in range(min(num_rows, len(dataset)))]
     problems = [row.problem for row in rows if row.problem is not None]

@@ -172,6 +172,9 @@ def test_a_failing_function_is_shown_with_its_error_and_the_exit_status_is_not_0
             ["my_rewards:brevity", "--timeout-s", "0"],
             "0 is not a valid timeout: it must be above 0 s and at most 3600 s",
         ),
+        (["my_rewards:brevity", "--split", "test"], "dataset_train_split"),
+        (["my_rewards:brevity", "--rename", "answer=answer"], "rename_columns"),
+        (["my_rewards:brevity", "--dataset", ""], "dataset_name"),
         (["regex_reward", "--kwargs", "{"], "--kwargs is not JSON: "),
         (["regex_reward", "--kwargs", "[1]"], "--kwargs: write a table of arguments and values"),
         (["regex_reward", "--kwargs", '{"x y": 1}'], "'x y' cannot be the name of an argument"),
@@ -192,6 +195,18 @@ def test_a_mistake_in_the_arguments_is_a_sentence_and_exit_status_2(
     said = capsys.readouterr().err
     assert says in said
     assert "Traceback" not in said
+
+
+def test_the_rows_of_a_relative_directory_are_read(project: Path, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    shutil.copytree(project, tmp_path / "here")
+    (tmp_path / "here" / "data").mkdir()
+    shutil.move(tmp_path / "here" / "rows.jsonl", tmp_path / "here" / "data" / "train.jsonl")
+    done = headrace(
+        tmp_path / "here", "check", "my_rewards:brevity", "--dataset", "data", "--prompt-column", "question"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trained on:" in done.stdout
 
 
 def test_listing_without_a_service_says_where_it_was_looked_for(tmp_path: Path) -> None:
