@@ -26,7 +26,7 @@ from shared.errors import HeadraceError, UserError
 from shared.near_name import nearest
 from shared.service.tls import CA_VARIABLE
 
-_ANSWER_S, _SUBMIT_S = 15.0, 120.0
+_ANSWER_S, _SUBMIT_S = 15.0, 300.0
 """The run API waits 10 s for Redis before it reports Redis as unreachable. A submit reads model and dataset."""
 _MOST_COMPARED = 1000
 """Runs, the newest, among which a similar name is looked for."""
