@@ -22,7 +22,7 @@ from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.run_config import RunConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
 
-_UNUSED_ROWS = [{"prompt": "A run that makes no step needs a data set too."}]
+_UNUSED_TEXT = "A run that makes no step needs a data set too."
 _BEGINNING = ("resume_", "ignore_data_skip")
 _ABOUT_STEPS = (
     *("eval_", "warmup_", "lr_", "save_", "load_best", "metric_for_best", "greater_is_better", "early_stopping"),
@@ -121,7 +121,7 @@ def evaluation_settings(script: Script, files: Files, *, data: Any) -> tuple[dic
     weights = script.model.weights_for_run(files.inputs, evaluates=True)
     settings, _ = _translated(options | {"model_name_or_path": weights.model} | _adapter(script))
     settings |= reward_settings(script, files) | _agent(script, files)
-    settings["dataset_name"] = files.once("unused rows", _UNUSED_ROWS, _write_unused_rows)
+    settings["dataset_name"] = files.inputs().dataset(_unused_rows(script), num_rows=None, what="eval_dataset")
     settings = _with_run_options(
         settings,
         {name: it for name, it in args.run_options.items() if not name.startswith((*_BEGINNING, *_OF_A_TRAINING))},
@@ -246,5 +246,12 @@ def _max_eval_prompts(args: GRPOConfig) -> int:
     return most
 
 
-def _write_unused_rows(inputs: RunInputs) -> str:
-    return inputs.dataset(_UNUSED_ROWS, num_rows=None, what="eval_dataset")
+def _unused_rows(script: Script) -> list[dict[str, Any]]:
+    """Return rows to train on of the kind that the script's evaluation has; nothing is trained on them."""
+    column, factory = script.args.run_options.get("prompt_column", "prompt"), script.environment_factory
+    if not script.tools and factory is None:
+        return [{column: _UNUSED_TEXT}]
+    row: dict[str, Any] = {column: [{"role": "user", "content": _UNUSED_TEXT}]}
+    if isinstance(factory, Mapping):
+        row[ENVIRONMENT_COLUMN] = str(next(iter(cast("Mapping[object, Any]", factory))))
+    return [row]

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,31 @@ def test_an_option_that_a_run_cannot_have_is_a_value_error_as_in_trl(files: File
     for settings_of in (training_settings, functools.partial(evaluation_settings, data=ROWS)):
         with pytest.raises(ValueError, match=r"fp16: a run has bfloat16"):
             settings_of(script, files)
+
+
+def even(number: int) -> bool:
+    """Return whether a number is even.
+
+    Args:
+        number: The number.
+    """
+    return number % 2 == 0
+
+
+class Even:
+    """An environment."""
+
+    def reset(self, **row: Any) -> str:
+        return str(row)
+
+
+@pytest.mark.parametrize("agent", [{"tools": [even]}, {"environment_factory": {"even": Even}}])
+def test_an_evaluation_of_an_agent_has_unused_rows_of_the_same_kind(files: Files, agent: dict[str, Any]) -> None:
+    script = replace(make_script(run_options={"prompt_column": "task"}), **agent)
+    settings, _ = evaluation_settings(script, files, data=[{"task": [{"role": "user", "content": "2?"}]}])
+    (row,) = [json.loads(line) for line in Path(settings["dataset_name"]).read_text().splitlines()]
+    assert row.pop("task")[0]["role"] == "user"
+    assert row == ({"environment": "even"} if "environment_factory" in agent else {})
 
 
 def test_an_evaluation_pushes_nothing_and_has_no_tracker(files: Files) -> None:
