@@ -16,7 +16,7 @@ Decoding checks all rules of message_invariants.py, so the services do not check
 """
 
 import contextlib
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -46,6 +46,8 @@ Outcome = Literal[CallOutcome, "lost"]
 """``lost``: the rollout could not be played to its end, so no function was called with it."""
 Prompt = str | list[dict[str, str]]
 """TRL's two formats: plain text, or a conversation of ``{"role": ..., "content": ...}``."""
+RETURNED_LIST: Final = "returned_list"
+"""Key of a tool message for the list that the tool returned. ``content`` is the text that the model reads."""
 Completion = str | list[dict[str, Any]]
 """The decoded text, or the messages that follow the prompt, in OpenAI's format."""
 

@@ -28,7 +28,7 @@ from services.rewarder.trainer_state import TrainerState
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.message_invariants import Finite
-from shared.messages import CallOutcome, Completion, PlayedEnvironment, Prompt
+from shared.messages import RETURNED_LIST, CallOutcome, Completion, PlayedEnvironment, Prompt
 from shared.run_options.reward_kwargs import also_columns
 from shared.user_code.error_text import at_most, printable
 
@@ -83,18 +83,19 @@ class RewardCall(msgspec.Struct, frozen=True):
 
 
 def with_objects(completion: Completion) -> Completion:
-    """Return a completion as TRL has it: the arguments of tool calls are objects.
+    """Return a completion as TRL has it: the arguments of tool calls are objects, and lists of tools are lists.
 
     Text that is not a JSON object, or has half a surrogate pair, which cannot be sent on, stays text.
     """
-    if isinstance(completion, str) or not any(message.get("tool_calls") for message in completion):
-        return completion
-    return [
-        message
-        if not message.get("tool_calls")
-        else message | {"tool_calls": [_with_object(call) for call in message["tool_calls"]]}
-        for message in completion
-    ]
+    return completion if isinstance(completion, str) else [_message_with_objects(message) for message in completion]
+
+
+def _message_with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    if calls := message.get("tool_calls"):
+        return message | {"tool_calls": [_with_object(call) for call in calls]}
+    if (returned := message.get(RETURNED_LIST)) is not None:
+        return {name: value for name, value in message.items() if name != RETURNED_LIST} | {"content": returned}
+    return message
 
 
 def _with_object(call: Any) -> Any:

@@ -21,6 +21,7 @@ from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
 from services.sessions.tool_rollout import CANNOT_BE_REBUILT, Limits, ToolRollout, Tools, play
 from services.sessions.tools.environment_state import EnvironmentState
+from services.sessions.tools.tool_answer import ListResult
 from services.sessions.tools.tool_errors import ToolLostError
 from shared.messages import PlayedEnvironment, PromptGroup, with_observation
 from shared.turns import ChatMessage, TurnRefusedError, as_conversation
@@ -46,7 +47,7 @@ class Environment(Protocol):
         """
         ...
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str | ListResult:
         """Call a tool; return the text of its result. Calls are made one after the other.
 
         Raises:

@@ -21,10 +21,11 @@ from typing import Any, Protocol, cast
 from services.sessions.recording.recorded import ToolResults
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
+from services.sessions.tools.tool_answer import ListResult
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.arrays import ID_DTYPE
 from shared.message_invariants import is_data
-from shared.messages import PlayedEnvironment
+from shared.messages import RETURNED_LIST, PlayedEnvironment
 from shared.turns import ChatMessage, TurnRefusedError
 
 _MAX_DEPTH = 100
@@ -136,9 +137,8 @@ async def _play(
             rollout.completion += results.messages
             return
         try:
-            turn = await session.turn(
-                [*prompt, *rollout.completion, *results.messages], tools.schemas, max_row_tokens=max_row_tokens
-            )
+            conversation = [*prompt, *map(_for_model, [*rollout.completion, *results.messages])]
+            turn = await session.turn(conversation, tools.schemas, max_row_tokens=max_row_tokens)
         except TurnRefusedError as refusal:
             if refusal.kind != "context_length":
                 rollout.lost = f"its turn {num_turns + 1} was refused: {refusal}"
@@ -184,10 +184,18 @@ async def _result(call: Any, tools: Tools) -> tuple[ChatMessage, bool]:
     if "id" in call:
         message["tool_call_id"] = call["id"]
     try:
-        content, failed = str(await tools.call(name, _arguments(call))), False
+        result = await tools.call(name, _arguments(call))
+        content, failed = str(result), False
+        if isinstance(result, ListResult):
+            message[RETURNED_LIST] = result.items
     except ToolError as error:
         content, failed = str({"error": str(error)}), True
     return message | {"content": content}, failed
+
+
+def _for_model(message: ChatMessage) -> ChatMessage:
+    """Return a message without the list for reward functions."""
+    return {name: value for name, value in message.items() if name != RETURNED_LIST}
 
 
 def _arguments(call: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from services.rewarder.endpoints.wire_formats.headrace_format import HeadraceFor
 from services.rewarder.endpoints.wire_formats.trl_format import TrlFormat
 from services.rewarder.endpoints.wire_formats.wire_format import RequestContext
 from services.rewarder.reward_call import RewardCall, arguments_for
+from shared.messages import RETURNED_LIST
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +43,11 @@ def test_the_arguments_of_calls_are_objects_as_in_trl() -> None:
     assert completion == [calling({"a": 2, "b": 2}, {"a": 3}), RESULT, RESULT, ANSWER]
     assert read([completion]) == [2.0, 3.0]
     assert recorded[0] == calling('{"a": 2, "b": 2}', '{"a": 3}'), "the group has what was recorded"
+
+
+def test_a_list_that_a_tool_returned_is_a_list_as_in_trl() -> None:
+    returned = RESULT | {"content": "[('a', 1)]", RETURNED_LIST: [["a", 1]]}
+    assert given([calling("{}"), returned, ANSWER]) == [[calling({}), RESULT | {"content": [["a", 1]]}, ANSWER]]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from services.sessions.recording.recorded import Entry
 from services.sessions.session import Session
 from services.sessions.session_store import SessionFullError
 from services.sessions.tool_rollout import Limits, ToolRollout, play
+from services.sessions.tools.tool_answer import ListResult
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.arrays import pack_ids, unpack_ids
+from shared.messages import RETURNED_LIST
 from shared.turns import ChatMessage, SampledTurn, TurnRefusedError, TurnRequest
 from tests.sessions.scripted import (
     InProcessTools,
@@ -79,6 +81,20 @@ async def test_a_call_is_answered_and_the_turns_make_one_row() -> None:
     _, second = playing.generators.requests
     assert second.recorded_ids == pack_ids([*prompt, 11, 12])
     assert second.max_row_tokens == len(prompt) + 100
+
+
+async def test_a_list_is_text_for_the_model_and_a_list_for_reward_functions() -> None:
+    playing = Play(
+        turns_of(assistant("", call("rows", "{}")), assistant("", call("rows", "{}")), assistant("done")),
+        rows=lambda: ListResult("[('a', 1)]", [["a", 1]]),
+    )
+    rollout = await playing()
+    shown = tool_message("rows", "[('a', 1)]")
+    assert rollout.completion[1] == rollout.completion[3] == shown | {RETURNED_LIST: [["a", 1]]}
+    assert rollout.num_calls == 2
+    (row,) = playing.session.recording.rows()
+    suffix = rendered([shown])
+    assert unpack_ids(row.token_ids).tolist() == [*rendered(PROMPT), *([11, 12, *suffix] * 2), 11, 12]
 
 
 async def test_calls_of_one_message_run_at_the_same_time_and_are_answered_in_their_order() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from services.sessions.tools.tool_answer import ListResult
 from services.sessions.tools.tool_errors import ToolError
 from shared.errors import UserError
 
@@ -15,8 +16,8 @@ class ToolSource(Protocol):
         """JSON schemas of the tools, in OpenAI's format."""
         ...
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call a tool and return the text of its result.
+    async def call(self, name: str, arguments: dict[str, Any]) -> str | ListResult:
+        """Call a tool and return its result.
 
         Raises:
             ToolError: The tool raised an exception.
@@ -51,7 +52,7 @@ class JoinedTools:
         del name
         return False
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+    async def call(self, name: str, arguments: dict[str, Any]) -> str | ListResult:
         """Call a tool and return the text of its result.
 
         Raises:

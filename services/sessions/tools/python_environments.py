@@ -27,7 +27,7 @@ from services.sessions.tools.environment_tasks import (
     EnvironmentTasks,
     MethodCall,
 )
-from services.sessions.tools.tool_answer import ToolAnswer
+from services.sessions.tools.tool_answer import ListResult, ToolAnswer
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.errors import UserError
 from shared.user_code.call_failure import CallFailure
@@ -91,14 +91,14 @@ class PythonEnvironment:
         except ValueError as error:
             raise ToolLostError(f"{self._factory}: its attributes cannot be read: {error}") from error
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str | ListResult:
         """See Environment."""
         if not self.has(name):
             raise ToolError(f"Tool {name} not found.")
         answer = await self._ask(MethodCall(name, json.dumps(arguments)))
         if answer.ended == "raised":
             raise ToolError(answer.text)
-        return answer.text
+        return answer.result
 
     async def clean_up(self) -> None:
         """Run the environment's clean-up code, if its process still runs. Nothing is called afterwards."""

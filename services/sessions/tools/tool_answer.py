@@ -1,6 +1,6 @@
 """Calls a tool with the arguments that a model wrote, in a worker, and turns its result into text for the model.
 
-a value     its str(), as TRL shows it to the model
+a value     its str(), as TRL shows it to the model; a list is kept, too, as TRL shows it to reward functions
 an error    its message
 too long    the beginning, and a sentence that says so
 """
@@ -9,12 +9,18 @@ import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
+from shared.message_invariants import is_data
 from shared.user_code.error_text import encodable, message_of, origin_of, users_trace
 from shared.user_code.limits import Limits, is_out_of_memory
 from shared.user_code.worker_frames import TaskAnswer
 
+_DEPTH = 4
+"""Of a list in a message of a completion."""
 MAX_RESULT_CHARS = 1 << 18
 """Longest text of a result, about 64,000 tokens."""
 
@@ -25,13 +31,31 @@ _runner = asyncio.Runner()
 class ToolAnswer(TaskAnswer, frozen=True, tag=True):
     """The text of a result or of an exception.
 
-    ``trace`` is the stack trace of an exception, for the log, and ``origin`` its type and place.
+    ``trace`` is the stack trace of an exception, for the log, and ``origin`` its type and place. ``items`` is the list
+    that was returned, if it was one that can be sent.
     """
 
     ended: Literal["returned", "raised"]
     text: str
     trace: str = ""
     origin: str = ""
+    items: list[Any] | None = None
+
+    @property
+    def result(self) -> "str | ListResult":
+        """The result: its text, with the list if it is one."""
+        return self.text if self.items is None else ListResult(self.text, self.items)
+
+
+@dataclass(frozen=True)
+class ListResult:
+    """A list that a tool returned. Its ``str()`` is what the model reads."""
+
+    text: str
+    items: list[Any]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def answer(
@@ -53,7 +77,7 @@ def answer(
         returned = function(**(json.loads(arguments) if isinstance(arguments, str) else arguments))
         if inspect.isawaitable(returned):
             returned = _runner.run(_result(returned))
-        return ToolAnswer("returned", for_model(show(returned)))
+        return ToolAnswer("returned", for_model(show(returned)), items=_items(returned))
     except BaseException as error:  # noqa: BLE001  user code: a tool may call sys.exit
         text = for_model(message_of(error) or limits.describe(error))
         is_full = is_out_of_memory(error)
@@ -65,6 +89,18 @@ def for_model(text: str) -> str:
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}\n[The first {MAX_RESULT_CHARS} of {len(text)} characters. The rest was cut.]"
     return encodable(text)
+
+
+def _items(value: object) -> list[Any] | None:
+    """Return a list as it arrives elsewhere, with lists for tuples; None for other values, and if it cannot be sent."""
+    if not isinstance(value, list):
+        return None
+    try:
+        encoded = msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    items: list[Any] = msgspec.msgpack.decode(encoded)
+    return items if len(encoded) <= MAX_RESULT_CHARS and is_data(items, depth=_DEPTH) else None
 
 
 async def _result(awaitable: Awaitable[object]) -> object:

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import msgspec
 
+from services.sessions.tools.tool_answer import ListResult
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from services.sessions.tools.tool_tasks import DescribedTool, ToolPool
 from shared.errors import UserError
@@ -77,8 +78,8 @@ class UserTools:
         """The JSON schemas of the tools, in OpenAI's format."""
         return [what.schema for _, what in self._tools.values()]
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call the tool that the model calls ``name``; return the text of its result.
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str | ListResult:
+        """Call the tool that the model calls ``name``; return its result.
 
         Raises:
             ToolError: The run does not have this tool, or the tool raised an exception.
@@ -98,7 +99,7 @@ class UserTools:
         if answer.ended == "raised":
             self._log_once(name, answer.origin, answer.trace)
             raise ToolError(answer.text)
-        return answer.text
+        return answer.result
 
     def _log_once(self, name: str, failure: str, details: str) -> None:
         if len(self._logged) >= _MAX_TRACES:

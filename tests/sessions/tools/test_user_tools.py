@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.sessions.tools.tool_answer import MAX_RESULT_CHARS
+from services.sessions.tools.tool_answer import MAX_RESULT_CHARS, ListResult
 from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from services.sessions.tools.tool_tasks import ToolPool
 from services.sessions.tools.user_tools import UserTools
@@ -46,6 +46,14 @@ async def test_the_model_gets_the_text_of_what_a_tool_returns(pool: ToolPool) ->
     assert await tools.call("greet", {"name": "Ada"}) == "Hello, Ada"
     assert await tools.call("greet", {"name": "\ud800"}) == "Hello, \\ud800"
     assert await tools.call("lookup", {"key": "k"}) == "{'key': 'k', 'found': None}"
+
+
+async def test_a_list_comes_with_its_text(pool: ToolPool) -> None:
+    tools = await tools_of(pool, "rows")
+    assert await tools.call("rows", {"last": 1}) == ListResult("[('a', 1), None]", [["a", 1], None])
+    for last in (10**30, float("nan")):
+        assert str(await tools.call("rows", {"last": last})).startswith("[('a', ")
+    assert await tools.call("rows", {"last": 10**30}) == f"[('a', {10**30}), None]", "it cannot be sent"
 
 
 async def test_all_async_calls_of_a_worker_share_an_event_loop(pool: ToolPool) -> None:

@@ -125,3 +125,12 @@ def without_type_hint(a) -> int:  # type: ignore[no-untyped-def]
         a: A number.
     """
     return a  # type: ignore[no-any-return]
+
+
+def rows(last: float) -> list[tuple[str, float] | None]:
+    """Return rows.
+
+    Args:
+        last: The last number.
+    """
+    return [("a", last), None]
