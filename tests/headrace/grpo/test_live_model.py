@@ -13,7 +13,7 @@ from headrace.grpo.input_delivery import SharedFiles
 from headrace.grpo.live_model import LiveModel
 from headrace.grpo.run_inputs import RunInputs, UnwrittenInputs
 from headrace.grpo.run_of_script import settings_with_weights
-from headrace.grpo.script import Files
+from headrace.grpo.script import Files, Script
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
 
@@ -102,7 +102,8 @@ def quantized(**bits: bool) -> Any:
 
 
 def test_a_model_object_in_4_bits_is_loaded_by_its_name_in_4_bits() -> None:
-    script = GRPOTrainer(quantized(load_in_4bit=True), len, GRPOConfig(), [{"prompt": "a"}])._script()
+    live = LiveModel(quantized(load_in_4bit=True), None, peft_config=None, init_kwargs={})
+    script = Script(live, ["length"], GRPOConfig(), train_dataset=[{"prompt": "a"}])
     settings, _ = settings_with_weights(
         script, Files(UnwrittenInputs), lambda inputs: script.model.weights_for_run(inputs), callbacks=(), source=None
     )

@@ -61,7 +61,7 @@ async def test_no_state_is_shared_and_the_process_ends_with_the_rollout() -> Non
         )
         await one.call("add", {"number": 5})
         assert await other.call("add", {"number": 1}) == "1 of 9"
-        processes = [(await environment.call("process", {})).split() for environment in (one, other)]
+        processes = [str(await environment.call("process", {})).split() for environment in (one, other)]
     assert [made for _, made in processes] == ["1", "1"]
     assert len({pid for pid, _ in processes}) == 2
     await eventually(lambda: not any(is_running(int(pid)) for pid, _ in processes))
