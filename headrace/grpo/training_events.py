@@ -106,6 +106,7 @@ class TrainingEvents:
         """Put a run's settings into the state, and follow the run's best evaluation if it looks for one."""
         config = parse_run_config(run["config"])
         state, steps = self.state, max(1, int(run["progress"]["max_steps"]))
+        state.max_steps = steps
         state.num_train_epochs = config.whole_epochs(steps * epochs_per_step)
         state.logging_steps = max(1, steps_of(self._args.logging_steps, steps))
         state.save_steps = max(1, steps_of(config.save_steps, steps))

@@ -103,7 +103,8 @@ def quantized(**bits: bool) -> Any:
 
 def test_a_model_object_in_4_bits_is_loaded_by_its_name_in_4_bits() -> None:
     live = LiveModel(quantized(load_in_4bit=True), None, peft_config=None, init_kwargs={})
-    script = Script(live, ["length"], GRPOConfig(), train_dataset=[{"prompt": "a"}])
+    rows = [{"prompt": "a"}]
+    script = Script(live, ["length"], GRPOConfig(), train_dataset=rows, reward_processing_classes=[None])
     settings, _ = settings_with_weights(
         script, Files(UnwrittenInputs), lambda inputs: script.model.weights_for_run(inputs), callbacks=(), source=None
     )

@@ -91,12 +91,12 @@ def test_the_last_step_is_saved_and_each_save_is_told_once_its_checkpoint_is_the
 
 def test_the_save_of_the_last_step_comes_after_its_evaluation() -> None:
     events, recorder = training()
-    events.describe(described(eval_steps=3), epochs_per_step=0.1)
-    for step in (3, 4):
+    events.describe(described(eval_steps=4), epochs_per_step=0.1)
+    for step in (5, 6):
         events.take(metrics(step))
-    assert recorder.seen[-1] == "step 4"
-    events.take_evaluation_once({"step": 4, "eval_reward": 0.5})
-    assert recorder.seen[-3:-1] == ["evaluate {'eval_reward': 0.5}", "save 4"]
+    assert recorder.seen[-1] == "step 6"
+    events.take_evaluation_once({"step": 6, "eval_reward": 0.5})
+    assert recorder.seen[-3:-1] == ["evaluate {'eval_reward': 0.5}", "save 6"]
 
 
 def test_the_metrics_of_the_newest_step_are_not_means() -> None:
