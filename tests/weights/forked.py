@@ -11,9 +11,11 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Generator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from services.trainer.push.communicator_epochs import CommunicatorEpochs
 from services.trainer.push.gloo_communicator import GlooCommunicator
@@ -33,7 +35,9 @@ INFO_TIMEOUT_S = 6.0
 """How long a trainer waits for a replica's answer about itself; on a busy machine, 3 s are not enough."""
 _AT_PARAMETER = 8
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload([__name__])
+_server = forkserver.ForkServer()
+"""A fork server of its own: workers with user code, which other tests start, must not have torch's address space."""
+_server.set_forkserver_preload([__name__])
 
 
 class Forked:
@@ -42,7 +46,8 @@ class Forked:
     def __init__(self, role: Callable[..., None], *arguments: Any) -> None:
         self._pipe, theirs = _context.Pipe()
         self._process = _context.Process(target=role, args=(theirs, *arguments), daemon=True)
-        self._process.start()
+        with mock.patch.object(forkserver, "connect_to_new_process", _server.connect_to_new_process):
+            self._process.start()
         theirs.close()
 
     @property
