@@ -111,7 +111,8 @@ def test_with_a_directory_of_inputs_in_common_the_trained_model_is_still_downloa
     assert weights_in(tmp_path / "saved") == weights_in(there) != weights_in(model)
     assert "eval_reward" in script.evaluate(ROWS[:2])
     newest, *_ = script.client.list()
-    assert weights_in(Path(newest["config"]["model"])) == weights_in(there), "it evaluates the trained weights"
+    evaluated = script.client.get(newest["run_id"])["config"]["model"]
+    assert weights_in(Path(evaluated)) == weights_in(there), "it evaluates the trained weights"
 
 
 @pytest.fixture(scope="module")
