@@ -54,7 +54,11 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     worker_memory_mib: int = Field(default=8192, ge=256, description="Address space of one worker (RLIMIT_AS)")
     worker_open_files: int = Field(default=512, ge=32, description="Open files of one worker (RLIMIT_NOFILE)")
     max_inflight_groups: int = Field(default=64, ge=1, description="Groups of one run scored at a time")
-    queue_timeout_s: float = Field(default=300.0, gt=0, description="Longest wait for a free worker, then `overload`")
+    queue_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Longest wait while no worker gets free, then `overload`",
+    )
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a reward function's module")
     check_timeout_s: float = Field(
         default=15.0,

@@ -72,8 +72,8 @@ class SessionsSettings(AdvertisedSettings):
     queue_timeout_s: float = Field(
         default=300.0,
         gt=0,
-        description="Longest wait of a tool call for a free worker, or for an OpenEnv server that has no free session; "
-        "then the rollout is lost",
+        description="Longest wait of a tool call while no worker gets free, or for an OpenEnv server that has no free "
+        "session; then the rollout is lost",
     )
     import_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of importing a tool's module")
     check_timeout_s: float = Field(

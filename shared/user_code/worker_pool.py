@@ -98,6 +98,8 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         self._num_failures = 0
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
+        self._freed_at = 0.0
+        """When a call that waited got a worker the last time: a queue that moves has no deadline."""
         self._said: set[tuple[str, str]] = set()
         self._generation = 0
         self._is_closing = False
@@ -239,18 +241,27 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
         self._waiting.setdefault(lane, deque()).append(waiter)
         try:
             with self._metrics.waiting_for_worker(lane):
-                async with asyncio.timeout(self._queue_timeout_s):
-                    return await waiter
-        except BaseException as error:
-            if waiter.done() and not waiter.cancelled():
+                return await self._given_to(waiter)
+        except BaseException:
+            if not waiter.cancel() and not waiter.cancelled():
                 self._release(waiter.result())
-            if isinstance(error, TimeoutError):
+            raise
+
+    async def _given_to(
+        self, waiter: "asyncio.Future[WorkerProcess[AnswerT, DescriptionT]]"
+    ) -> WorkerProcess[AnswerT, DescriptionT]:
+        """Return the worker that a waiting call gets. Raises CallFailure if none became free for too long."""
+        began_at = time.monotonic()
+        while not waiter.done():
+            left_s = max(began_at, self._freed_at) + self._queue_timeout_s - time.monotonic()
+            if left_s <= 0:
                 detail = (
                     f"no {self._role} worker became free within {self._queue_timeout_s:g} s; set "
                     f"HEADRACE_NUM_{self._role.upper()}_WORKERS"
                 )
-                raise CallFailure("overload", detail) from error
-            raise
+                raise CallFailure("overload", detail)
+            await asyncio.wait([waiter], timeout=left_s)
+        return waiter.result()
 
     def _release(self, worker: WorkerProcess[AnswerT, DescriptionT]) -> None:
         if worker.generation < self._generation:
@@ -263,6 +274,7 @@ class WorkerPool(Generic[AnswerT, DescriptionT]):
             if queue:
                 self._waiting[lane] = queue  # at the end, so that lanes take turns
             if not waiter.done():
+                self._freed_at = time.monotonic()
                 waiter.set_result(worker)
                 return
         self._idle.append(worker)

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from services.rewarder.python_functions.reward_tasks import RewardPool
 from services.rewarder.reward_answer import Answer, Inspected
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from shared.user_code import worker_pool
 from shared.user_code.call_failure import CallFailure
 from shared.user_code.worker_frames import Inspect, Refused, Started, Task
 from shared.user_code.worker_process import WorkerDiedError, WorkerProcess
@@ -68,6 +70,39 @@ async def test_the_deadline_does_not_run_while_a_call_queues(
         await holder
         answer, _ = await patient
     assert answer.verdicts[0].value == 1.0
+
+
+async def test_a_queue_that_moves_has_no_deadline(
+    metrics: RewarderMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: now_s))
+    labels = {"queue": "workers", "lane": "run"}
+    directories = [tmp_path / "first", tmp_path / "second"]
+    for directory in directories:
+        directory.mkdir()
+    async with one_worker(metrics, queue_timeout_s=0.5, import_timeout_s=600.0) as pool:
+
+        def waiting_in(directory: Path) -> "asyncio.Task[object]":
+            call = msgspec.msgpack.encode(call_with("a", directory=str(directory)))
+            return asyncio.create_task(pool.call(user("waits_for_go"), call, lane="a", timeout_s=600))
+
+        first, second = [waiting_in(directory) for directory in directories]
+        third = asyncio.create_task(pool.call(user("one"), ONE, lane="a", timeout_s=600))
+        await eventually(lambda: any(directories[0].glob("started-*")))
+        await eventually(lambda: metrics.registry.get_sample_value("headrace_reward_queue_depth", labels) == 2.0)
+        now_s = 100.4
+        (directories[0] / "go").touch()
+        await first
+        await eventually(lambda: any(directories[1].glob("started-*")))
+        now_s = 100.8
+        await asyncio.sleep(0.6)  # its timer fires
+        assert not third.done(), "it waits for 0.8 s, but a worker became free 0.4 s ago"
+        now_s = 101.0
+        with pytest.raises(CallFailure, match=r"no reward worker became free within 0\.5 s"):
+            await third
+        (directories[1] / "go").touch()
+        await second
 
 
 async def test_a_call_that_no_worker_gets_free_for_is_overload(metrics: RewarderMetrics) -> None:
