@@ -1,5 +1,6 @@
 """Makes one environment in a process of its own, and calls its methods: the process's kind of task.
 
+Task(factory, IMPORT)     --> its module
 Task(factory, reset(row)) --> factory(), kept in this process --> its reset
 Task(factory, a method)   -----------------------------------> the method of the same object
 Task(factory, STATE)      -----------------------------------> its public attributes
@@ -36,6 +37,8 @@ from shared.user_code.worker_frames import Refused
 
 RESET, REWARD = "reset", "get_reward"
 """The methods that are not tools. They have TRL's names."""
+IMPORT = "importing its module"
+"""In the place of a method, only has the module imported."""
 STATE = "reading its public attributes"
 """Asks for the public attributes in the place of a method. Messages name the step so."""
 CLEAN_UP = "cleaning up"
@@ -98,6 +101,8 @@ class EnvironmentTasks:
     def call(self, name: str, function: Function, call: msgspec.Raw, limits: Limits) -> ToolAnswer:
         """See TaskKind. ``call`` is an encoded MethodCall."""
         wanted = msgspec.msgpack.decode(call, type=MethodCall)
+        if wanted.method == IMPORT:
+            return answer(str, {}, limits)
         if wanted.method == CLEAN_UP:
             return answer(self._clean_up, {}, limits)
 

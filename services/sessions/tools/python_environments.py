@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ import msgspec
 from services.sessions.tools.environment_state import EnvironmentState, read_state
 from services.sessions.tools.environment_tasks import (
     CLEAN_UP,
+    IMPORT,
     RESET,
     REWARD,
     STATE,
@@ -100,6 +102,14 @@ class PythonEnvironment:
             raise ToolError(answer.text)
         return answer.result
 
+    async def import_module(self) -> None:
+        """Have the module imported. Only the deadline of imports counts.
+
+        Raises:
+            ToolLostError: It was not imported.
+        """
+        await self._own(MethodCall(IMPORT))
+
     async def clean_up(self) -> None:
         """Run the environment's clean-up code, if its process still runs. Nothing is called afterwards."""
         if self._was_asked:
@@ -158,6 +168,8 @@ class PythonEnvironments:
         self._timeout_s = timeout_s
         self._import_timeout_s = import_timeout_s
         self._ending = set[asyncio.Task[None]]()
+        self._importing = asyncio.Semaphore(os.cpu_count() or 1)
+        """Imports compete for the processors, and each has a deadline."""
 
     @classmethod
     async def load(
@@ -235,6 +247,8 @@ class PythonEnvironments:
             import_timeout_s=self._import_timeout_s,
         )
         try:
+            async with self._importing:
+                await environment.import_module()
             yield environment
         finally:
             ending = asyncio.create_task(self._end(environment, process), name=f"end of a {self._factory}")

@@ -173,6 +173,45 @@ async def test_no_more_environments_than_allowed_run_at_a_time() -> None:
         assert await environment.reset({}, rollout_id="0-0", group_id="0") == ""
 
 
+SLOWLY_IMPORTED = """
+import time
+
+began_at = time.monotonic()
+time.sleep(0.3)
+with open({log!r}, "a") as file:
+    file.write(f"{{began_at}} {{time.monotonic()}}\\n")
+
+
+class Slow:
+    def reset(self, **row):
+        return "done"
+"""
+
+
+async def test_no_more_modules_are_imported_at_a_time_than_there_are_processors(tmp_path: Path) -> None:
+    log, num_at_once = tmp_path / "log", os.cpu_count() or 1
+    (tmp_path / "slowly_imported.py").write_text(SLOWLY_IMPORTED.format(log=str(log)))
+    environments = await PythonEnvironments.load(
+        "slowly_imported:Slow",
+        tool_places(tmp_path),
+        LIMITS,
+        timeout_s=120.0,
+        import_timeout_s=240.0,
+        at_once=asyncio.Semaphore(3 * num_at_once),
+    )
+    log.unlink()  # that import was the check's
+
+    async def play_one(number: int) -> str:
+        async with environments.started() as environment:
+            return await environment.reset({}, rollout_id=f"0-{number}", group_id="0")
+
+    assert await asyncio.gather(*map(play_one, range(3 * num_at_once))) == ["done"] * 3 * num_at_once
+    imports = [tuple(map(float, line.split())) for line in log.read_text().splitlines()]
+    assert len(imports) == 3 * num_at_once
+    together = [sum(began <= moment < ended for began, ended in imports) for moment, _ in imports]
+    assert max(together) <= num_at_once
+
+
 @pytest.mark.parametrize(
     ("method", "says"),
     [
