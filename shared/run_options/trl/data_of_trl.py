@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final, cast, get_args
 
-from shared.run_options.grpo_config import DEFAULT_OUTPUT_DIR
 from shared.run_options.keeping import DEFAULT_BEST_METRIC, Tracker
 from shared.run_options.run_config import RunConfig
 from shared.run_options.trl.translation import Translation
@@ -159,8 +158,7 @@ def _epoch(translation: Translation) -> float | None:
 def names(translation: Translation) -> None:
     """Name the run and its repository on the hub as TRL does, from ``run_name`` or the end of ``output_dir``."""
     output_dir = translation.take("output_dir")
-    is_chosen = isinstance(output_dir, str) and output_dir != DEFAULT_OUTPUT_DIR
-    directory = PurePath(output_dir).name if is_chosen else None
+    directory = PurePath(output_dir).name if isinstance(output_dir, str) else None
     name = translation.take("run_name") or directory
     if name and (word := _NOT_IN_A_NAME.sub("-", str(name)).strip("._-")[:64]):
         name = translation.run["name"] = word
@@ -168,7 +166,7 @@ def names(translation: Translation) -> None:
         translation.drop("hub_revision", why="push_to_hub is not set")
     if translation.value("push_to_hub") and directory:
         translation.run["hub_model_id"] = directory
-    if is_chosen:
+    if output_dir is not None:
         translation.notes.append(f"output_dir: left out; a run has its own directory, here with the name {name}")
 
 

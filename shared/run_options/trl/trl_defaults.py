@@ -32,5 +32,6 @@ _BESIDE_GRPO_CONFIG: Final[Mapping[str, Any]] = {
 
 TRL_DEFAULTS: Final[Mapping[str, Any]] = {
     **{name: value for name, value in asdict(GRPOConfig()).items() if name not in OWN_OPTIONS},
+    "output_dir": None,  # in TRL's, too, it is set by __post_init__
     **_BESIDE_GRPO_CONFIG,
 }
