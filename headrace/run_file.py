@@ -146,7 +146,7 @@ def _make_absolute(settings: dict[str, Any], name: str, directory: Path) -> None
         path = directory / _expanded(value)
         if os.path.exists(path) or value.startswith((".", "~")) or path.suffix in LOCAL_SUFFIXES:
             # The name of a file says its format, which that of a link's target may not.
-            settings[name] = str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+            settings[name] = str(path.resolve() if os.path.isdir(path) else path.parent.resolve() / path.name)
 
 
 def _parse_json(text: str, path: Path) -> Any:
