@@ -12,7 +12,7 @@ ENVIRONMENT_COLUMN: Final = "environment"
 """The column that names a row's environment, if the run has several. TRL's name."""
 AGENTIC: Final = ("tools", "mcp_servers", "environment_factory", "agent")
 """Options that make the sessions service play the rollouts."""
-_DEFAULT_PARSER = "hermes"
+DEFAULT_TOOL_CALL_PARSER: Final = "hermes"
 _Name = Annotated[str, Field(min_length=1, max_length=1024)]
 _Table = Annotated[dict[_Name, _Name], Field(min_length=1, max_length=MAX_TOOLS)]
 
@@ -68,7 +68,7 @@ class AgentOptions(Section):
         default=None,
         min_length=1,
         max_length=128,
-        description=f"vLLM's parser of tool calls, which must fit the model; {_DEFAULT_PARSER} if left out",
+        description=f"vLLM's parser of tool calls, which must fit the model; {DEFAULT_TOOL_CALL_PARSER} if left out",
     )
 
     @field_validator("tools", "mcp_servers")
@@ -111,4 +111,4 @@ class AgentOptions(Section):
 
     def parser_of_tool_calls(self) -> str:
         """Return the name of the parser that reads the model's tool calls."""
-        return self.tool_call_parser or _DEFAULT_PARSER
+        return self.tool_call_parser or DEFAULT_TOOL_CALL_PARSER

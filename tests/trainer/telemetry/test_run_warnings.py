@@ -77,6 +77,17 @@ def test_groups_that_a_failing_function_left_without_rewards_are_reported_though
     assert kinds(lines) == []
 
 
+def test_tools_that_are_never_called_are_reported_with_the_parser() -> None:
+    lines = batches(5, **{"tools/call_frequency": 0.0})
+    config = CONFIG | {"tools": ["my_tools:add"]}
+    (warning,) = find_warnings(lines, {}, config)
+    assert warning.kind == "no_tool_calls"
+    assert warning.says.endswith("show calls as text, tool_call_parser=hermes does not fit the model")
+    assert kinds(lines) == [], "the run has no tools"
+    lines[2]["tools/call_frequency"] = 0.1
+    assert find_warnings(lines, {}, config) == []
+
+
 def test_mostly_truncated_completions_are_reported_with_the_limit() -> None:
     lines = batches(4, **{"completions/clipped_ratio": 0.5}) + batches(1, **{"completions/clipped_ratio": 1.0})
     # (4 x 0.5 + 1.0) / 5 = 0.6
