@@ -76,7 +76,7 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 
 def _refuse_what_json_has_not(name: str, value: Any, path: Path) -> None:
-    """Raise UserError for a date, infinity or NaN: YAML has them, but the run API takes JSON."""
+    """Raise UserError for infinity, NaN or bytes: YAML has them, but the run API takes JSON."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -174,6 +174,8 @@ def _parse_yaml(text: str, path: Path) -> Any:
     run_file_loader: Any = type("RunFileLoader", (yaml.SafeLoader,), {})
     run_file_loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
     run_file_loader.add_constructor("tag:yaml.org,2002:map", table)
+    # A date stays the text that was written. vLLM has a library that makes this so for all YAML of its process.
+    run_file_loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)
     try:
         return yaml.load(text, run_file_loader)  # a SafeLoader, so it creates only plain values
     except yaml.MarkedYAMLError as error:

@@ -28,6 +28,10 @@ def test_a_yaml_file_and_a_json_file_say_the_same(tmp_path: Path) -> None:
     assert from_yaml == from_json == {"model": "m", "max_steps": 5, "reward_funcs": ["a", "b"]}
 
 
+def test_a_date_is_text(tmp_path: Path) -> None:
+    assert read_run_file(written(tmp_path, "name: 2026-11-20\n")) == {"name": "2026-11-20"}
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1e-6", 1e-6), ("3E-4", 3e-4), ("0.5", 0.5), ("-2.5e+3", -2500.0), (".5", 0.5), ("1_000", 1000)],
@@ -150,7 +154,7 @@ def test_a_hub_id_is_unchanged(tmp_path: Path) -> None:
         ("run.json", "[" * 100_000, "nested too deeply"),
         ("run.yaml", "model: a\nlearning_rate: .nan\n", "learning_rate is nan, which JSON does not have"),
         ("gsm.jsonl", '{"prompt": "a"}\n{"prompt": "b"}\n', "looks like a data file, not a run file"),
-        ("run.yaml", "model: a\nname: 2026-11-20\n", "write text in quotes"),
+        ("run.yaml", "model: a\nname: !!binary aGk=\n", "write text in quotes"),
     ],
 )
 def test_a_file_that_is_not_a_run_file_is_refused_with_a_sentence(
