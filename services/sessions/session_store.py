@@ -17,7 +17,7 @@ from services.sessions.recording.recorded import Entry, RecordedTurn, RolloutEnd
 from shared.arrays import ID_DTYPE
 from shared.errors import HeadraceError, MessageError
 from shared.lineage import LineageVersion
-from shared.messages import MAX_MESSAGE_BYTES
+from shared.messages import MAX_MESSAGE_BYTES, RETURNED_LIST
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import patiently
 from shared.redis.streams import Delivery
@@ -130,11 +130,12 @@ def _num_bytes(number: int, entry: Entry, data: bytes) -> int:
     """Return the bytes that an entry, the one with this number, takes in the group's message.
 
     A turn takes more than its own, because its rows have masks and the tokens that a fork repeats. Some is not counted:
-    results of tools, which the turn after them has too, or which are dropped; the messages before the first one of the
-    assistant, which are the prompt's; and the conversation at a rollout's end, whose turns were counted.
+    the text of results of tools, which the turn after them has too, or which is dropped; the messages before the first
+    one of the assistant, which are the prompt's; and the conversation at a rollout's end, whose turns were counted.
     """
     if isinstance(entry, ToolResults) and not entry.is_last:
-        return 0
+        lists = [message[RETURNED_LIST] for message in entry.messages if RETURNED_LIST in message]
+        return len(msgspec.msgpack.encode(lists)) if lists else 0
     if isinstance(entry, RolloutEnd):
         return len(msgspec.msgpack.encode(entry.environment))
     if not isinstance(entry, RecordedTurn):

@@ -11,7 +11,7 @@ from services.sessions.session_store import GroupStore, GroupTakenError, Session
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.reconcile import withdraw_unsampled
 from shared.errors import MessageError, StateLostError
-from shared.messages import MAX_MESSAGE_BYTES, PlayedEnvironment, VersionSpan, encode
+from shared.messages import MAX_MESSAGE_BYTES, RETURNED_LIST, PlayedEnvironment, VersionSpan, encode
 from shared.redis.keys import GENERATORS, RunKeys
 from shared.redis.redis_connection import Redis
 from shared.redis.run_store import RunStore
@@ -187,6 +187,19 @@ async def test_results_take_room_with_the_turn_that_follows_them_or_if_they_are_
     await again.record(5, 1, ToolResults(0, third, 0, is_last=True))
     with pytest.raises(SessionFullError):
         await again.record(1, 2, followed)
+
+
+async def test_lists_for_reward_functions_take_room_beside_the_text_of_the_turn_that_follows(
+    claim: Claim, run_keys: RunKeys
+) -> None:
+    store = GroupStore(await claim("a"), run_keys)
+    third = [tool("4") | {RETURNED_LIST: ["x" * (MAX_MESSAGE_BYTES // 3)]}]
+    for branch in range(3):
+        await store.record(branch, 0, turn(0))
+    for branch in range(2):
+        await store.record(branch, 1, ToolResults(0, third, 0))
+    with pytest.raises(SessionFullError):
+        await store.record(2, 1, ToolResults(0, third, 0))
 
 
 async def test_results_that_are_larger_than_a_whole_group_are_not_recorded(claim: Claim, run_keys: RunKeys) -> None:
