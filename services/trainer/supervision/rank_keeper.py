@@ -135,7 +135,7 @@ class RankKeeper:
             UserError: It cannot be started, or the run's checkpoints are gone: it would begin anew without a word.
             OSError: Its log cannot be written.
         """
-        _require_checkpoints(record)
+        _require_directory(await self._store.get(record.run_id) or record)
         rank = await RankProcess.start(
             rank_command(record.run_id, parse_run_config(record.config), self._settings),
             log=rank_log(record),
@@ -233,7 +233,7 @@ def rank_log(record: RunRecord) -> Path:
     return Path(record.run_dir) / "rank.log"
 
 
-def _require_checkpoints(record: RunRecord) -> None:
+def _require_directory(record: RunRecord) -> None:
     """Raise UserError if the directory of a run that has made steps was moved or deleted."""
     if record.progress.step > 0 and not Path(record.run_dir).is_dir():
         raise UserError(f"its directory {record.run_dir} is not there any more: move it back, and resume the run")
