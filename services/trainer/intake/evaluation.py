@@ -122,8 +122,7 @@ class Evaluations:
             return []
         every, last_step, total_steps = int(self._config.eval_steps), max(self._last_step, 0), self._length.total_steps
         due = [*range((last_step // every + 1) * every, policy_version + 1, every)]
-        is_last_due = last_step < total_steps <= policy_version and total_steps % every != 0
-        return [*due, total_steps] if is_last_due else due
+        return due or ([total_steps] if last_step < total_steps <= policy_version else [])
 
     def begin(self, policy_version: int) -> str:
         """Begin an evaluation; ``go_on`` does the rest.
@@ -144,7 +143,8 @@ class Evaluations:
             looked_at=now,
         )
         self._last_step = policy_version
-        return "" if fell_into is None else _moved(due, to=policy_version, fell_into=fell_into)
+        is_moved = fell_into is not None and due != [policy_version]
+        return _moved(due, to=policy_version, fell_into=fell_into) if is_moved else ""
 
     async def go_on(self, arrived: Sequence[ScoredGroup], *, may_send: bool = True) -> "EvaluationResult | None":
         """Take in arrived groups and send more prompts. Return the result once it is complete or idle too long.
