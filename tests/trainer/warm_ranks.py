@@ -175,17 +175,19 @@ def _has_reaped(*, wait: bool = False) -> bool:
 
 def _keep(connection: socket.socket) -> NoReturn:
     """Fork the rank, and tell its pid and how it ends. If the test has gone, kill the rank."""
-    with contextlib.suppress(BrokenPipeError), connection, connection.makefile("rw") as told:
-        request: dict[str, Any] = json.loads(told.readline())
+    with connection, connection.makefile("r") as asked:
+        request: dict[str, Any] = json.loads(asked.readline())
         pid = os.fork()
         if pid == 0:
             _become(**request)
-        told.write(f"{pid}\n")
-        told.flush()
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(f"{pid}\n".encode())
         end = os.pidfd_open(pid)
         if end not in select.select([end, connection], [], [])[0]:
             os.kill(pid, signal.SIGKILL)
-        told.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(BrokenPipeError):
+            connection.sendall(f"{status}\n".encode())
     os._exit(0)
 
 
