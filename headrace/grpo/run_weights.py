@@ -120,18 +120,27 @@ class RunWeights:
             self._services().download_model(self._trained_run, base=live.name, to=directory)
         live.save_changes(directory)
 
-    def wait_for_checkpoint(self, run: Run, step: int) -> None:
+    def wait_for_checkpoint(self, run: Run, step: int, *, save_steps: int) -> None:
         """Wait until a checkpoint of a step, or a later one, is complete, so that callbacks can save its weights.
 
-        It returns at once where this machine does not see the run's files, and when the run no longer trains.
+        It returns at once where this machine does not see the run's files, when the run no longer trains, and if it was
+        made longer, so that this step is neither its last nor one of ``save_steps``.
         """
         if not self._services().see_here(Path(run["run_dir"])):
             return
-        root, began_at = checkpoint_file(run, step).parents[1], time.monotonic()
+        root, began_at, has_said = checkpoint_file(run, step).parents[1], time.monotonic(), False
         while not any(file.parent.name >= f"step_{step:08d}" for file in root.glob("step_*/manifest.json")):
             time.sleep(_LOOK_EVERY_S)
-            is_late = time.monotonic() - began_at > _CHECKPOINT_PATIENCE_S
-            if is_late or self._services().client.get(run["run_id"])["status"] != "running":
+            waited_s = time.monotonic() - began_at
+            if waited_s > _CHECKPOINT_PATIENCE_S:
+                return
+            if not has_said and waited_s > _SILENT_S:
+                has_said = True
+                say(f"waiting for the checkpoint of step {step}, for on_save")
+            with contextlib.suppress(HeadraceApiError):  # the API may be away for a moment
+                run = self._services().client.get(run["run_id"])
+            is_due = step % save_steps == 0 or step == run["progress"]["max_steps"]
+            if run["status"] != "running" or not is_due:
                 return
 
 

@@ -56,7 +56,7 @@ class ScriptRun:
         self._epochs_per_step = 0.0
         self._own_code = OwnCode(script(), {})
         self._weights = RunWeights(script().model, self._connected)
-        events.until_saved = lambda step: self._weights.wait_for_checkpoint(self._followed(), step)
+        events.until_saved = self._until_saved
 
     @property
     def client(self) -> HeadraceClient:
@@ -96,7 +96,7 @@ class ScriptRun:
         run_id = self._followed()["run_id"]
         self._catch_up()
         console = self._console()
-        self.run = follow(self.client, run_id, console=console, on_event=self._take, on_run=self._own_code.check).run
+        self.run = follow(self.client, run_id, console=console, on_event=self._take, on_run=self._look).run
         if self.run["status"] == "failed":
             raise HeadraceError(final_sentence(self.run))
         steps = self._catch_up()
@@ -271,8 +271,11 @@ class ScriptRun:
             "state_dir": None if state_dir is None else str(state_dir),
         }
         file = self._link()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(link) + "\n", encoding="utf-8")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(link) + "\n", encoding="utf-8")
+        except OSError as error:
+            say(f"note: train(resume_from_checkpoint=True) will not find this run: {file} cannot be written: {error}")
 
     def _link(self) -> Path:
         """Return the file that names the newest run."""
@@ -290,6 +293,15 @@ class ScriptRun:
             raise ArgumentError(
                 f"resume_from_checkpoint: no run to go on with: {why}. Call train() without it to begin one"
             ) from None
+
+    def _until_saved(self, step: int) -> None:
+        save_steps = self._events.state.save_steps
+        self._weights.wait_for_checkpoint(self._followed(), step, save_steps=save_steps)
+
+    def _look(self, run: Run) -> None:
+        """Follow what may change while the run trains."""
+        self._own_code.check(run)
+        self._events.state.max_steps = int(run["progress"]["max_steps"]) or self._events.state.max_steps
 
     def _take(self, event: Event) -> None:
         """Tell callbacks of an event of the run."""

@@ -160,7 +160,7 @@ class TrainingEvents:
         is_save_due, self._is_save_due = self._is_save_due, False
         is_epoch_over, self._is_epoch_over = self._is_epoch_over, False
         if is_save_due:
-            if self.callbacks and not self._is_quiet:
+            if self.callbacks and not self._is_quiet and not self.control.should_training_stop:
                 self.until_saved(self.state.global_step)
             self.fire("on_save")
         if is_epoch_over:

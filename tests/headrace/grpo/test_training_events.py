@@ -71,22 +71,23 @@ def test_steps_come_once_and_in_order() -> None:
 
 
 def test_the_last_step_is_saved_and_each_save_is_told_once_its_checkpoint_is_there() -> None:
+    events, recorder = training(save_steps=2)
+    events.until_saved = lambda step: recorder.seen.append(f"checkpoint {step}")
+    for step in (1, 2, 3):
+        events.take(metrics(step))
+    assert events.control.should_training_stop
+    events.control.should_training_stop = False
+    events.take(metrics(4))
+    steps = [seen for seen in recorder.seen if not seen.startswith("epoch")]
+    assert steps[2:] == ["step 2", "checkpoint 2", "save 2", "step 3", "step 4", "checkpoint 4", "save 4"]
+
+
+def test_a_run_that_is_to_stop_does_not_train_on_until_a_checkpoint_is_there() -> None:
     events, recorder = training(save_steps=3)
     events.until_saved = lambda step: recorder.seen.append(f"checkpoint {step}")
-    for step in (1, 2, 3, 4):
+    for step in (1, 2, 3):
         events.take(metrics(step))
-    steps = [seen for seen in recorder.seen if not seen.startswith("epoch")]
-    assert steps == [
-        "begin 4",
-        "step 1",
-        "step 2",
-        "step 3",
-        "checkpoint 3",
-        "save 3",
-        "step 4",
-        "checkpoint 4",
-        "save 4",
-    ]
+    assert recorder.seen[-2:] == ["step 3", "save 3"]
 
 
 def test_the_save_of_the_last_step_comes_after_its_evaluation() -> None:
@@ -189,7 +190,9 @@ def test_a_log_has_the_newest_value_of_totals_and_of_what_transformers_logs_so()
 
 def test_logs_and_saves_come_at_the_steps_that_the_state_shows() -> None:
     state = SimpleNamespace(global_step=0, max_steps=0, epoch=None, log_history=[])
-    events = TrainingEvents(GRPOConfig(logging_steps=0.5), state=state, control=SimpleNamespace())
+    events = TrainingEvents(
+        GRPOConfig(logging_steps=0.5), state=state, control=SimpleNamespace(should_training_stop=False)
+    )
     recorder = Recorder()
     events.callbacks.append(recorder)
     events.describe(described(save_steps=0.3, eval_steps=5), epochs_per_step=0.1)
