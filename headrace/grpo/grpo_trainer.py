@@ -14,6 +14,7 @@ The run belongs to the services and not to the script: Ctrl-C pauses it, and ``t
 
 import logging
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -372,18 +373,29 @@ class GRPOTrainer:
         """
         repository_name(self.args)
         self._events.fire("on_push_begin")
-        directory = self._output_dir() / "push_to_hub"
-        shutil.rmtree(directory, ignore_errors=True)  # it may have files of another model
-        self.save_model(str(directory))
-        self.hub_model_id, done = upload(
-            directory,
-            self.args,
-            commit_message=commit_message,
-            blocking=blocking,
-            token=token,
-            revision=revision,
-            card=Card(model_name, dataset_name, tags),
-        )
+        directory = Path(tempfile.mkdtemp(prefix="push-", dir=self._output_dir()))
+        is_under_way = False
+
+        def remove(*_: object) -> None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+        try:
+            self.save_model(str(directory))
+            self.hub_model_id, done = upload(
+                directory,
+                self.args,
+                commit_message=commit_message,
+                blocking=blocking,
+                token=token,
+                revision=revision,
+                card=Card(model_name, dataset_name, tags),
+            )
+            is_under_way = not blocking
+        finally:
+            if not is_under_way:
+                remove()
+        if is_under_way:
+            done.add_done_callback(remove)
         return done
 
     def _output_dir(self) -> Path:

@@ -38,8 +38,8 @@ def repository_name(args: GRPOConfig) -> str:
     Raises:
         ArgumentError: Neither is set.
     """
-    has_directory = args.output_dir not in (None, DEFAULT_OUTPUT_DIR)
-    name = args.hub_model_id or (Path(str(args.output_dir)).name if has_directory else "")
+    is_chosen = args.output_dir != DEFAULT_OUTPUT_DIR or "output_dir" in args.given
+    name = args.hub_model_id or (Path(args.output_dir or "").name if is_chosen else "")
     if not name:
         raise ArgumentError("push_to_hub needs a name: set hub_model_id, or output_dir, in GRPOConfig")
     return name
