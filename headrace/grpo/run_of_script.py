@@ -17,7 +17,7 @@ from headrace.grpo.run_inputs import RunInputs
 from headrace.grpo.script import Files, Script
 from headrace.grpo.training_events import is_early_stopping
 from shared.errors import UserError
-from shared.run_options.agents import ENVIRONMENT_COLUMN, unknown_environment
+from shared.run_options.agents import AGENTIC, ENVIRONMENT_COLUMN, unknown_environment
 from shared.run_options.grpo_config import GRPOConfig
 from shared.run_options.run_config import RunConfig
 from shared.run_options.trl.run_config_of_trl import run_config_of
@@ -248,8 +248,11 @@ def _max_eval_prompts(args: GRPOConfig) -> int:
 
 def _unused_rows(script: Script) -> list[dict[str, Any]]:
     """Return rows to train on of the kind that the script's evaluation has; nothing is trained on them."""
-    column, factory = script.args.run_options.get("prompt_column", "prompt"), script.environment_factory
-    if not script.tools and factory is None:
+    options = script.args.run_options
+    column, factory = options.get("prompt_column", "prompt"), script.environment_factory
+    if factory is None:
+        factory = options.get("environment_factory")
+    if not script.tools and factory is None and not any(options.get(name) for name in AGENTIC):
         return [{column: _UNUSED_TEXT}]
     row: dict[str, Any] = {column: [{"role": "user", "content": _UNUSED_TEXT}]}
     if isinstance(factory, Mapping):

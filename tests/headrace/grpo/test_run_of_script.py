@@ -144,13 +144,23 @@ class Even:
         return str(row)
 
 
-@pytest.mark.parametrize("agent", [{"tools": [even]}, {"environment_factory": {"even": Even}}])
-def test_an_evaluation_of_an_agent_has_unused_rows_of_the_same_kind(files: Files, agent: dict[str, Any]) -> None:
-    script = replace(make_script(run_options={"prompt_column": "task"}), **agent)
+@pytest.mark.parametrize(
+    ("agent", "options"),
+    [
+        ({"tools": [even]}, {}),
+        ({"environment_factory": {"even": Even}}, {}),
+        ({}, {"agent": "my_agent:run"}),
+        ({}, {"environment_factory": {"even": "my_environments:Even"}}),
+    ],
+)
+def test_an_evaluation_of_an_agent_has_unused_rows_of_the_same_kind(
+    files: Files, agent: dict[str, Any], options: dict[str, Any]
+) -> None:
+    script = replace(make_script(run_options={"prompt_column": "task", **options}), **agent)
     settings, _ = evaluation_settings(script, files, data=[{"task": [{"role": "user", "content": "2?"}]}])
     (row,) = [json.loads(line) for line in Path(settings["dataset_name"]).read_text().splitlines()]
     assert row.pop("task")[0]["role"] == "user"
-    assert row == ({"environment": "even"} if "environment_factory" in agent else {})
+    assert row == ({"environment": "even"} if "environment_factory" in agent | options else {})
 
 
 def test_an_evaluation_pushes_nothing_and_has_no_tracker(files: Files) -> None:
