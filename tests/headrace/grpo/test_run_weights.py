@@ -16,7 +16,7 @@ from headrace.grpo.training_events import TrainingEvents
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
 from tests.checkpoints import save_checkpoint
-from tests.headrace.scripted_api import Asked, serving
+from tests.headrace.scripted_api import HANG_UP, Asked, problem, serving
 from tests.trainer.beginning.made_checkpoints import make_adapter
 
 pytestmark = pytest.mark.unit
@@ -92,6 +92,37 @@ def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
         assert live.so_far is None
         services.client.close()
     assert api.asked
+
+
+def test_callbacks_wait_for_a_checkpoint_through_an_outage_but_not_for_one_that_is_no_longer_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run: dict[str, Any] = {"run_id": "run-a", "run_dir": str(tmp_path / "run-a"), "status": "running"}
+    run["progress"] = {"step": 4, "max_steps": 4}
+    checkpoint = tmp_path / "run-a" / "checkpoints" / "step_00000004"
+    checkpoint.mkdir(parents=True)
+    answers: list[Any] = [problem(503, "Redis is away"), HANG_UP, run]
+
+    def answer(_: Asked) -> Any:
+        if len(answers) > 1:
+            return answers.pop(0)
+        (checkpoint / "manifest.json").touch()
+        return run
+
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    with serving(answer) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        services = find_services(say=print)
+        weights = RunWeights(live, lambda: services)
+        weights.wait_for_checkpoint(run, 4, save_steps=500)
+        assert (checkpoint / "manifest.json").exists()
+        (checkpoint / "manifest.json").rename(tmp_path / "manifest.json")
+        answers[:] = [run | {"progress": {"step": 5, "max_steps": 1000}}, run]  # it was made longer
+        num_asked = len(api.asked)
+        weights.wait_for_checkpoint(run, 4, save_steps=500)
+        assert len(api.asked) == num_asked + 1
+        services.client.close()
 
 
 def test_of_the_models_that_a_training_leaves_before_its_end_the_newest_is_kept(model: Path, tmp_path: Path) -> None:
