@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,7 +65,7 @@ class WarmRank:
 
 async def start_warm(module: str, *arguments: str, environment: dict[str, str], log: Path) -> WarmRank:
     """Start a rank whose output is appended to ``log``. It is killed if nobody waits for it any more."""
-    program = await asyncio.to_thread(_PROGRAM.get)
+    program = await asyncio.to_thread(_program)
     reader, writer = await asyncio.open_unix_connection(program.address)
     request = {"module": module, "arguments": arguments, "environment": environment, "log": str(log)}
     writer.write(json.dumps(request).encode() + b"\n")
@@ -143,7 +144,14 @@ class _Program:
 
 
 _PROGRAM = SharedProcess(_Program)
+_STARTING = threading.Lock()
 atexit.register(_PROGRAM.end)
+
+
+def _program() -> _Program:
+    """Return the program, which several ranks may ask for at once."""
+    with _STARTING:
+        return _PROGRAM.get()
 
 
 def _serve(address: str) -> None:
