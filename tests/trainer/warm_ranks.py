@@ -191,7 +191,7 @@ def _keep(connection: socket.socket) -> NoReturn:
         with contextlib.suppress(BrokenPipeError):
             connection.sendall(f"{pid}\n".encode())
         end = os.pidfd_open(pid)
-        if end not in select.select([end, connection], [], [])[0]:
+        if end not in select.select([end, connection.fileno()], [], [])[0]:
             os.kill(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with contextlib.suppress(BrokenPipeError):

@@ -143,8 +143,9 @@ class Evaluations:
             looked_at=now,
         )
         self._last_step = policy_version
-        is_moved = fell_into is not None and due != [policy_version]
-        return _moved(due, to=policy_version, fell_into=fell_into) if is_moved else ""
+        if fell_into is None or due == [policy_version]:
+            return ""
+        return _moved(due, to=policy_version, fell_into=fell_into)
 
     async def go_on(self, arrived: Sequence[ScoredGroup], *, may_send: bool = True) -> "EvaluationResult | None":
         """Take in arrived groups and send more prompts. Return the result once it is complete or idle too long.
