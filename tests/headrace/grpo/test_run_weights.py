@@ -1,6 +1,8 @@
 """The weights of an interrupted training are never those that it began with."""
 
+import contextlib
 import json
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +18,24 @@ from headrace.grpo.training_events import TrainingEvents
 from shared.errors import HeadraceError
 from shared.run_options.grpo_config import GRPOConfig
 from tests.checkpoints import save_checkpoint
-from tests.headrace.scripted_api import HANG_UP, Asked, problem, serving
+from tests.headrace.scripted_api import HANG_UP, Asked, ScriptedApi, problem, serving
 from tests.trainer.beginning.made_checkpoints import make_adapter
 
 pytestmark = pytest.mark.unit
+
+
+@contextlib.contextmanager
+def weights_of(
+    answer: Callable[[Asked], Any], monkeypatch: pytest.MonkeyPatch
+) -> Generator[tuple[RunWeights, LiveModel, ScriptedApi]]:
+    """Return the weights of a script whose services are what a function answers, its model, and the API."""
+    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
+    with serving(answer) as api:
+        monkeypatch.setenv("HEADRACE_URL", api.url)
+        monkeypatch.setenv("HEADRACE_API_KEY", "k")
+        services = find_services(say=print)
+        yield RunWeights(live, lambda: services), live, api
+        services.client.close()
 
 
 def no_services() -> ScriptServices:
@@ -83,14 +99,9 @@ def test_until_the_first_step_the_model_is_the_one_that_the_training_began_with(
     def answer(_: Asked) -> Any:
         return run
 
-    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
-    with serving(answer) as api:
-        monkeypatch.setenv("HEADRACE_URL", api.url)
-        monkeypatch.setenv("HEADRACE_API_KEY", "k")
-        services = find_services(say=print)
-        RunWeights(live, lambda: services).give_so_far(run)
+    with weights_of(answer, monkeypatch) as (weights, live, api):
+        weights.give_so_far(run)
         assert live.so_far is None
-        services.client.close()
     assert api.asked
 
 
@@ -109,12 +120,7 @@ def test_callbacks_wait_for_a_checkpoint_through_an_outage_but_not_for_one_that_
         (checkpoint / "manifest.json").touch()
         return run
 
-    live = LiveModel("org/model", None, peft_config=None, init_kwargs={})
-    with serving(answer) as api:
-        monkeypatch.setenv("HEADRACE_URL", api.url)
-        monkeypatch.setenv("HEADRACE_API_KEY", "k")
-        services = find_services(say=print)
-        weights = RunWeights(live, lambda: services)
+    with weights_of(answer, monkeypatch) as (weights, _, api):
         weights.wait_for_checkpoint(run, 4, save_steps=500)
         assert (checkpoint / "manifest.json").exists()
         (checkpoint / "manifest.json").rename(tmp_path / "manifest.json")
@@ -122,7 +128,6 @@ def test_callbacks_wait_for_a_checkpoint_through_an_outage_but_not_for_one_that_
         num_asked = len(api.asked)
         weights.wait_for_checkpoint(run, 4, save_steps=500)
         assert len(api.asked) == num_asked + 1
-        services.client.close()
 
 
 def test_of_the_models_that_a_training_leaves_before_its_end_the_newest_is_kept(model: Path, tmp_path: Path) -> None:
