@@ -38,7 +38,7 @@ _SAVING = ("save_steps", "save_total_limit")
 
 
 def check_options(args: GRPOConfig) -> None:
-    """Refuse options of TRL's that a run does not have, and those of a batch that do not fit together.
+    """Refuse options of TRL's that a run does not have, and batch sizes that do not fit together.
 
     Raises:
         ArgumentError: There is one. The message says what to do instead.

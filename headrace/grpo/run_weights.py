@@ -113,6 +113,7 @@ class RunWeights:
             name_base(directory, run, base=live.name)
         elif self._trained_run is None:
             live.save(directory)
+            return
         elif live.is_fetched:
             shutil.copytree(cast("Path", live.trained), directory, dirs_exist_ok=True)
             name_base(directory, self._trained_run, base=live.name)
@@ -184,7 +185,7 @@ def export_newest(services: ScriptServices, run: Run, *, say: Callable[[str], No
     The directory replaces the exports of the run's earlier checkpoints.
 
     Raises:
-        HeadraceError: The run has not made a checkpoint, or this machine does not see it.
+        HeadraceError: The run has no checkpoint yet, or this machine does not see it.
     """
     run_id, root = str(run["run_id"]), Path(run["run_dir"]) / "checkpoints"
     is_running = run["status"] == "running"

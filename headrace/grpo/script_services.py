@@ -77,11 +77,6 @@ class ScriptServices:
         self._shared = shared
         self._own: Path | None = None
 
-    @property
-    def are_elsewhere(self) -> bool:
-        """Whether this machine shares no directory with the services, so that files go over HTTP."""
-        return self._shared is None
-
     def see_here(self, directory: Path) -> bool:
         """Whether a directory of the services is also on this machine."""
         return directory.is_dir()

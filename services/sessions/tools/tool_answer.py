@@ -32,7 +32,7 @@ class ToolAnswer(TaskAnswer, frozen=True, tag=True):
     """The text of a result or of an exception.
 
     ``trace`` is the stack trace of an exception, for the log, and ``origin`` its type and place. ``items`` is the list
-    that was returned, if it was one that can be sent.
+    that was returned, if it can be sent.
     """
 
     ended: Literal["returned", "raised"]
