@@ -1,5 +1,7 @@
 """A script's model is uploaded by the real huggingface_hub, to a hub on this machine."""
 
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.grpo.grpo_trainer import GRPOTrainer
 from headrace.grpo.hub_upload import Card, complete_card, repository_name, upload
 from shared.run_options.grpo_config import GRPOConfig
 from tests.trainer.export.fake_hub import TOKEN, FakeHub, fake_hub
@@ -63,6 +66,28 @@ def test_a_model_and_its_card_are_uploaded_with_what_the_call_says(hub: FakeHub,
     }
     assert hub.private == {"someone/tiny"}
     assert hub.messages == ["Done"]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_push_uploads_what_is_saved_for_it_and_leaves_no_directory(
+    hub: FakeHub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, blocking: bool
+) -> None:
+    pytest.importorskip("transformers")
+
+    def save_model(_script: GRPOTrainer, directory: str) -> None:
+        shutil.copytree(model, directory, dirs_exist_ok=True)
+
+    monkeypatch.setattr(GRPOTrainer, "save_model", save_model)
+    args = GRPOConfig(output_dir=str(tmp_path / "out"), hub_token=TOKEN)
+    script = GRPOTrainer("org/model", "length", args, [{"prompt": "a"}])
+    done = script.push_to_hub(blocking=blocking)
+    commit = done if blocking else done.result(timeout=120)
+    assert str(commit).startswith(hub.url)
+    assert {"config.json", "model.safetensors", "README.md"} <= hub.files["someone/out"].keys()
+    deadline = time.monotonic() + 120
+    while list((tmp_path / "out").iterdir()):  # a future's callbacks run after its result is there
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_branch_is_made_and_an_upload_in_the_background_is_a_future(hub: FakeHub, model: Path) -> None:
