@@ -293,13 +293,14 @@ def inverse(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 def test_a_script_that_changed_goes_on_in_a_new_run_from_the_newest_checkpoint(
-    trainer: Callable[..., GRPOTrainer], model: Path, capsys: pytest.CaptureFixture[str]
+    trainer: Callable[..., GRPOTrainer], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = trainer(callbacks=[PressesCtrlC], options={"max_steps": 100_000}, **own_model(model))
     with pytest.raises(KeyboardInterrupt):
         first.train()
     assert first.run is not None
     old = first.run["run_id"]
+    first.save_model(str(tmp_path / "mid"))  # waits until the run is paused and has counted its steps
     steps = first.client.get(old)["progress"]["step"]
     options = {"max_steps": steps + 10, "learning_rate": 1e-3}
     second = trainer(reward_funcs=inverse, options=options, **own_model(model))  # another object of the same content
