@@ -1,6 +1,6 @@
 """Waits for all members in a step of a push, and finds which of them are to blame when the step fails.
 
-    join, begin      all called --one fails, or time is up--> communicator closed --SETTLE_S--> the blamed replicas
+    join, begin      all called --one fails, or time is up--> communicator closed --LEAVE_S--> the blamed replicas
     broadcast        all asked, every second and after a failure, whether they are still in the epoch:
                          a member has left (it says so, or cannot be reached): it is to blame
                          one member is silent: it is to blame
@@ -23,7 +23,7 @@ from services.trainer.push.replicas import Member
 from shared.control import CommitRequest
 from shared.errors import HeadraceError, PushError, UnavailableError
 
-SETTLE_S = 3.0
+LEAVE_S = 3.0
 """How long to wait after a failed step, so that every member has left the communicator and reported its error."""
 _ANSWER_S = 1.0
 """Members get this much less time than we wait for them."""
@@ -81,7 +81,7 @@ async def all_answer(
         failing = {name for name, task in tasks.items() if name and task.done() and _error_of(task) is not None}
         early = set[str]() if time.monotonic() >= late_at(deadline) else failing
         close()
-        await asyncio.wait(tasks.values(), timeout=SETTLE_S)
+        await asyncio.wait(tasks.values(), timeout=LEAVE_S)
         if all(_answered(tasks[name]) for name in early):
             members = {name: task for name, task in tasks.items() if name}
             await until_one_is_silent(members, patient_until=late_at(deadline))
@@ -146,7 +146,7 @@ async def all_stay(
 async def who_left(members: Mapping[str, Member], attempted: CommitRequest, *, patient_until: float) -> dict[str, str]:
     """Return the members that are to blame, each with a reason; empty if all are still in the epoch.
 
-    They have ``SETTLE_S`` to answer.
+    They have ``LEAVE_S`` to answer.
 
     Args:
         members: The members to ask.
@@ -156,16 +156,16 @@ async def who_left(members: Mapping[str, Member], attempted: CommitRequest, *, p
 
     async def why(member: Member) -> str | None:
         try:
-            if (await member.replica.info(timeout_s=2 * SETTLE_S)).epoch == attempted.epoch:
+            if (await member.replica.info(timeout_s=2 * LEAVE_S)).epoch == attempted.epoch:
                 return None
-            await member.replica.commit(attempted, timeout_s=SETTLE_S)
+            await member.replica.commit(attempted, timeout_s=LEAVE_S)
         except HeadraceError as error:
             return str(error)
         return "it left in the middle of the transfer"
 
     asked = {name: asyncio.create_task(why(member), name=f"push ask {name}") for name, member in members.items()}
     try:
-        await asyncio.wait(asked.values(), timeout=SETTLE_S)
+        await asyncio.wait(asked.values(), timeout=LEAVE_S)
         if not _left(asked):
             await until_one_is_silent(asked, patient_until=patient_until)
         silent = {
@@ -181,8 +181,8 @@ async def who_left(members: Mapping[str, Member], attempted: CommitRequest, *, p
 
 
 async def until_one_is_silent(tasks: Mapping[str, asyncio.Task[Any]], *, patient_until: float) -> None:
-    """Wait until at most one task is unfinished, for at most ``SETTLE_S`` and until ``patient_until``."""
-    until = min(time.monotonic() + SETTLE_S, patient_until)
+    """Wait until at most one task is unfinished, for at most ``LEAVE_S`` and until ``patient_until``."""
+    until = min(time.monotonic() + LEAVE_S, patient_until)
     while len(silent := [task for task in tasks.values() if not task.done()]) > 1:
         left = until - time.monotonic()
         if left <= 0:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from services.trainer.deadline_thread import in_thread
-from services.trainer.push.blame import OURSELVES, SETTLE_S, AttemptError, all_answer, all_stay, time_for_members
+from services.trainer.push.blame import LEAVE_S, OURSELVES, AttemptError, all_answer, all_stay, time_for_members
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.membership import Abilities, rank_offsets
 from services.trainer.push.packing import Parcel, SentDigests, pack
@@ -134,7 +134,7 @@ class CommunicatorEpochs:
 
         rendezvous = partial(communicator.rendezvous, world_size=world_size, timeout_s=timeout_s)
         calls: dict[str, Coroutine[Any, Any, Any]] = {
-            name: member.replica.join(body(name), timeout_s=_left(deadline) + SETTLE_S)
+            name: member.replica.join(body(name), timeout_s=_left(deadline) + LEAVE_S)
             for name, member in newcomers.items()
         }
         calls[OURSELVES] = _off_loop(rendezvous, "rendezvous", deadline=deadline)
@@ -155,7 +155,7 @@ class CommunicatorEpochs:
             base_checksum=parcel.base_checksum,
             place=parcel.place,
         )
-        left = _left(deadline) + SETTLE_S
+        left = _left(deadline) + LEAVE_S
         calls = {name: member.replica.begin(body, timeout_s=left) for name, member in members.items()}
         await all_answer("begin", calls, deadline=deadline, close=self._opened().close)
 
@@ -166,7 +166,7 @@ class CommunicatorEpochs:
             return parcel.checksum
         digests = SentDigests()
         attempted = CommitRequest(
-            run_id=self._settings.run_id, epoch=self.current, policy_version=parcel.policy_version, timeout_s=SETTLE_S
+            run_id=self._settings.run_id, epoch=self.current, policy_version=parcel.policy_version, timeout_s=LEAVE_S
         )
 
         def send() -> str:
@@ -266,7 +266,7 @@ async def _ask_all(
 async def _off_loop(work: Callable[[], _ResultT], name: str, *, deadline: float) -> _ResultT:
     try:
         # The work observes the deadline itself; this second timeout is for work that hangs.
-        return await in_thread(work, timeout_s=_left(deadline) + SETTLE_S, name=name)
+        return await in_thread(work, timeout_s=_left(deadline) + LEAVE_S, name=name)
     except TimeoutError as error:
         raise PushError(f"{name} did not end by its deadline") from error
 

@@ -25,7 +25,7 @@ from typing import TypeVar
 import torch
 
 from services.trainer.deadline_thread import in_thread
-from services.trainer.push.blame import SETTLE_S, AttemptError
+from services.trainer.push.blame import LEAVE_S, AttemptError
 from services.trainer.push.disk_writer import DiskWriter
 from services.trainer.push.packing import NamedTensors, Parcel, Weights, announce, described, difference
 from services.trainer.push.push_settings import PushSettings
@@ -102,7 +102,7 @@ class Outgoing:
         except AttemptError:
             given_up.set()
             with contextlib.suppress(AttemptError):
-                idle_by = time.monotonic() + SETTLE_S
+                idle_by = time.monotonic() + LEAVE_S
                 await self._in_turn(lambda: None, deadline=idle_by, what="waiting for earlier work")
             raise
         finally:

@@ -20,7 +20,7 @@ class PushResult:
         failed: Replica to the reason why it does not hold ``policy_version``, over all attempts.
         blamed: The failed replicas that caused the failure.
         departed: The failed replicas that have left the run meanwhile.
-        holding: Members of the last attempt that held ``policy_version`` before it.
+        had_before: Members of the last attempt that served ``policy_version`` before it.
         replies: Replica to its reply to the commit of the last attempt.
         begun_checksum: For disk: checksum of the weights that members began to read; None before begin.
         num_bytes: Bytes sent, counted once for all members together; for disk, bytes written.
@@ -34,7 +34,7 @@ class PushResult:
     failed: dict[str, str] = field(default_factory=dict[str, str])
     blamed: set[str] = field(default_factory=set[str])
     departed: set[str] = field(default_factory=set[str])
-    holding: list[str] = field(default_factory=list[str])
+    had_before: list[str] = field(default_factory=list[str])
     replies: dict[str, CommitReply] = field(default_factory=dict[str, CommitReply])
     begun_checksum: str | None = None
     num_bytes: int = 0
@@ -47,17 +47,17 @@ class PushResult:
         """Set the fleet of the next attempt."""
         self.fleet, self.begun_checksum = fleet, None
         self.failed |= fleet.refused
-        self.holding = [name for name in self.holding if name in fleet.ready]
+        self.had_before = [name for name in self.had_before if name in fleet.ready]
         self.asked |= {name: member.info for name, member in fleet.ready.items()}
 
     def lacking(self) -> dict[str, Member]:
         """Return the members of the attempt that have to receive."""
-        return {name: member for name, member in self.fleet.ready.items() if name not in self.holding}
+        return {name: member for name, member in self.fleet.ready.items() if name not in self.had_before}
 
-    def find_holding(self, version: LineageVersion, *, checksum: str | None) -> None:
+    def find_served(self, version: LineageVersion, *, checksum: str | None) -> None:
         """Note which members already serve exactly these weights. They do not have to receive."""
         ready = self.fleet.ready.items()
-        self.holding = [name for name, member in ready if already_serves(member.info, version, checksum=checksum)]
+        self.had_before = [name for name, member in ready if already_serves(member.info, version, checksum=checksum)]
 
     def is_unreadable(self, aborted: Iterable[ReplicaInfo], *, failed: Container[str]) -> bool:
         """Return whether a member failed because it could not read the files on disk, judged by its state after an
@@ -77,13 +77,13 @@ class PushResult:
         for name, info in self.asked.items():
             if name in self.failed and name not in self.departed:
                 retries.failed(info, is_to_blame=name in self.blamed, now=now)
-            elif name in self.replies or name in self.holding:
+            elif name in self.replies or name in self.had_before:
                 retries.succeeded(name)
 
     @property
     def members(self) -> tuple[str, ...]:
         """Replicas that hold ``policy_version``: they confirmed it in this push, or held it before."""
-        return tuple(name for name in (*self.holding, *self.replies) if name not in self.failed)
+        return tuple(name for name in (*self.had_before, *self.replies) if name not in self.failed)
 
     @property
     def is_confirmed(self) -> bool:

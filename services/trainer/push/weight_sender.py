@@ -167,7 +167,7 @@ class WeightSender:
         staged = [info.staged_checksum for info in infos]
         parcel = await self._outgoing.prepare(whole, transport=result.fleet.transport, staged=staged, deadline=deadline)
         if result.fleet.transport == "disk":
-            result.find_holding(LineageVersion(self._incarnation, result.policy_version), checksum=parcel.checksum)
+            result.find_served(LineageVersion(self._incarnation, result.policy_version), checksum=parcel.checksum)
             parcel = await self._outgoing.write(parcel, deadline=deadline)
         # For disk, a second attempt finds the version that the first one wrote.
         result.num_bytes = max(result.num_bytes, parcel.num_bytes)

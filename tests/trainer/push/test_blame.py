@@ -89,7 +89,7 @@ async def lets_go_at_last() -> ReplicaInfo:
 async def test_only_the_replicas_that_caused_a_failure_are_blamed(
     answers: dict[str, Answer], blamed: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blame, "SETTLE_S", 0.2)
+    monkeypatch.setattr(blame, "LEAVE_S", 0.2)
     assert await blamed_by_begin(answers) == blamed
 
 
@@ -98,14 +98,14 @@ async def test_a_slow_replica_is_not_blamed_along_with_a_silent_replica(monkeypa
 
     async def wait_longer(tasks: dict[str, asyncio.Task[Any]], *, patient_until: float) -> None:
         are_waited_for_longer.set()
-        monkeypatch.setattr(blame, "SETTLE_S", 600.0)
+        monkeypatch.setattr(blame, "LEAVE_S", 600.0)
         await until_one_is_silent(tasks, patient_until=patient_until)
 
     async def slow() -> ReplicaInfo:
         await are_waited_for_longer.wait()
         return INFO
 
-    monkeypatch.setattr(blame, "SETTLE_S", 0.2)
+    monkeypatch.setattr(blame, "LEAVE_S", 0.2)
     monkeypatch.setattr(blame, "until_one_is_silent", wait_longer)
     answers = {"victim": silent, "slow": slow, "innocent": says_no}
     assert await blamed_by_begin(answers, within_s=100.0) == {"victim"}

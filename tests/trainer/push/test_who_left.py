@@ -19,8 +19,8 @@ from tests.trainer.push.test_blame import INFO
 pytestmark = pytest.mark.unit
 
 Says = Callable[[], Awaitable[ReplicaInfo]]
-SETTLE_S = 0.1
-COMMIT = CommitRequest(run_id="run", epoch=INFO.epoch, policy_version=1, timeout_s=SETTLE_S)
+LEAVE_S = 0.1
+COMMIT = CommitRequest(run_id="run", epoch=INFO.epoch, policy_version=1, timeout_s=LEAVE_S)
 
 
 class Asked(Replica):
@@ -56,7 +56,7 @@ async def is_silent() -> ReplicaInfo:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blame, "SETTLE_S", SETTLE_S)
+    monkeypatch.setattr(blame, "LEAVE_S", LEAVE_S)
 
 
 async def asked(**says: Says) -> dict[str, str]:
@@ -93,7 +93,7 @@ async def test_one_that_is_only_slow_is_not_blamed_along_with_the_one_that_is_st
 
     async def wait_longer(tasks: dict[str, asyncio.Task[str | None]], *, patient_until: float) -> None:
         are_waited_for_longer.set()
-        monkeypatch.setattr(blame, "SETTLE_S", 600.0)
+        monkeypatch.setattr(blame, "LEAVE_S", 600.0)
         await until_one_is_silent(tasks, patient_until=patient_until)
 
     async def is_slow() -> ReplicaInfo:
@@ -106,7 +106,7 @@ async def test_one_that_is_only_slow_is_not_blamed_along_with_the_one_that_is_st
 
 async def test_no_replica_is_waited_for_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = {name: asyncio.create_task(is_silent(), name=name) for name in ("one", "two")}
-    monkeypatch.setattr(blame, "SETTLE_S", 600.0)
+    monkeypatch.setattr(blame, "LEAVE_S", 600.0)
     await until_one_is_silent(tasks, patient_until=time.monotonic())
     assert not any(task.done() for task in tasks.values())
     for task in tasks.values():
