@@ -4,7 +4,7 @@ GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 
 
 def sized(num_bytes: float) -> str:
-    """Return the size as text in GiB, MiB, KiB or bytes: the largest unit of which there is at least one."""
+    """Return the size as text, in the largest of GiB, MiB, KiB and bytes of which there is at least one."""
     for unit, size in (("GiB", GIB), ("MiB", _MIB), ("KiB", _KIB)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:,.1f} {unit}"

@@ -30,7 +30,7 @@ _PIECE_BYTES: Final = 8 * 1024 * 1024
 _PATIENCE_S, _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 60.0, 0.2, 5.0
 _ANSWER_S, _BYTES_HASHED_IN_A_SECOND = 60.0, 100_000_000
 _MAX_PART_NAME_BYTES: Final = 200
-"""Of a file's own name in that of its part: a file name has at most 255 bytes."""
+"""Most bytes of a file's own name in the name of its part: a file name has at most 255 bytes."""
 _WORTH_A_RETRY = frozenset(
     {
         None,

@@ -41,7 +41,7 @@ SCHEMA_VERSION = 2
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 CallOutcome = Literal["scored", "not_applicable", "timeout", "invalid", "overload", "error"]
-"""What a call of a reward function comes to for one completion."""
+"""How a call of a reward function ended, for one completion."""
 Outcome = Literal[CallOutcome, "lost"]
 """``lost``: the rollout could not be played to its end, so no function was called with it."""
 Prompt = str | list[dict[str, str]]

@@ -23,7 +23,7 @@ MAX_ANSWER_TOKENS = max(LENGTHS) + 1
 """One token a letter, and the end of sequence."""
 
 COPY_PROBABILITY = {3: 0.3, 4: 0.65, 5: 0.7}
-"""By length of the string. Above one half, the most likely answer of a perfect imitator is wrong."""
+"""Probability of a copy, by length of the string. Above one half, a perfect imitator's likeliest answer is wrong."""
 
 NUM_WARMUP = 12_288
 NUM_TRAIN = 8_192

@@ -59,15 +59,15 @@ class SharedFiles(Delivery):
         self._functions = functions
 
     def existing(self, path: Path) -> str:
-        """Return the path."""
+        """Return the path: the services read the same file."""
         return str(path)
 
     def written(self, path: Path) -> str:
-        """Return the path."""
+        """Return the path: it was written where the services read it."""
         return str(path)
 
     def module(self, name: str, source: str) -> str:
-        """Write the module."""
+        """Write the module, under a name with the hash of its text, and return the name."""
         module = named_by_content(name, source.encode())
         self._functions.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._functions / f"{module}.py"
@@ -95,7 +95,7 @@ class Uploads(Delivery):
         self._sender = sender
 
     def existing(self, path: Path) -> str:
-        """Send it; to services that take no uploads, return the path, since they may have the same files."""
+        """Send the file or directory; to services that take no uploads, return the path: they may have the file."""
         try:
             return self._sender.upload(path)
         except HeadraceApiError as error:
@@ -104,7 +104,7 @@ class Uploads(Delivery):
             return str(path)
 
     def written(self, path: Path) -> str:
-        """Send it, and delete it here."""
+        """Send the file or directory, and delete it on this machine, also if sending fails."""
         try:
             return self._sender.upload(path)
         finally:
@@ -114,7 +114,7 @@ class Uploads(Delivery):
                 path.unlink(missing_ok=True)
 
     def module(self, name: str, source: str) -> str:
-        """Send it."""
+        """Send the module. Raises ArgumentError if the services do not take it."""
         try:
             return self._sender.upload_module(name, source)
         except HeadraceApiError as error:

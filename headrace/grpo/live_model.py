@@ -53,7 +53,7 @@ class LiveModel:
         self._is_given = not isinstance(model, str)
         self._saved: str | None = None
         self.quantization_config: Any = None
-        """Of a model object with quantized weights: how they were quantized when it was loaded."""
+        """How the weights of a model object were quantized when it was loaded; None if they were not."""
         if not self._is_given:
             self.name = _absolute(model)
             return

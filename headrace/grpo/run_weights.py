@@ -69,9 +69,12 @@ class RunWeights:
         self._live.take_so_far(functools.partial(self._so_far, run))
 
     def _so_far(self, run: Run, *, for_saving: bool = False) -> Path | None:
-        """Return the directory of a run's newest weights; None if they are the model's, as it has made no step.
+        """Return the directory of a run's newest weights; None if a run that waits or trains has none to give.
 
-        While it trains, weights that cannot be had are None, too, unless they are to be saved.
+        With ``for_saving``, it is None only before the first step of a run that began with the model's weights.
+
+        Raises:
+            HeadraceError: The weights cannot be had.
         """
         if (downloaded := self._downloaded.get(run["run_id"])) is not None:
             return downloaded

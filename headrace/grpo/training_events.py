@@ -156,7 +156,7 @@ class TrainingEvents:
             self._finish_step()
 
     def _finish_step(self) -> None:
-        """Fire what comes after a step's evaluation, unless that was done already."""
+        """Fire ``on_save`` and ``on_epoch_end`` if they are due; they follow a step's evaluation."""
         is_save_due, self._is_save_due = self._is_save_due, False
         is_epoch_over, self._is_epoch_over = self._is_epoch_over, False
         if is_save_due:

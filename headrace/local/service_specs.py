@@ -26,7 +26,7 @@ _INTERNAL_KEY_FILE = "HEADRACE_INTERNAL_KEY_FILE"
 _RANK_STOP_GRACE = "HEADRACE_RANK_STOP_GRACE_S"
 _STOP_TIMEOUT_S = 15.0
 _OTHERS_END_S = 45.0
-"""For the services that end after the trainer, and for Redis."""
+"""Time for the services that end after the trainer, and for Redis."""
 REDIS, TRAINER, REWARDER, SESSIONS, SIMULATED = "redis", "trainer", "rewarder", "sessions", "simulated"
 
 

@@ -1,1 +1,1 @@
-"""`headrace plan`."""
+"""`headrace plan`: estimates the hardware that a run needs, from sizes and measured rates."""

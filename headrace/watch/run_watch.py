@@ -122,7 +122,7 @@ class RunWatch:
 
     @property
     def warnings(self) -> list[dict[str, str]]:
-        """Problems that the newest metrics show: ``kind`` and ``says`` of each."""
+        """The problems that the newest metrics show. Each has a ``kind``, and a sentence ``says``."""
         found = cast("list[dict[str, str]]", self.run.get("warnings") or [])
         return [warning | {"says": printable(warning["says"])} for warning in found]
 
@@ -146,7 +146,7 @@ class RunWatch:
         return words.get(self.status, "no step was made")
 
     def steps_in_words(self, of: str) -> str:
-        """Return the run's steps ``of`` its last, and both counted with the steps of the runs that it continues."""
+        """Return the steps made and the last step, joined by ``of``, and again with the steps of earlier runs."""
         before = self.steps_before
         in_all = f" ({before + self.step}{of}{before + self.max_steps} in all)" if before else ""
         return f"{self.step}{of}{self.max_steps}{in_all}"

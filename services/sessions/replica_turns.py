@@ -62,7 +62,7 @@ class BrokenOffError(NotThereError):
 
 @dataclass(eq=False)
 class _Asked:
-    """A turn that a caller waits for; ``body`` is the same for equal turns."""
+    """A turn that a caller waits for. ``body`` has a placeholder as its id, so equal turns have equal bodies."""
 
     request: TurnRequest
     body: bytes

@@ -74,7 +74,7 @@ class RunCodeLoader:
             await self._pool.watch()
 
     async def start_workers(self, options: AgentOptions) -> None:
-        """Start the workers that a run needs, and wait until they are there. Code is loaded without them."""
+        """Start the workers that a run needs, and wait until they are there. Loading code does not need them."""
         if options.tools:
             self._needs_workers.set()
             await self._has_workers.wait()

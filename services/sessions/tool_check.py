@@ -29,7 +29,7 @@ class CheckedTools(BaseModel):
 
 
 def tool_check_router(check: Check) -> APIRouter:
-    """Return the router."""
+    """Build the router of ``POST /v1/tools/check``; ``check`` loads the tools."""
     router = APIRouter()
 
     @router.post(

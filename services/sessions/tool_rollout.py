@@ -29,7 +29,7 @@ from shared.messages import RETURNED_LIST, PlayedEnvironment
 from shared.turns import ChatMessage, TurnRefusedError
 
 _MAX_DEPTH = 100
-"""Of a call's arguments, which are encoded anew on their way to the tool."""
+"""Deepest nesting of a call's arguments, which are encoded again on their way to the tool."""
 CANNOT_BE_REBUILT = "its environment was lost with the replica that played it, and could not be rebuilt"
 
 

@@ -100,7 +100,7 @@ class Room:
         return min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def note(self, *, what: str, where: Path) -> None:
-        """Report that the disk is full."""
+        """Record that a write waits for space. Log it, at most once a minute, and tell users."""
         self._missing[what] = says = room_for(what, where)
         if time.monotonic() >= self._log_at:
             log.warning("the run waits for %s", says)
@@ -109,6 +109,6 @@ class Room:
             await self.tell(says)
 
     def found(self, what: str) -> None:
-        """Report that a write has succeeded."""
+        """Record that a write has succeeded, and log it if the write had waited for space."""
         if self._missing.pop(what, None) is not None:
             log.info("the disk has space again: %s was written", what)

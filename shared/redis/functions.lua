@@ -6,7 +6,7 @@
 --   withdraw    prompts -> nowhere       removes unsampled groups, fenced by the trainer's epoch
 --   hand_off    one stream -> the next   publish downstream (first result wins), ack upstream, delete what was recorded
 --   record      keeps a turn of a session, only for the consumer that still owns the group's entry
---   settle      ack and delete           fenced by the trainer's epoch
+--   ack         ack and delete           fenced by the trainer's epoch
 --   take_over   begins a new epoch       trainers with an older epoch are fenced
 --   require     sets the version generators must hold, fenced by the trainer's epoch
 --   write_run   writes fields of the run's record; a trainer's writes are fenced by its epoch
@@ -21,7 +21,7 @@
 -- Times are the server's clock. A clock step can cause healthy work to be reclaimed. That costs work, never
 -- correctness, because hand_off drops the second result of a group.
 --
--- A full server still runs these functions (allow-oom, no-writes): settle and withdraw, which make room; take_over,
+-- A full server still runs these functions (allow-oom, no-writes): ack and withdraw, which make room; take_over,
 -- write_run and require, which a trainer needs before it can make room, and which overwrite; ask, point and list_run,
 -- which pause, stop or start a run; bury, which moves what its reader must get past; renew, which keeps waiting
 -- consumers alive; and alive, which only reads.

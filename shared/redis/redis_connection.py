@@ -37,7 +37,7 @@ NO_ROOM = OutOfMemoryError
 BLOCK_S = 2.0
 """Longest blocking read. The socket timeout below is well above it."""
 MAX_CONNECTIONS = 16
-"""Of one client: a trainer's run API, a training rank, a rewarder, a generator replica. A call beyond it waits."""
+"""Most connections of one client, such as a rewarder or a generator replica. A further call waits for a free one."""
 _SOCKET_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 1.0

@@ -31,7 +31,7 @@ class Waiting(msgspec.Struct, frozen=True):
     """What a run waits for."""
 
     kind: WaitingKind
-    """For programs."""
+    """The kind of wait, for programs."""
     says: str
     """A sentence for people, to follow "waiting for"; empty if the run waits for nothing. Its wording may change."""
 

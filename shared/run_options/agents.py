@@ -95,7 +95,7 @@ class AgentOptions(Section):
 
     @property
     def agentic_option(self) -> str | None:
-        """The first option that makes it so."""
+        """The first option that makes this an agent run; None if none does."""
         return next((name for name in AGENTIC if getattr(self, name)), None)
 
     def environment_factories(self) -> dict[str | None, str]:

@@ -1,1 +1,1 @@
-"""What the two ends of a weight push agree on."""
+"""Both ends of a weight push use this: chunks, checksums, deltas, weight files, the NCCL group."""

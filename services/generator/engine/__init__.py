@@ -1,1 +1,1 @@
-"""Everything that knows vLLM."""
+"""Configures, starts and watches vLLM's engine, and samples from it."""

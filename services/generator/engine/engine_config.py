@@ -21,7 +21,7 @@ from shared.run_options.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 PROBE_PRIORITY = -1
-"""Before all requests, which have priority 0."""
+"""Priority of the probe: it comes before all requests, which have 0."""
 _SCHEDULERS = {
     True: "services.generator.engine.probe_scheduler.AsyncProbeScheduler",
     False: "services.generator.engine.probe_scheduler.ProbeScheduler",

@@ -23,7 +23,7 @@ from services.generator.engine import engine_failure
 from services.generator.engine.vllm_environment import PARENT
 
 _PLACES = ("GOMP_CPU_AFFINITY", "OMP_PLACES")
-"""By these, vLLM tells OpenMP the cores of an engine core, as numbers."""
+"""Variables in which vLLM tells OpenMP the cores of an engine core, as numbers."""
 
 
 def start() -> None:

@@ -30,7 +30,7 @@ from shared.serving.http_guard import problem
 
 
 def make_router(receiver: WeightReceiver) -> APIRouter:
-    """Return the weight routes of ``receiver``."""
+    """Build the router of the weight push; ``receiver`` does what its requests ask for."""
     router = APIRouter(prefix=WEIGHTS_PATH, route_class=_ProblemRoute, tags=["weights"])
 
     @router.get("")

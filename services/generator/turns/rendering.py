@@ -96,7 +96,7 @@ class TurnRenderer:
         return whole[min(special, default=0) :]
 
     def _behind_turn(self, request: TurnRequest) -> tuple[str, str]:
-        """Return the text behind the last recorded message, first as the last message and then with all messages."""
+        """Return what follows the last recorded message: if it is the last one, and if the others come after it."""
         *before, turn = request.messages[: request.num_recorded_messages]
         follow, mark = request.messages[request.num_recorded_messages :], uuid.uuid4().hex
         refusal = _refusal("the chat template leaves out assistant messages, so a conversation cannot be continued")

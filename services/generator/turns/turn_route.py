@@ -23,7 +23,7 @@ _RETRY_AFTER = {"Retry-After": "1"}
 
 
 def make_turn_router(desk: TurnDesk) -> APIRouter:
-    """Return the route that samples turns at ``desk``."""
+    """Build the router of ``POST /internal/v1/turns``; ``desk`` samples the turns."""
     router = APIRouter(tags=["turns"])
 
     @router.post(TURN_PATH, response_model=None)

@@ -97,7 +97,7 @@ class WorkerReports:
         return len(self._heard) == self._num_workers
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and delete the socket's directory."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._directory.cleanup()

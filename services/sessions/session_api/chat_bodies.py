@@ -36,7 +36,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    """The fields that are read."""
+    """The fields of OpenAI's chat completions request that a session reads."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None

@@ -57,7 +57,7 @@ class ToolChoice(msgspec.Struct):
 
 
 class MessagesRequest(msgspec.Struct):
-    """The fields that are read."""
+    """The fields of Anthropic's messages request that a session reads."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_tokens: Positive | None = None

@@ -46,7 +46,7 @@ class TextOptions(msgspec.Struct):
 
 
 class ResponsesRequest(msgspec.Struct):
-    """The fields that are read."""
+    """The fields of OpenAI's responses request that a session reads."""
 
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
     instructions: str | None = None

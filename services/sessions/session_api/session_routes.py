@@ -88,7 +88,7 @@ def _body(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class SessionRequest(BaseModel):
-    """Which run to open a session for."""
+    """Asks for a session of a run."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -112,7 +112,7 @@ class TokenCount(BaseModel):
 
 
 class SessionView(BaseModel):
-    """How far a session is."""
+    """The state of a session: its turns, its rows and, at its end, its reward."""
 
     id: str
     run_id: str
@@ -151,7 +151,7 @@ def add_session_routes(app: FastAPI, sessions: OpenSessions) -> None:
 
     @router.get(_SESSION, responses=_OVER)
     async def get_session(opened: Annotated[OpenSession, Depends(session_of)]) -> SessionView:
-        """Return how far a session is."""
+        """Return the state of a session."""
         return _view(opened)
 
     @router.get(f"{_SESSION}/models", responses=_OVER)
@@ -213,7 +213,7 @@ def _add_turn_route(
         response_model=None,
     )
     async def create_turn(opened: Annotated[OpenSession, Depends(session_of)], request: Request) -> Response:
-        """Return the next turn."""
+        """Sample the next turn of the conversation. A repeated request gets the recorded turn again."""
         require_json(request.headers.get("content-type", ""))
         with opened.asking():
             body = decode(await request.body(), protocol.request)

@@ -32,7 +32,7 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 _BodyT = TypeVar("_BodyT")
 _MAX_SHOWN = 50
 _MAX_DEPTH = 100
-"""Of a body. The JSON schemas of tools are the deepest parts of bodies."""
+"""Deepest nesting of a body. Its deepest parts are the JSON schemas of tools."""
 
 
 @dataclass(frozen=True)

@@ -38,11 +38,11 @@ from shared.user_code.worker_frames import Refused
 RESET, REWARD = "reset", "get_reward"
 """The methods that are not tools. They have TRL's names."""
 IMPORT = "importing its module"
-"""In the place of a method, only has the module imported."""
+"""Sent instead of a method's name: imports the module, and does nothing else."""
 STATE = "reading its public attributes"
-"""Asks for the public attributes in the place of a method. Messages name the step so."""
+"""Sent instead of a method's name: asks for the public attributes. Messages name the step so."""
 CLEAN_UP = "cleaning up"
-"""In the place of a method, has the environment freed and all clean-up code run: nothing is called after it."""
+"""Sent instead of a method's name, as the last call: frees the environment and runs its clean-up code."""
 
 
 class MethodCall(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from services.sessions.tools.tool_errors import ToolError, ToolLostError
 from shared.user_code.error_text import describe
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-"""Between two attempts to open a session; doubled after each."""
+"""Pauses between two attempts to open a session; doubled after each."""
 _MAX_SEED = 0x7FFFFFFF
 
 

@@ -20,7 +20,7 @@ from shared.user_code.limits import Limits, is_out_of_memory
 from shared.user_code.worker_frames import TaskAnswer
 
 _DEPTH = 4
-"""Of a list in a message of a completion."""
+"""Deepest nesting of a list in a message of a completion."""
 MAX_RESULT_CHARS = 1 << 18
 """Longest text of a result, about 64,000 tokens."""
 

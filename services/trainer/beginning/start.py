@@ -37,7 +37,7 @@ class ContinuedRows:
         self._cursor = cursor
 
     def row_at(self, admission_number: int) -> Row | StreamedRow:
-        """See PromptDataset."""
+        """Return the row of this admission number among the rows that the other run left."""
         return self._rows.row_at(self._cursor.row(admission_number))
 
 

@@ -36,7 +36,7 @@ class RowFormat:
     system_prompt: str | None
     prompt_as_message: bool
     environments: tuple[str, ...] = ()
-    """Of which each row names one; empty if rows do not choose."""
+    """Names of environments, of which each row chooses one; empty if rows do not choose."""
     may_lack_prompt: bool = False
     """Whether a row without a prompt has an empty message, to which its environment appends the task."""
 

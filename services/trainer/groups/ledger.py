@@ -1,4 +1,4 @@
-"""Records the outcome of every group: trained once, or dropped with a reason, never both, never twice.
+"""Records how every group ended: trained once, or dropped with a reason, never both, never twice.
 
     admitted = trained + dropped(reason) + in flight
 
@@ -31,7 +31,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Ledger:
-    """The outcome of each group, by admission number.
+    """How each group ended, by admission number.
 
     Args:
         admitted: Numbers below this one have been admitted.
@@ -43,13 +43,13 @@ class Ledger:
         self._dropped: dict[str, set[int]] = {}
 
     def record_trained(self, number: int) -> None:
-        """Record that the group is in the weights now. A second call is a bug and raises AssertionError."""
+        """Record that the weights contain the group. Raises AssertionError if it was settled before."""
         if self.is_settled(number):
             raise AssertionError(f"group {group_id(number)} was settled before; it must not be trained again")
         self._trained.add(number)
 
     def record_dropped(self, number: int, reason: str) -> None:
-        """Record that the group will never be trained. A group that is already settled keeps its outcome."""
+        """Record that the group will never be trained. A group that is already settled stays as it is."""
         if not self.is_settled(number):
             self._dropped.setdefault(reason, set()).add(number)
 

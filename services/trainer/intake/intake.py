@@ -29,7 +29,7 @@ class Intake:
     """The groups of one run, from admission to the ledger.
 
     Args:
-        ledger: The outcome of every group. Everything below shares it.
+        ledger: How every group ended. Everything below shares it.
         admission: Sends prompts.
         pace: Decides how many prompts to send.
         scored: The groups that came back.

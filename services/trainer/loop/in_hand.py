@@ -40,7 +40,7 @@ _MAX_CHARS = 2000
 
 
 class _Record(msgspec.Struct):
-    """The contents of the file."""
+    """The contents of ``in_hand.json``."""
 
     groups: list[Count] = []
     """Groups in hand now."""

@@ -2,7 +2,8 @@
 
 A push is due when the newest policy version was not pushed yet, or when a live generator does not hold it: a replica
 that starts late, or comes back, is bootstrapped without waiting for the next step. To find out, every replica is asked,
-which takes a good part of a second with hundreds of replicas. Asking is limited to a tenth of the time.
+which takes a good part of a second with hundreds of replicas. As long as it takes less than half a second, asking is
+limited to a tenth of the time.
 
 The prompt of the probe is the beginning of the data set, encoded for the model.
 """

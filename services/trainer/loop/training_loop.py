@@ -10,10 +10,10 @@
 
 Blocking: a batch waits for its groups and for stragglers (staleness.py). With one rank on a CPU, its gradients
 are computed while the weights of the last batch are pushed, and its optimizer step waits for that push; otherwise the
-gradients wait, too. A push has at most two attempts of push_timeout_s each. Groups are admitted, and evaluations begun,
-after the push, so that no older weights sample them. If evaluations decide which checkpoint is the best, a batch also
-waits for the evaluation and for the checkpoint of the weights that it measures. Nothing waits for watchers. While the
-loop waits, admitted groups go on being sampled; in a pause none is admitted.
+gradients wait, too. weight_sender.py has the deadlines of a push. Groups are admitted, and evaluations begun, after the
+push, so that no older weights sample them. If evaluations decide which checkpoint is the best, a batch also waits for
+the evaluation and for the checkpoint of the weights that it measures. Nothing waits for watchers. While the loop waits,
+admitted groups go on being sampled; in a pause none is admitted.
 
 Pushes and checkpoints begin only between batches. A crash within a batch repeats it from its beginning, and a request
 to end or pause the run waits for the end of the batch. Only SIGTERM does not wait for a push: a batch whose first step
@@ -87,7 +87,7 @@ class TrainingLoop:
 
     @property
     def ledger(self) -> Ledger:
-        """The outcome of every group so far."""
+        """How every group ended so far."""
         return self.intake.ledger
 
     @property

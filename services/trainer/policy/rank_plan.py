@@ -62,7 +62,7 @@ def plan_passes(
 
 
 _Row = tuple[int, int]
-"""Length and index."""
+"""A row's number of tokens, and its index."""
 
 
 def _balanced_bins(

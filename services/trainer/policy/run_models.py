@@ -32,7 +32,7 @@ from shared.run_options.run_config import RunConfig
 
 @dataclass(frozen=True, eq=False)
 class RunModels:
-    """The result of `load_models`."""
+    """The models of a run on one rank: the policy and, if the loss has a KL term, the reference."""
 
     policy: PolicyModule
     reference: Reference | None

@@ -71,11 +71,11 @@ class Build(msgspec.Struct, frozen=True, tag=True):
     model_dir_or_id: str
     total_steps: int
     bucket_bytes: int
-    """See weight_buckets.py."""
+    """Size at which a bucket of gathered weights is full, in bytes (weight_buckets.py)."""
 
 
 class Accumulate(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.accumulate with this rank's rows."""
+    """Add the gradients of this rank's rows (PolicyCore.accumulate)."""
 
     rows: list[PackedRow]
     plan: list[Pass]
@@ -85,30 +85,30 @@ class Accumulate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.score of this rank's rows."""
+    """Compute the logprobs of this rank's rows (PolicyCore.score)."""
 
     rows: list[PackedRow]
     plan: list[Pass]
 
 
 class ScoreProbe(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.probe; every rank computes all of it."""
+    """Compute the logprobs of the probe, all of it on every rank (PolicyCore.probe)."""
 
     token_ids: list[int]
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.step."""
+    """Make an optimizer step with the accumulated gradients (PolicyCore.step)."""
 
     total_steps: int | None = None
 
 
 class GradNorm(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.grad_norm."""
+    """Compute the norm of the accumulated gradients (PolicyCore.grad_norm)."""
 
 
 class Discard(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.discard."""
+    """Discard what was accumulated since the last step (PolicyCore.discard)."""
 
 
 class GatherBucket(msgspec.Struct, frozen=True, tag=True):
@@ -118,25 +118,25 @@ class GatherBucket(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeginSave(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.begin_save."""
+    """Begin to write this rank's part of the state (PolicyCore.begin_save)."""
 
     directory: str
 
 
 class LoadState(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.load_state."""
+    """Restore the state of a checkpoint (PolicyCore.load_state)."""
 
     directory: str
 
 
 class BeginFrom(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.begin_from."""
+    """Begin with the state of another run's checkpoint (PolicyCore.begin_from)."""
 
     directory: str
 
 
 class TakeWeights(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.take_weights."""
+    """Take only the weights of a checkpoint (PolicyCore.take_weights)."""
 
     directory: str
 

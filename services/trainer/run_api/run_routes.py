@@ -171,7 +171,7 @@ def _is_stopping(run_id: str) -> Problem:
 
 
 async def after_change(api: TrainerApi, run_id: str) -> RunDetail:
-    """Return the run as it is after a change."""
+    """Read a run again after a change. A run that is gone is a 404."""
     record = await api.store.get(run_id)
     if record is None:
         raise no_such_run(run_id)

@@ -80,7 +80,7 @@ class UploadedFile(BaseModel):
 
 
 class Upload(BaseModel):
-    """An upload."""
+    """An upload, and how much of each of its files has arrived."""
 
     upload_id: str = Field(description="Names the content: the same files have the same id")
     path: str = Field(description="The directory that a run may name once the upload is complete")

@@ -22,11 +22,11 @@ from shared.run_options.run_config import RunConfig
 MAX_COUNTED = 1000
 """Number of prompts of a data set to tokenise: those with the fewest bytes."""
 _BYTES_PER_PROMPT_TOKEN = 5
-"""In a message, for each completion: 4 for the id, 1 for the mask."""
+"""Bytes of a prompt's token in a message, for each completion: 4 for the id, 1 for the mask."""
 _MAX_CHARACTERS = 1_000_000
-"""Of a text to tokenise. The tokens of its beginning are a lower bound too."""
+"""Most characters of a text to tokenise. The tokens of its beginning are a lower bound too."""
 _MAX_COUNTED_BYTES = 10_000_000
-"""Of all prompts that are tokenised to count those that are too long."""
+"""Most bytes of all prompts that are tokenised to count those that are too long."""
 
 _MAX_COMPARED, _MAX_COMPARED_CHARACTERS = 100, 10_000
 """Prompts, and characters of each text in them, that are compared with the vocabulary."""

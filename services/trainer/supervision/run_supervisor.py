@@ -133,7 +133,7 @@ class RunSupervisor:
         return current
 
     async def _first_queued(self) -> RunRecord | None:
-        """Return the run that has waited longest and was not asked to pause."""
+        """Return the oldest queued run that is asked to run. Stop those before it that are asked to stop."""
         for record in await self._store.queued():
             if record.desired == "stop":
                 await self._stop_queued(record)

@@ -8,9 +8,10 @@
       checkpoint                                                     trained --> settled
 
 The services pass no trace context. A group carries stamps anyway, and when a checkpoint contains it, its spans are made
-here from those past times, by the clocks of the replicas that made the stamps. Groups that were dropped before scoring
-have no trace, and neither do groups whose trainer died before its checkpoint. Tracing can neither stop nor slow down
-the run: spans that the collector does not accept are dropped, and an error of the SDK turns tracing off.
+here from those past times, by the clocks of the replicas that made the stamps. ``settled`` is when the group was acked.
+Groups that were dropped before scoring have no trace, and neither do groups whose trainer died before its checkpoint.
+Tracing can neither stop nor slow down the run: spans that the collector does not accept are dropped, and an error of
+the SDK turns tracing off.
 
 Setting OTEL_EXPORTER_OTLP_ENDPOINT turns it on. The SDK reads this and its other variables itself.
 """

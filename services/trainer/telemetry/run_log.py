@@ -4,7 +4,7 @@
     run_dir/rollouts/step_00000012.jsonl  one line per rollout trained in that step
     run_dir/evaluations.jsonl             one line per evaluation, with the step it began at
     run_dir/evaluations/step_00000010.jsonl   one line per rollout of that evaluation
-    run_dir/settled.jsonl                 one line per checkpoint: the groups it settled
+    run_dir/settled.jsonl                 one line per checkpoint: the groups that were acked after it
     run_dir/pushes.jsonl                  one line per weight push: its cost, replicas that have it, failures
     headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
 

@@ -25,9 +25,9 @@ MIN_BATCHES, MAX_BATCHES = 5, 10
 _MAX_LINES = 100
 """Lines to read, or more if they would hold fewer than MIN_BATCHES batches, which have many optimizer steps then."""
 _STARVED, _BOTH_WAIT = 0.5, 0.2
-"""Shares of the trainer's time."""
+"""Shares of the trainer's time above which a warning is given."""
 _NOTHING_AHEAD, _TRUNCATED, _FAILED, _DROPPED = 0.8, 0.5, 0.1, 0.9
-"""Shares of batches, completions, completions and groups."""
+"""Shares of batches, completions, completions and groups above which a warning is given."""
 
 
 @dataclass(frozen=True)

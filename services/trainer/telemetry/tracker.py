@@ -62,7 +62,7 @@ def _report(tracker: Tracker, line: dict[str, Any]) -> None:
 
 
 def _end_after(parent: int) -> None:
-    """End this process a while after its parent, because a library may wait for a network forever."""
+    """End this process ``_MAX_FINISH_S`` after its parent: a library may wait for the network forever."""
     while os.getppid() == parent:
         time.sleep(1)
     time.sleep(_MAX_FINISH_S)

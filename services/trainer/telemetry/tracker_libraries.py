@@ -25,11 +25,11 @@ class Tracker(Protocol):
     """Whether it can remove reports after the step that a run resumed from."""
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Report metrics."""
+        """Send the metrics of a step or of an evaluation."""
         ...
 
     def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Report completions."""
+        """Send a table of completions."""
         ...
 
     def finish(self) -> None:
