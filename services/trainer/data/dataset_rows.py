@@ -5,8 +5,9 @@
 Errors of the libraries end here: every problem with a file or a name becomes a sentence for the user.
 """
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -61,12 +62,9 @@ def load_builder(source: DatasetSource, field: str) -> Any:
         UserError: It does not exist, cannot be read, or has files outside it.
     """
     import datasets
-    from datasets.exceptions import DatasetsError
 
-    try:
+    with in_words(source, field):
         builder: Any = cast(Any, datasets).load_dataset_builder(source.path, source.name)
-    except (OSError, ValueError, DatasetsError) as error:
-        raise _not_loaded(source, error, field) from error
     _require_own_files(source, builder, field)
     return builder
 
@@ -89,34 +87,48 @@ def without_media(features: Any) -> Any:
     return features
 
 
+@contextlib.contextmanager
+def in_words(source: DatasetSource, field: str) -> Iterator[None]:
+    """Raise every error of ``datasets`` as a UserError. Its readers and clients raise errors of many kinds."""
+    try:
+        yield
+    except Exception as error:
+        raise _not_loaded(source, error, field) from error
+
+
 def _not_loaded(source: DatasetSource, error: Exception, field: str) -> UserError:
     """Return the sentence for an error of ``datasets``. It names the known splits."""
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
+    said = str(error) or type(error).__name__
+    if isinstance(error, DatasetNotFoundError) and "gated" in said:
+        return UserError(
+            f"the dataset {source.path!r} is gated; accept its terms on the hub, and give the trainer a token in "
+            "HF_TOKEN",
+            field=field,
+        )
     if isinstance(error, DatasetNotFoundError):
         return UserError(
             f"{source.path!r} is neither a file nor a dataset on the Hugging Face Hub that this machine can read; a "
-            f"file must end in {', '.join(LOCAL_SUFFIXES)}",
+            f"file must end in {', '.join(LOCAL_SUFFIXES)}, and a private dataset needs a token in HF_TOKEN",
             field=field,
         )
+    if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
+        said = f"{said}: {str(error.__cause__).partition(chr(10))[0]}"
     no_file = "" if "/" in source.path else f"the trainer has no file or directory {source.path}, and "
-    return UserError(f"{no_file}the dataset {source.path!r} could not be loaded: {error}", field=field)
+    return UserError(f"{no_file}the dataset {source.path!r} could not be loaded: {said}", field=field)
 
 
 class _Hub:
     """A split of a dataset on the Hugging Face Hub, or of a directory that ``datasets`` can read."""
 
     def __init__(self, source: DatasetSource, field: str) -> None:
-        from datasets.exceptions import DatasetsError
-
         self._name = source.path
         self._split = source.split
         builder = load_builder(source, field)
-        try:
+        with in_words(source, field):
             builder.download_and_prepare()
             rows: Any = builder.as_dataset(split=self._split)
-        except (OSError, ValueError, DatasetsError) as error:
-            raise _not_loaded(source, error, field) from error
         rows.info.features = without_media(rows.features)
         self._rows = rows
 

@@ -158,13 +158,11 @@ class _Hub:
     """A split of a dataset on the Hugging Face Hub, or of a directory that ``datasets`` can read."""
 
     def __init__(self, source: DatasetSource, field: str) -> None:
-        from datasets.exceptions import DatasetsError
-
         self._name, self._split = source.path, source.split
         builder = load_builder(source, field)
         try:
             rows: Any = builder.as_streaming_dataset(split=source.split)
-        except (OSError, ValueError, NotImplementedError, DatasetsError) as error:
+        except Exception as error:
             raise UserError(f"the dataset {self._name!r} cannot be streamed: {error}", field=field) from error
         self._rows = rows.decode(False).cast(without_media(rows.features)) if rows.features else rows
 

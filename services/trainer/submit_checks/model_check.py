@@ -74,13 +74,19 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
         from huggingface_hub.errors import (
             GatedRepoError,
             HfHubHTTPError,
+            HFValidationError,
             RepositoryNotFoundError,
             RevisionNotFoundError,
         )
 
         in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *http_errors())
         try:
-            info = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=timeout_s)
+            hub = HfApi(endpoint=endpoint)
+            info = hub.model_info(name, revision=revision, timeout=timeout_s)
+            if info.gated:  # anybody may read its description, but not its files
+                hub.auth_check(name)
+        except HFValidationError as error:
+            raise UserError(f"{name} cannot be a Hugging Face id: {error}", field="model") from error
         except GatedRepoError as error:
             raise UserError(
                 f"{name} is gated; accept its terms on the hub and give the trainer a token in HF_TOKEN", field="model"

@@ -154,6 +154,9 @@ def test_a_split_of_a_dataset_is_read_like_a_file(monkeypatch: pytest.MonkeyPatc
     ("error", "said"),
     [
         (DatasetNotFoundError("no"), "neither a file nor a dataset on the Hugging Face Hub"),
+        (DatasetNotFoundError("Dataset 'owner/name' is a gated dataset on the Hub."), "accept its terms on the hub"),
+        (RuntimeError("Dataset scripts are no longer supported"), "could not be loaded: Dataset scripts are no longer"),
+        (KeyError(), "could not be loaded: KeyError"),
         (ValueError("Unknown split 'tain'. Should be one of ['train']."), "Unknown split 'tain'"),
         (ConnectionError("no route"), "could not be loaded: no route"),
         (DatasetGenerationError("torn"), "could not be loaded: torn"),
@@ -168,6 +171,14 @@ def test_whatever_the_hub_says_becomes_a_sentence(monkeypatch: pytest.MonkeyPatc
         open_dataset(config("owner/name"))
     assert said in str(caught.value)
     assert caught.value.field == "dataset_name"
+
+
+def test_the_error_of_a_torn_file_in_a_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"prompt": "a"}\n{"prompt": ')
+    with pytest.raises(UserError, match=r"could not be loaded: An error occurred .*: .*JSON"):
+        open_dataset(config(str(tmp_path / "data")))
 
 
 def test_a_name_without_a_slash_may_be_a_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,10 @@ pytest.importorskip("huggingface_hub")
 ANSWERS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "/api/models/org/good": (200, "", {"config": {"model_type": "qwen3"}, "siblings": [{"rfilename": "config.json"}]}),
     "/api/models/org/data": (200, "", {"siblings": [{"rfilename": "rows.csv"}]}),
-    "/api/models/org/gated": (403, "GatedRepo", {}),
+    "/api/models/org/gated": (200, "", {"gated": "manual", "config": {"model_type": "llama"}}),
+    "/api/models/org/gated/auth-check": (403, "GatedRepo", {}),
+    "/api/models/org/opened": (200, "", {"gated": "auto", "config": {"model_type": "llama"}}),
+    "/api/models/org/opened/auth-check": (200, "", {}),
     "/api/models/org/none": (404, "RepoNotFound", {}),
     "/api/models/org/good/revision/v9": (404, "RevisionNotFound", {}),
     "/api/models/org/down": (400, "", {}),
@@ -55,6 +58,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
 
 def test_an_existing_model_is_described(lookup: HubLookup) -> None:
     assert lookup("org/good", None)["model_type"] == "qwen3"
+    assert lookup("org/opened", None)["model_type"] == "llama", "its terms were accepted"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,9 @@ def test_an_existing_model_is_described(lookup: HubLookup) -> None:
         ("org/gated", None, "model", "accept its terms"),
         ("org/good", "v9", "model_revision", "has no revision 'v9'"),
         ("org/data", None, "model", "no config.json on the hub"),
+        ("models--org--good", None, "model", "cannot be a Hugging Face id: .*models--org--good"),
+        ("org/good.git", None, "model", "cannot be a Hugging Face id"),
+        ("good-", None, "model", "cannot be a Hugging Face id"),
     ],
 )
 def test_a_model_that_cannot_be_had_is_refused(
