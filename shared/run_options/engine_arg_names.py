@@ -7,7 +7,7 @@ tests/generator/engine/test_engine_arg_names.py compares with vLLM. The lists ar
 from typing import Final
 
 RUN_ENGINE_ARGS: Final = frozenset({
-    "enable_return_routed_experts", "return_sampling_mask", "served_model_name", "kv_cache_dtype", "max_model_len",
+    "enable_return_routed_experts", "served_model_name", "kv_cache_dtype", "max_model_len",
     "cudagraph_capture_sizes", "max_cudagraph_capture_size", "ir_op_priority", "pipeline_parallel_size",
     "distributed_timeout_seconds", "cpu_distributed_timeout_seconds", "tensor_parallel_size",
     "prefill_context_parallel_size", "decode_context_parallel_size", "dcp_comm_backend", "dcp_q_replicate",

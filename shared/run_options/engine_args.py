@@ -56,6 +56,7 @@ RESERVED_ENGINE_ARGS = {
     "override_generation_config": "only the run's sampling settings count",
     "watermark_config": "a watermark changes the samples, and the recorded logprobs do not show it",
     "enable_trace_replay": _TRUTH,
+    "return_sampling_mask": "it needs a top_k in every request, and the probe after a push has none",
     "weight_transfer_config": "weight_transport and the run's push settings decide it",
     "worker_extension_cls": "the weight push has its own extension",
     "scheduling_policy": "the probe after a push comes before everything else",

@@ -93,7 +93,7 @@ class GenerationOptions(Section):
     # Generation
     num_generations: int = Field(default=8, ge=2, le=1024, description="Completions per prompt")
     max_completion_length: int = Field(default=512, ge=1, description="Most tokens in a completion")
-    temperature: float = Field(default=1.0, gt=0, le=10)
+    temperature: float = Field(default=1.0, ge=0.01, le=2, description="From 0.01 to 2, as vLLM samples no others")
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, description="0 turns it off")
     min_p: float = Field(default=0.0, ge=0, le=1)

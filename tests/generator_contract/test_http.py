@@ -177,5 +177,10 @@ async def test_an_option_means_the_same_in_generation_kwargs_and_beside_them(
                 assert refused.status_code == 422, (body, refused.text)
                 assert refused.headers["content-type"] == "application/problem+json"
                 assert next(iter(wrong)) in refused.json()["detail"]
+        biased = {"prompts": ["a"], "max_tokens": 2, "generation_kwargs": {"logit_bias": {"5": 100}}}
+        assert (await client.post("/v1/generate", json=biased)).status_code == 200
+        biased["generation_kwargs"] = {"logit_bias": {"five": 100}}
+        refused = await client.post("/v1/generate", json=biased)
+        assert (refused.status_code, "token ids and numbers" in refused.json()["detail"]) == (422, True)
         malformed = await client.post("/v1/generate", content=b"{\xff", headers={"content-type": "application/json"})
         assert (malformed.status_code, malformed.json()["type"]) == (400, "/problems/malformed-json")

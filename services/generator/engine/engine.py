@@ -152,9 +152,9 @@ class Engine:
 
         arguments = sampling_arguments(config, num_completions=num_completions)
         arguments["max_tokens"] = max_tokens
-        params = SamplingParams(**arguments)
         final: Any = None
         try:
+            params = SamplingParams(**arguments)
             # Of a prompt that is only ids, vLLM would first make this form in a thread.
             prompt = tokens_input(list(prompt_ids))
             async for output in self.client.generate(prompt, params, request_id, lora_request=self.lora_request):

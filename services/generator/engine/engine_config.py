@@ -27,6 +27,8 @@ _SCHEDULERS = {
     False: "services.generator.engine.probe_scheduler.ProbeScheduler",
 }
 
+_MAX_LISTED_TOKENS, _MAX_STOP_TOKENS = 1024, 128
+"""Of vLLM's GPU runner: tokens that are allowed or have a bias, and tokens that end a completion."""
 _REFUSALS = (ValueError, TypeError, OSError, RuntimeError, AssertionError, LookupError, ImportError, AttributeError)
 """vLLM has no common exception for refused arguments: any of these may mean a refusal."""
 
@@ -143,14 +145,51 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
             vllm_config.model_config,
             vllm_config.speculative_config,
             vllm_config.structured_outputs_config,
-            tokenizers.cached_tokenizer_from_config(vllm_config.model_config),
+            tokenizer := tokenizers.cached_tokenizer_from_config(vllm_config.model_config),
         )
+        check_limits(params, tokenizer, max_model_len=vllm_config.model_config.max_model_len)
     except (VLLMError, *_REFUSALS) as error:
         is_regex = config.vllm_structured_outputs_regex is not None
         field = "vllm_structured_outputs_regex" if is_regex else "generation_kwargs"
         raise UserError(f"vLLM refuses these sampling settings: {what_it_says(error)}", field=field) from error
     if config.is_agentic:
         check_tool_call_parser(config.parser_of_tool_calls())
+
+
+def check_limits(params: Any, tokenizer: Any, *, max_model_len: int) -> None:
+    """Check a request for what vLLM's GPU runner would find only in a step, where an error ends the engine.
+
+    Args:
+        params: SamplingParams. ``max_tokens`` above ``max_model_len`` is lowered.
+        tokenizer: The engine's.
+        max_model_len: Most tokens of a sequence.
+
+    Raises:
+        VLLMValidationError: The engine cannot take these options.
+    """
+    from vllm import envs
+    from vllm.exceptions import VLLMValidationError
+
+    def require(number: int, most: int, name: str, what: str) -> None:
+        if number > most:
+            raise VLLMValidationError(f"{name}: {what}, and the engine takes {most}", parameter=name)
+
+    if params.max_tokens is not None:
+        params.max_tokens = min(params.max_tokens, max_model_len)
+    require(params.min_tokens, max_model_len, "min_tokens", f"{params.min_tokens} tokens")
+    if params.seed is not None and not -(1 << 63) <= params.seed < 1 << 63:
+        raise VLLMValidationError("seed: it must be a signed number of 64 bits", parameter="seed")
+    for name in ("allowed_token_ids", "logit_bias"):
+        count = len(getattr(params, name) or ())
+        require(count, _MAX_LISTED_TOKENS, name, f"{count} tokens")
+    if params.min_tokens:
+        # The model's own ends of sequence, of which there are a few, are added to them.
+        count = len(params.stop_token_ids or ())
+        require(count, _MAX_STOP_TOKENS - 16, "stop_token_ids", f"{count} tokens beside min_tokens")
+    if params.bad_words:
+        params.update_from_tokenizer(tokenizer)
+        count = sum(map(len, params.bad_words_token_ids))
+        require(count, envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS, "bad_words", f"{count} tokens in all")
 
 
 def check_tool_call_parser(name: str) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol, Self
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 from starlette.exceptions import HTTPException
 
 from services.generator.hang_up import HUNG_UP, unless_hung_up
@@ -48,6 +48,8 @@ _SAMPLING = frozenset({"repetition_penalty", "temperature", "top_p", "top_k", "m
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 """``fail_fast``: only the first of many errors is reported."""
 _MAX_PROBLEMS = 10
+_BIAS = TypeAdapter(dict[int, float])
+"""The keys of a JSON object are text."""
 
 
 class GenerateRequest(BaseModel):
@@ -88,6 +90,11 @@ class GenerateRequest(BaseModel):
         except ValidationError as error:  # its text would repeat the client's input
             wrong = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors(include_input=False))
             raise ValueError("; ".join(wrong)) from None
+        if options and "logit_bias" in options:
+            try:
+                return options | {"logit_bias": _BIAS.validate_python(options["logit_bias"])}
+            except ValidationError:
+                raise ValueError("logit_bias: write a table of token ids and numbers") from None
         return options
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.generator.engine.engine import Engine
+from services.generator.engine.engine_config import check_limits
 from services.generator.engine.output_gate import UnverifiedError
 from services.generator.policy_api.generate_route import GENERATE_PATH, make_generate_app
 from services.generator.policy_api.policy_sampler import PolicySampler
@@ -152,7 +153,7 @@ async def make_handlers(engine: Engine) -> ASGIApp:
 
 
 class _Client:
-    """AsyncLLM for requests of API clients: sets their adapter and priority, and refuses a seed on CPU."""
+    """AsyncLLM for requests of API clients: sets their adapter and priority, and refuses what would end the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._client = engine.client
@@ -167,6 +168,9 @@ class _Client:
 
         if current_platform.is_cpu() and sampling_params.seed is not None:
             raise VLLMValidationError("seed is not supported on CPU, where it would crash the engine", parameter="seed")
+        check_limits(
+            sampling_params, self._client.get_tokenizer(), max_model_len=self._client.model_config.max_model_len
+        )
         kwargs["lora_request"] = self._lora_request
         # A request may set another priority in its body or a header, to run before the probe after a push and before
         # all training requests.

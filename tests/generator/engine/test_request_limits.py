@@ -1,0 +1,66 @@
+"""Requests that would end vLLM's GPU engine are refused before it sees them. No engine is started."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from services.generator.engine.engine_config import check_limits
+from tests.generator.test_generation import a_config
+from tests.generator.turns.chat_models import QWEN_3, make_tokenizer
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(autouse=True)
+def _vllm(vllm_environment: None) -> None:
+    """Have vLLM import without a GPU."""
+
+
+def check(**options: Any) -> Any:
+    from vllm.sampling_params import SamplingParams
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    params = SamplingParams(**options)
+    check_limits(params, get_cached_tokenizer(make_tokenizer(QWEN_3)), max_model_len=100)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("seed", {"seed": 1 << 63}),
+        ("seed", {"seed": -(1 << 63) - 1}),
+        ("min_tokens", {"min_tokens": 101, "max_tokens": 1000}),
+        ("allowed_token_ids", {"allowed_token_ids": [*range(1025)]}),
+        ("logit_bias", {"logit_bias": dict.fromkeys(range(1025), 1.0)}),
+        ("stop_token_ids", {"min_tokens": 1, "stop_token_ids": [*range(113)]}),
+        ("bad_words", {"bad_words": [f"{letter}{'x' * 100}" for letter in "abcdefghijk"]}),
+    ],
+)
+def test_what_would_end_the_engine_is_refused_by_its_name(name: str, options: dict[str, Any]) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match=f"^{name}: "):
+        check(**options)
+
+
+def test_ordinary_requests_pass_and_no_completion_is_longer_than_the_context() -> None:
+    assert check(max_tokens=3_000_000_000).max_tokens == 100
+    assert check(max_tokens=None).max_tokens is None
+    check(seed=(1 << 63) - 1, allowed_token_ids=[*range(1024)], logit_bias={5: 100.0}, bad_words=["a", "bc"])
+    check(stop_token_ids=[*range(1000)])
+
+
+async def test_options_that_vllm_refuses_cost_the_group_and_not_the_engine(tiny_model: Path) -> None:
+    from services.generator.engine.engine import Engine
+    from shared.errors import MessageError
+
+    engine = Engine.__new__(Engine)
+    engine.client = SimpleNamespace(weights_label="0")  # it is asked for no more
+    config = a_config(tiny_model).model_copy(update={"temperature": 3.0})
+    with pytest.raises(MessageError, match="temperature must be in"):
+        await engine.complete([5, 6], num_completions=2, config=config, request_id="a")
