@@ -62,8 +62,9 @@ class ChartRedis:
         return done.returncode, done.stderr
 
     @contextlib.asynccontextmanager
-    async def as_user(self, user: str, password: str | None = None) -> AsyncGenerator[Redis]:
-        client = connect(f"redis://{user}:{password or f'content-of-redis-password-{user}'}@127.0.0.1:{self.port}/0")
+    async def as_user(self, user: str, password: str | None = None, *, database: int = 0) -> AsyncGenerator[Redis]:
+        password = password or f"content-of-redis-password-{user}"
+        client = connect(f"redis://{user}:{password}@127.0.0.1:{self.port}/{database}")
         try:
             yield client
         finally:

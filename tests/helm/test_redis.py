@@ -30,8 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartRedis]:
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_every_service_gets_through_its_start(service: str, server: ChartRedis) -> None:
-    async with server.as_user(service) as redis:
-        await wait_until_ready(redis, timeout_s=START_S)
+    for database in (0, 3):  # of a server of the operator's own, with the same rules
+        async with server.as_user(service, database=database) as redis:
+            await wait_until_ready(redis, timeout_s=START_S)
 
 
 async def test_a_run_is_made_led_and_forgotten(server: ChartRedis, run_config: RunConfig, tmp_path: Path) -> None:

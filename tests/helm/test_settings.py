@@ -324,9 +324,14 @@ def test_credentials_of_a_bucket_and_of_the_hub_are_files() -> None:
         assert mounted["/run/secrets/headrace-hub"]["volume"]["secret"]["secretName"] == "hub"
         assert variables["HF_TOKEN_PATH"] == "/run/secrets/headrace-hub/token"
     assert "/run/secrets/headrace-store" not in mounts(found["rewarder"])
-    assert not {"/run/secrets/headrace-store", "/run/secrets/headrace-hub"} & mounts(found["sessions"]).keys(), (
-        "tools could read them, and no model is loaded there"
-    )
+    for workload in ("rewarder", "sessions"):
+        assert not {"/run/secrets/headrace-store", "/run/secrets/headrace-hub"} & mounts(found[workload]).keys(), (
+            "users' code could read them, and no model is loaded there"
+        )
+        assert "HF_TOKEN_PATH" not in environment(found[workload], pod="p")
+    with_models = workloads(render({"rewarder": {"gpus": 1}, "hub": {"tokenSecret": "hub"}}))["rewarder"]
+    assert "/run/secrets/headrace-hub" in mounts(with_models)
+    assert environment(with_models, pod="p")["HF_TOKEN_PATH"] == "/run/secrets/headrace-hub/token"
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)

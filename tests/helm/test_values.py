@@ -97,6 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"generator": {"engineArgs": {"gpu_memory_utilization": 90}}}, "gpu_memory_utilization': maximum"),
     ({"trainer": {"multiNode": {"nodes": 2}}}, "set storage.runs.accessMode to ReadWriteMany"),
+    ({"trainer": {"multiNode": {"nodes": 2}}, "fullnameOverride": "a" * 40}, "-trainer-node: set fullnameOverride to a"),
     (
         {
             "trainer": {"multiNode": {"nodes": 2}},
@@ -424,6 +425,7 @@ def test_the_notes_warn_of_what_is_left_open() -> None:
     gateway = {"gateway": {"enabled": True, "parentRefs": [{"name": "public"}]}, **registry}
     assert "WARNING: networkPolicy.apiFrom names only pods" in notes(gateway)
     assert "WARNING" not in notes({**gateway, **opened})
+    assert "WARNING" not in notes({**gateway, "networkPolicy": {"apiFrom": [{"namespaceSelector": {}}]}}), "all of them"
     lost = {**registry, "storage": {"runs": {"emptyDir": True}}, "redis": {"persistence": {"emptyDir": True}}}
     assert "WARNING: storage.runs and redis.persistence have emptyDir: true" in notes(lost)
 

@@ -165,6 +165,9 @@ def test_the_rule_for_prometheus_adapter_answers_an_hpa_of_the_namespace() -> No
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert rule["name"]["as"] == values["generator"]["autoscaling"]["hpaMetricName"]
     assert rule["resources"] == {"overrides": {"namespace": {"resource": "namespace"}}}
+    # Without a run there is no depth: the replicas would stay as they are, and the GPUs held.
+    assert rule["seriesQuery"] == "headrace_rank_up"
+    assert rule["metricsQuery"].endswith(" or 0 * sum(headrace_rank_up{<<.LabelMatchers>>})")
 
 
 def test_the_ingress_leads_only_to_the_run_api(everything: list[Object]) -> None:

@@ -83,7 +83,7 @@
 {{- if not .root.Values.hub.enabled }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
-{{- if .root.Values.hub.tokenSecret }}
+{{- if include "headrace.hasHubToken" . }}
 - {name: HF_TOKEN_PATH, value: /run/secrets/headrace-hub/token}
 {{- end }}
 {{- end -}}

@@ -163,7 +163,8 @@ replicas: {{ $replicas }}
 
 {{/* Not empty for components with the hub's token. Sessions load no model. Takes a dict of root and component. */}}
 {{- define "headrace.hasHubToken" -}}
-{{- if ne .component "sessions" -}}{{- .root.Values.hub.tokenSecret -}}{{- end -}}
+{{- $loadsNone := or (eq .component "sessions") (and (eq .component "rewarder") (eq (int .root.Values.rewarder.gpus) 0)) -}}
+{{- if not $loadsNone -}}{{- .root.Values.hub.tokenSecret -}}{{- end -}}
 {{- end -}}
 
 {{/* The certificate, its key and its CA; only the CA for components without an HTTP server. Takes a dict of root and component. */}}

@@ -14,6 +14,9 @@
 {{- if not (regexMatch "^[a-z][-a-z0-9]*$" $name) }}
 {{ printf "the names of all Services would begin with %s, but such a name must begin with a letter and have only lower-case letters, digits and -: set fullnameOverride to a valid name" $name }}
 {{- end }}
+{{- if and (gt (int .Values.trainer.multiNode.nodes) 1) (gt (len $name) 39) }}
+{{ printf "%s has more than 39 characters: with trainer.multiNode.nodes above 1, Kubernetes could not label the pods of %s-trainer-node: set fullnameOverride to a shorter name" $name $name }}
+{{- end }}
 {{- end -}}
 
 {{- define "headrace.problems.gpus" -}}
