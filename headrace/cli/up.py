@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.addresses import redis_address
 from headrace.known_keys import secret_of
-from headrace.local import launcher, process_table
+from headrace.local import cpu_placement, launcher, process_table
 from headrace.local.detached import start_detached, wait_until_up
 from headrace.local.service_specs import UpSettings
 from headrace.local.state_dir import StateDir, choose_state_dir
@@ -47,6 +47,11 @@ def up(arguments: argparse.Namespace) -> int:
     if missing := [name for name in ("fastapi", "uvicorn") if not _is_installed(name)]:
         extras = install_extras("trainer", "rewarder", "sessions")
         raise UserError(f"`headrace up` needs {' and '.join(missing)}; install with {extras}")
+    if unused := cpu_placement.num_unused_gpus(os.environ):
+        say(
+            f"note: the CPU build of torch is installed here, so no GPU of this machine ({unused} visible) will be used; "
+            "docs/installing.md says how to install for GPUs"
+        )
     if arguments.detach:
         return _up_detached(settings)
     return launcher.run(settings, say=say)

@@ -7,10 +7,12 @@ Without placement, both start one thread per core and wait for each other. Measu
 up to a hundred times longer than with its own core.
 """
 
+import importlib.metadata
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+
+from shared.gpus import num_gpus
 
 WORKER_CORES = "VLLM_CPU_OMP_THREADS_BIND"
 RANK_CORES = "HEADRACE_RANK_CPUS"
@@ -19,10 +21,17 @@ _MAX_RANK_THREADS = 8
 
 
 def has_gpu(environment: Mapping[str, str]) -> bool:
-    """Return whether CUDA can use a device, without importing torch."""
-    if environment.get("CUDA_VISIBLE_DEVICES", "unset") in ("", "-1"):
-        return False
-    return any(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
+    """Return whether the services can use a GPU, without importing torch."""
+    return num_gpus(environment) > 0 and not num_unused_gpus(environment)
+
+
+def num_unused_gpus(environment: Mapping[str, str]) -> int:
+    """Return how many GPUs are visible that cannot be used, because the CPU build of torch is installed."""
+    try:
+        is_cpu_build = importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        is_cpu_build = False
+    return num_gpus(environment) if is_cpu_build else 0
 
 
 def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headrace.local.cpu_placement import has_gpu, place
+from headrace.local.cpu_placement import has_gpu, num_unused_gpus, place
 
 pytestmark = pytest.mark.unit
 
@@ -56,3 +56,14 @@ def test_only_the_cores_this_process_may_use_are_given_out() -> None:
 @pytest.mark.parametrize("hidden", ["", "-1"])
 def test_a_hidden_gpu_is_none(hidden: str) -> None:
     assert not has_gpu({"CUDA_VISIBLE_DEVICES": hidden})
+
+
+@pytest.mark.parametrize(("build", "is_used"), [("2.13.0+cpu", False), ("2.13.0", True), ("2.13.0+cu130", True)])
+def test_the_cpu_build_of_torch_uses_no_gpu(build: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(_: str) -> str:
+        return build
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    visible = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert has_gpu(visible) is is_used
+    assert num_unused_gpus(visible) == (0 if is_used else 2)

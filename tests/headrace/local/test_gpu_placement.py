@@ -38,6 +38,19 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def test_with_the_cpu_build_of_torch_no_service_sees_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(_: str) -> str:
+        return "2.13.0+cpu"
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setattr("importlib.metadata.version", version)
+    settings, state = UpSettings(tmp_path / "state"), StateDir(tmp_path / "state")
+    state.make()
+    with contextlib.closing(hold_ports(api_port=None, metrics_port=0, num_generators=1)) as ports:
+        specs = service_specs(settings, state, keys=state.keys(), ports=ports, redis_url="redis://127.0.0.1:1/0")
+    assert {spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs} == {""}
+
+
 def test_on_one_gpu_the_engine_leaves_memory_to_training() -> None:
     assert place(["0"], {}, num_at_start=1, num_generators=1) == ([SHARE], {})
     assert place(["0"], SHARE, num_at_start=1, num_generators=1) == ([{}], {}), "the user's own stays"
