@@ -112,6 +112,8 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "dataset_train_split": arguments.split,
         "prompt_column": arguments.prompt_column,
         "rename_columns": renamed or None,
+        "system_prompt": arguments.system_prompt,
+        "prompt_as_message": arguments.prompt_as_message,
     }
 
 

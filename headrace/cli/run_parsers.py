@@ -142,6 +142,10 @@ def add_rewards(add_parser: AddParser) -> None:
         metavar="OLD=NEW",
         help="rename a column, like rename_columns of a run; may be given several times",
     )
+    check.add_argument("--system-prompt", metavar="TEXT", help="the run's system_prompt; texts become conversations")
+    check.add_argument(
+        "--prompt-as-message", action="store_true", help="as the run's prompt_as_message; texts become conversations"
+    )
     check.add_argument(
         "--completion-column",
         metavar="COLUMN",

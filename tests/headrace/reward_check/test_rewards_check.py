@@ -24,6 +24,10 @@ def brevity(completions, **columns):
     return [1.0 / (1 + len(text)) for text in completions]
 
 
+def of_messages(completions, **columns):
+    return [len(message["content"]) for (message,) in completions]
+
+
 def half_of_it(completions, **columns):
     return [None, float("nan")]
 
@@ -78,6 +82,12 @@ def headrace(directory: Path, *arguments: str) -> "subprocess.CompletedProcess[s
         timeout=120,
         check=False,
     )
+
+
+@pytest.mark.parametrize("option", [["--prompt-as-message"], ["--system-prompt", "Be brief."]])
+def test_a_function_gets_messages_where_a_run_would_send_them(project: Path, option: list[str]) -> None:
+    assert check(project, "my_rewards.py:of_messages", *option).returncode == 0
+    assert check(project, "my_rewards.py:of_messages").returncode == 1
 
 
 def test_a_file_named_like_a_standard_module_beside_the_function_hides_nothing(project: Path, tmp_path: Path) -> None:
