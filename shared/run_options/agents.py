@@ -12,7 +12,6 @@ ENVIRONMENT_COLUMN: Final = "environment"
 """The column that names a row's environment, if the run has several. TRL's name."""
 AGENTIC: Final = ("tools", "mcp_servers", "environment_factory", "agent")
 """Options that make the sessions service play the rollouts."""
-DEFAULT_TOOL_CALL_PARSER: Final = "hermes"
 _Name = Annotated[str, Field(min_length=1, max_length=1024)]
 _Table = Annotated[dict[_Name, _Name], Field(min_length=1, max_length=MAX_TOOLS)]
 
@@ -68,7 +67,7 @@ class AgentOptions(Section):
         default=None,
         min_length=1,
         max_length=128,
-        description=f"vLLM's parser of tool calls, which must fit the model; {DEFAULT_TOOL_CALL_PARSER} if left out",
+        description="vLLM's parser of tool calls; if left out, one that reads what the chat template writes, or hermes",
     )
 
     @field_validator("tools", "mcp_servers")
@@ -108,7 +107,3 @@ class AgentOptions(Section):
     def environment_names(self) -> tuple[str, ...]:
         """Return the names of which each row has one in the column ``environment``; empty without several."""
         return tuple(name for name in self.environment_factories() if name is not None)
-
-    def parser_of_tool_calls(self) -> str:
-        """Return the name of the parser that reads the model's tool calls."""
-        return self.tool_call_parser or DEFAULT_TOOL_CALL_PARSER

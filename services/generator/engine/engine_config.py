@@ -152,8 +152,8 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
         is_regex = config.vllm_structured_outputs_regex is not None
         field = "vllm_structured_outputs_regex" if is_regex else "generation_kwargs"
         raise UserError(f"vLLM refuses these sampling settings: {what_it_says(error)}", field=field) from error
-    if config.is_agentic:
-        check_tool_call_parser(config.parser_of_tool_calls())
+    if config.tool_call_parser is not None:
+        check_tool_call_parser(config.tool_call_parser)
 
 
 def check_limits(params: Any, tokenizer: Any, *, max_model_len: int) -> None:

@@ -9,13 +9,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from services.generator.engine.engine_config import check_tool_call_parser, what_it_says
 from services.generator.rollouts import SampledCompletion
-from services.generator.turns.rendering import TurnRenderer, special_ids
+from services.generator.turns.call_parsers import DEFAULT_PARSER, find_parser, make_parser, parsed_request, reads
+from services.generator.turns.rendering import TOOL, TurnRenderer, special_ids
 from shared.errors import UserError
 from shared.run_options.run_config import RunConfig
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 from shared.user_code.error_text import encodable
+
+log = logging.getLogger(__name__)
 
 
 class ChatFormat(Protocol):
@@ -40,7 +42,8 @@ class ModelChatFormat:
     Args:
         tokenizer: A tokenizer of transformers.
         chat_template_kwargs: Passed to the chat template with the messages.
-        tool_call_parser: Name of vLLM's parser of tool calls.
+        tool_call_parser: Name of vLLM's parser of tool calls. None takes the first parser that reads calls as the
+            chat template writes them, or else hermes.
         reasoning_parser: Name of vLLM's parser of reasoning; None leaves reasoning in the content.
 
     Raises:
@@ -53,7 +56,7 @@ class ModelChatFormat:
         tokenizer: Any,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        tool_call_parser: str,
+        tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
         from vllm.tokenizers.hf import get_cached_tokenizer
@@ -62,18 +65,28 @@ class ModelChatFormat:
         self._tokenizer = tokenizer = get_cached_tokenizer(tokenizer)
         self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._special_ids = special_ids(tokenizer)
-        self._parser = _parser(tool_call_parser, reasoning_parser, tokenizer)
         self._renderer = TurnRenderer(
             tokenizer, chat_template_kwargs=chat_template_kwargs, takes_parts=_takes_parts(tokenizer)
         )
         try:
             self._renderer.check()
+            written = self._renderer.written_call()
         except TurnRefusedError as error:
             raise UserError(str(error), field="model") from error
+        name = tool_call_parser or find_parser(written, TOOL, tokenizer) or DEFAULT_PARSER
+        self._parser = make_parser(name, reasoning_parser, tokenizer)
+        if reads(name, written, TOOL, tokenizer):
+            log.info("tool calls are read by vLLM's parser %s, which fits the chat template", name)
+        else:
+            log.warning(
+                "tool calls are read by vLLM's parser %s, which does not read them as the model's chat template writes "
+                "them; tool_call_parser is the setting",
+                name,
+            )
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
         """See ChatFormat."""
-        _parsed_request(request)  # refuses malformed tools before anything is sampled
+        parsed_request(request.tools)  # refuses malformed tools before anything is sampled
         return self._renderer.appended_ids(request)
 
     def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
@@ -85,11 +98,11 @@ class ModelChatFormat:
         text: Any = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         calls, beside = list[Any](), ""
         try:
-            parsed_request = _parsed_request(request)
-            reasoning, content = self._new_parser(parsed_request).extract_reasoning(text, parsed_request)
+            asked = parsed_request(request.tools)
+            reasoning, content = self._new_parser(asked).extract_reasoning(text, asked)
             if is_whole:  # some parsers complete a call that was cut
-                _, beside, calls = self._new_parser(parsed_request).parse(
-                    text, parsed_request, enable_auto_tools=True, model_output_token_ids=ids
+                _, beside, calls = self._new_parser(asked).parse(
+                    text, asked, enable_auto_tools=True, model_output_token_ids=ids
                 )
         except Exception:  # noqa: BLE001  a parser can fail in any way with what a policy writes
             reasoning, content = None, text
@@ -100,9 +113,9 @@ class ModelChatFormat:
             message["tool_calls"] = [_tool_call(call) for call in calls]
         return message
 
-    def _new_parser(self, parsed_request: Any) -> Any:
+    def _new_parser(self, asked: Any) -> Any:
         """Return a parser for one text; parsers have state."""
-        return self._parser(self._tokenizer, parsed_request.tools, chat_template_kwargs=self._chat_template_kwargs)
+        return self._parser(self._tokenizer, asked.tools, chat_template_kwargs=self._chat_template_kwargs)
 
 
 def load_chat_format(config: RunConfig, vllm_config: Any) -> ModelChatFormat:
@@ -115,7 +128,7 @@ def load_chat_format(config: RunConfig, vllm_config: Any) -> ModelChatFormat:
     return ModelChatFormat(
         load_tokenizer(model.tokenizer, model.tokenizer_revision),
         chat_template_kwargs=config.chat_template_kwargs,
-        tool_call_parser=config.parser_of_tool_calls(),
+        tool_call_parser=config.tool_call_parser,
         reasoning_parser=vllm_config.structured_outputs_config.reasoning_parser or None,
     )
 
@@ -135,25 +148,6 @@ def load_tokenizer(model: str, revision: str | None) -> Any:
         raise UserError(f"no tokenizer could be loaded from {model}: {error}", field="model") from error
 
 
-def _parser(tool_call_parser: str, reasoning_parser: str | None, tokenizer: Any) -> Any:
-    """Return the class of a parser for one message."""
-    from vllm.parser import ParserManager
-
-    parsers: Any = ParserManager  # partly untyped
-    check_tool_call_parser(tool_call_parser)
-    # To vLLM a malformed call is an error. To a run it is a sample, of which there may be thousands.
-    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
-    try:
-        return parsers.get_parser(
-            tool_parser_name=tool_call_parser,
-            reasoning_parser_name=reasoning_parser,
-            enable_auto_tools=True,
-            tokenizer=tokenizer,
-        )
-    except TypeError as error:
-        raise UserError(f"vLLM refuses the run's parsers: {error}", field="tool_call_parser") from error
-
-
 def _takes_parts(tokenizer: Any) -> bool:
     """Return whether the chat template reads a message's content as a list of parts, as vLLM decides it."""
     import vllm.renderers.hf
@@ -166,19 +160,6 @@ def _takes_parts(tokenizer: Any) -> bool:
             "the tokenizer of the run's model has no chat template; use a model that was made for chat", field="model"
         ) from error
     return bool(renderers._detect_content_format(template, default="string") == "openai")  # noqa: SLF001
-
-
-def _parsed_request(request: TurnRequest) -> Any:
-    """Return the request as vLLM's parsers take it; they read only its tools."""
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-    checked: Any = ChatCompletionRequest  # makes its own types of JSON
-    try:
-        return checked(messages=[], tools=request.tools or None)
-    except ValueError as error:
-        raise TurnRefusedError(
-            f"the tools are not in OpenAI's format: {what_it_says(error)}", kind="malformed"
-        ) from error
 
 
 def _tool_call(call: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from shared.arrays import pack_ids, unpack_ids
 from shared.turns import ChatMessage, TurnRefusedError, TurnRequest
 from shared.user_code.error_text import encodable
 
-_TOOL: dict[str, Any] = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
@@ -37,7 +37,10 @@ _TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "A number."}}},
     },
 }
+"""A tool with which the chat template is tried."""
 _CALL: dict[str, Any] = {"id": "000000001", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+_QUESTION: ChatMessage = {"role": "user", "content": "1+1?"}
+_CALLED: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 
 
 class TurnRenderer:
@@ -63,16 +66,28 @@ class TurnRenderer:
         Raises:
             TurnRefusedError: The chat template ignores tools or their results, or cannot render such conversations.
         """
-        question: ChatMessage = {"role": "user", "content": "1+1?"}
-        if self._text([question], [_TOOL]) == self._text([question], []):
+        if self._text([_QUESTION], [TOOL]) == self._text([_QUESTION], []):
             raise _refusal(
                 "the chat template of the run's model ignores tools, so the model would never see them; use a model "
                 "whose template takes tools, or leave the tools out"
             )
-        called: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
         result: ChatMessage = {"role": "tool", "name": "add", "tool_call_id": _CALL["id"], "content": "2"}
-        request = TurnRequest("check", "check", [question, called, result], [_TOOL], pack_ids([0]), 2)
+        request = TurnRequest("check", "check", [_QUESTION, _CALLED, result], [TOOL], pack_ids([0]), 2)
         self.appended_ids(request)
+
+    def written_call(self) -> str:
+        """Return the text of a message that calls TOOL with ``{"a": 1}``, without the end of its turn.
+
+        Raises:
+            TurnRefusedError: The chat template cannot render it.
+        """
+        prompt = self._text([_QUESTION], [TOOL])
+        whole = self._text([_QUESTION, _CALLED], [TOOL], add_generation_prompt=False)
+        pairs = zip(prompt, whole, strict=False)
+        num_of_prompt = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        turn = whole[num_of_prompt:].rstrip()
+        last = self._encode(turn)[-1:]
+        return turn.removesuffix(self._tokenizer.decode(last)) if self._special_ids.issuperset(last) else turn
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
         """Return the token ids that follow the recorded ids, up to the beginning of the turn to be sampled.

@@ -41,7 +41,7 @@ class TurnAnswers:
             task.add_done_callback(partial(self._take, index, request))
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield all answers as lines. Those that are there at the same time come together."""
+        """Yield all answers as lines. Answers that are ready at the same time come together."""
         while self._sampling or self._ready:
             await self._changed.wait()
             self._changed.clear()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from services.trainer.run_outputs import read_last_evaluation, read_last_metrics
-from shared.run_options.agents import DEFAULT_TOOL_CALL_PARSER
 
 WarningKind = Literal[
     "nothing_learned", "evaluation_skipped", "evaluation_incomplete", "generators_wait", "trainer_starves",
@@ -143,16 +142,15 @@ def _truncated(batches: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) 
 
 
 def _without_calls(batches: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> RunWarning | None:
-    """Warn of calls that may never have been found: a parser that does not fit the model leaves them in the text."""
+    """Warn of calls that may never have been found: a parser that does not fit the policy leaves them in the text."""
     calls = _values(batches, "tools/call_frequency")
     has_tools = config.get("tools") or config.get("mcp_servers")  # an environment may have none
     if not has_tools or len(calls) < len(batches) or any(calls):
         return None
-    parser = config.get("tool_call_parser") or DEFAULT_TOOL_CALL_PARSER
     return RunWarning(
         "no_tool_calls",
-        f"no tool was called in the last {len(batches)} batches. If the rollouts show calls as text, tool_call_parser="
-        f"{parser} does not fit the model",
+        f"no tool was called in the last {len(batches)} batches. If the rollouts show calls as text, set "
+        "tool_call_parser to another of vLLM's parsers",
     )
 
 

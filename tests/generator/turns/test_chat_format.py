@@ -1,6 +1,8 @@
 """Sampled tokens as assistant messages, read by vLLM's parsers. No engine is started."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,6 +10,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from headrace.demo.demo_task import ToolsTask
+from headrace.demo.model import make_tokenizer as make_demo_tokenizer
 from services.generator.rollouts import SampledCompletion
 from services.generator.turns.chat_format import ModelChatFormat
 from shared.errors import UserError
@@ -112,6 +116,49 @@ def test_the_parser_of_another_family_reads_its_own_form() -> None:
     assert made["tool_calls"] == [call({"a": 1})]
     cut = sampled[: sampled.index("</parameter>")]
     assert message(cut, tool_call_parser="qwen3_coder", request=request, finish_reason="length") == {"content": cut}
+
+
+CALLS_OF_FAMILIES = {
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "qwen3_instruct_2507": "hermes",
+    "qwen3_5_think": "qwen3_coder",
+    "qwen3_8": "qwen3_coder",
+    "nemotron_3_nano": "qwen3_coder",
+    "llama3_1": "llama3_json",
+    "glm4moe": "glm45",
+    "gemma4": "gemma4",
+    "lfm2_2_5": "lfm2",
+    "muse_glimmer": "muse_glimmer",
+}
+
+
+@pytest.mark.parametrize(("family", "parser"), CALLS_OF_FAMILIES.items())
+def test_the_parser_is_found_by_the_chat_template(family: str, parser: str, caplog: pytest.LogCaptureFixture) -> None:
+    trl = pytest.importorskip("trl")
+    template = (Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text(encoding="utf-8")
+    marks = re.findall(r"<\|?[A-Za-z_0-9/]+\|?>", template)
+    tokenizer = make_tokenizer(template, special=[*dict.fromkeys(["<unk>", "<|im_end|>", *marks])])
+    tokenizer.bos_token = "<|im_end|>"
+    with caplog.at_level("INFO"):
+        ModelChatFormat(tokenizer)
+    assert f"read by vLLM's parser {parser}," in caplog.text
+
+
+def test_a_parser_that_does_not_read_what_the_template_writes_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    ModelChatFormat(make_tokenizer(QWEN_2_5), tool_call_parser="hermes")
+    assert caplog.text == ""
+    ModelChatFormat(make_tokenizer(PARTS))
+    assert "read by vLLM's parser hermes, which does not read them" in caplog.text
+    caplog.clear()
+    ModelChatFormat(make_tokenizer(QWEN_2_5), tool_call_parser="qwen3_coder")
+    assert "read by vLLM's parser qwen3_coder, which does not read them" in caplog.text
+
+
+def test_the_parser_of_the_demo_is_found_although_its_tokenizer_has_few_words(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        ModelChatFormat(make_demo_tokenizer(frame=ToolsTask.frame, chat_template=ToolsTask.chat_template))
+    assert "read by vLLM's parser hermes, which fits" in caplog.text
 
 
 def test_a_parser_that_vllm_does_not_have_is_refused_with_the_names_of_those_it_has() -> None:

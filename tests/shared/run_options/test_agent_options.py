@@ -39,11 +39,6 @@ def test_several_environments_have_names() -> None:
     assert parse_run_config(RUN).environment_factories() == {}
 
 
-def test_calls_are_read_by_the_parser_of_hermes_unless_the_run_names_another() -> None:
-    assert parse_run_config(RUN).parser_of_tool_calls() == "hermes"
-    assert parse_run_config(RUN | {"tool_call_parser": "mistral"}).parser_of_tool_calls() == "mistral"
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -77,12 +77,12 @@ def test_groups_that_a_failing_function_left_without_rewards_are_reported_though
     assert kinds(lines) == []
 
 
-def test_tools_that_are_never_called_are_reported_with_the_parser() -> None:
+def test_tools_that_are_never_called_are_reported() -> None:
     lines = batches(5, **{"tools/call_frequency": 0.0})
     config = CONFIG | {"tools": ["my_tools:add"]}
     (warning,) = find_warnings(lines, {}, config)
     assert warning.kind == "no_tool_calls"
-    assert warning.says.endswith("show calls as text, tool_call_parser=hermes does not fit the model")
+    assert warning.says.endswith("show calls as text, set tool_call_parser to another of vLLM's parsers")
     assert kinds(lines) == [], "the run has no tools"
     lines[2]["tools/call_frequency"] = 0.1
     assert find_warnings(lines, {}, config) == []
