@@ -51,7 +51,7 @@ class FullSet:
         self._known: tuple[Any, ...] | None = None
 
     def check(self, announced: tuple[Spec, ...]) -> None:
-        """Return if these are all parameters, complete and in the model's dtype.
+        """Return if these are all parameters, complete, and in the model's dtype or float32.
 
         Raises:
             ValueError: They are not; the message says which ones are wrong.
@@ -59,7 +59,8 @@ class FullSet:
         if announced == self._known or self._model_config.quantization is not None:
             return
         wanted: torch.dtype = self._model_config.dtype
-        strange = sorted(name for name, dtype, _ in announced if dtype.is_floating_point and dtype != wanted)
+        known = {wanted, torch.float32}  # the biases of some routers are always in float32
+        strange = sorted(name for name, dtype, _ in announced if dtype.is_floating_point and dtype not in known)
         if strange:
             raise ValueError(
                 f"{len(strange)} parameters do not have the engine's dtype {wanted}, among them {strange[:3]}"

@@ -28,7 +28,7 @@ from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved
 from services.trainer.export.adapter_export import export_adapters, export_merged, holds_adapters
 from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
 from services.trainer.policy.lora import CONFIG_FILE
-from services.trainer.policy.policy_model import save_tensors
+from services.trainer.policy.policy_model import dtype_of, save_tensors
 from services.trainer.run_outputs import read_metrics
 from shared.beginning import BEGINNING_FILE, Beginning
 from shared.errors import HeadraceError, UserError
@@ -167,7 +167,7 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
         policy: Any = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype, trust_remote_code=False)
     dtypes = saved_dtypes(source)
     tensors: dict[str, Tensor] = {
-        name: torch.empty(shape, dtype=dtype if dtypes[name].is_floating_point else dtypes[name])
+        name: torch.empty(shape, dtype=dtype_of(policy, name, dtypes[name], dtype))
         for name, shape in saved_shapes(source).items()
     }
     read_shards(source, tensors)

@@ -6,7 +6,8 @@ place of bfloat16, and would be lost. Weights are loaded only from safetensors, 
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,13 +95,34 @@ def hub_tensors(policy: Any) -> dict[str, Tensor]:
     return cast(dict[str, Tensor], tensors)
 
 
+def dtype_of(policy: Any, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a weight is pushed and saved.
+
+    It is float32 where transformers always keeps float32, such as the bias by which some routers choose experts: after
+    rounding, vLLM would choose others.
+
+    Args:
+        policy: The model.
+        name: The weight's name, in the model or on the hub.
+        own: The weight's own dtype, which integers keep.
+        dtype: The run's dtype.
+    """
+    if not own.is_floating_point:
+        return own
+    # Not an attribute of a model with adapters, which are always in the run's dtype.
+    exact: Iterable[str] = vars(policy).get("_keep_in_fp32_modules_strict") or ()
+    return torch.float32 if any(re.search(rf"(^|\.){part}(\.|$)", name) for part in exact) else dtype
+
+
 def save_policy(policy: Any, directory: Path, *, dtype: torch.dtype) -> None:
     """Write a directory that ``from_pretrained`` loads, with the model's own weights in ``dtype``.
 
     Raises:
         OSError: The directory could not be written.
     """
-    save_tensors(policy, {name: _in_dtype(tensor, dtype) for name, tensor in unique_tensors(policy).items()}, directory)
+    own = unique_tensors(policy).items()
+    tensors = {name: tensor.to(dtype_of(policy, name, tensor.dtype, dtype)) for name, tensor in own}
+    save_tensors(policy, tensors, directory)
     if dtype != torch.float32:
         config_file = directory / "config.json"
         config = json.loads(config_file.read_text())
@@ -154,7 +176,3 @@ def _save_generation_config(policy: Any, directory: Path) -> None:
     if policy.can_generate():
         file = directory / "generation_config.json"
         policy.generation_config.to_json_file(file, use_diff=True, keys_to_pop=["compile_config"])
-
-
-def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor

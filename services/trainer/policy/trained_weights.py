@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.policy.lora import BASE_HASH, OLDER_BASE_HASH, adapters, describe_adapters
-from services.trainer.policy.policy_model import hub_tensors, save_description, unique_tensors
+from services.trainer.policy.policy_model import dtype_of, hub_tensors, save_description, unique_tensors
 from shared.errors import HeadraceError
 
 
@@ -26,6 +26,10 @@ class TrainedWeights(Protocol):
 
     def pushed(self) -> dict[str, Tensor]:
         """Return the tensors to push, with the names that generators load them by."""
+        ...
+
+    def pushed_dtype(self, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which a tensor of dtype ``own`` is pushed in a run with ``dtype``."""
         ...
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:
@@ -52,6 +56,9 @@ class AllWeights:
 
     def pushed(self) -> dict[str, Tensor]:  # noqa: D102
         return hub_tensors(self._lm)
+
+    def pushed_dtype(self, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:  # noqa: D102
+        return dtype_of(self._lm, name, own, dtype)
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:  # noqa: D102
         save_description(self._lm, tokenizer, directory)
@@ -83,6 +90,9 @@ class AdapterWeights:
     def pushed(self) -> dict[str, Tensor]:  # noqa: D102
         return self.live()
 
+    def pushed_dtype(self, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:  # noqa: D102
+        return dtype_of(self._lm, name, own, dtype)
+
     def describe(self, tokenizer: Any | None, directory: Path) -> None:  # noqa: D102
         describe_adapters(self._lm, tokenizer, directory)
 
@@ -103,8 +113,9 @@ class LiveWeights:
     """The weights to push, on a rank that has all of them. Each call starts a new iteration.
 
     Names are those by which generators load the weights: names of checkpoints on the hub or, for the adapters of a LoRA
-    run, names of PEFT's files. Tied weights appear once, and the order is fixed. Floats have the run's dtype. In
-    float32 the tensors are the weights themselves, detached: use them before the next step.
+    run, names of PEFT's files. Tied weights appear once, and the order is fixed. Floats have the run's dtype, with the
+    exceptions of `policy_model.dtype_of`. In float32 the tensors are the weights themselves, detached: use them before
+    the next step.
 
     Args:
         trained: The weights.
@@ -118,10 +129,10 @@ class LiveWeights:
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names with full tensors."""
         for name, tensor in self._trained.pushed().items():
-            yield name, tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+            yield name, tensor.to(self._trained.pushed_dtype(name, tensor.dtype, self._dtype))
 
     def described(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same names, dtypes and shapes with meta tensors, without converting anything."""
         for name, tensor in self._trained.pushed().items():
-            dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+            dtype = self._trained.pushed_dtype(name, tensor.dtype, self._dtype)
             yield name, torch.empty(tensor.shape, dtype=dtype, device="meta")

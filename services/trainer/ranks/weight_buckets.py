@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.policy.lora import file_name, has_adapters
+from services.trainer.policy.policy_model import dtype_of
 from services.trainer.policy.sharding import decoder_layers
 
 BUCKET_BYTES = 256 * 1024 * 1024
@@ -58,7 +59,7 @@ class WeightBuckets:
         whole: dict[str, Tensor] = {}
         for name in self._buckets[bucket]:
             own: Any = self._tensor(name).detach()
-            own = own.to(self._dtype) if own.is_floating_point() else own
+            own = own.to(dtype_of(self._lm, name, own.dtype, self._dtype))
             whole[name] = own.full_tensor() if hasattr(own, "full_tensor") else own
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -71,7 +72,7 @@ class WeightBuckets:
 
     def _described_own(self, name: str) -> Tensor:
         tensor = self._tensor(name)
-        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        dtype = dtype_of(self._lm, name, tensor.dtype, self._dtype)
         return torch.empty(tuple(tensor.shape), dtype=dtype, device="meta")
 
     def _hub(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

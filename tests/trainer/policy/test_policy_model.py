@@ -1,15 +1,18 @@
 import json
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from services.trainer.data.prompt_encoder import load_tokenizer
-from services.trainer.policy.policy_model import load_policy, save_description
+from services.trainer.policy.policy_model import load_policy, save_description, save_policy
+from services.trainer.policy.trained_weights import AllWeights, LiveWeights
+from services.trainer.ranks.weight_buckets import WeightBuckets
 from shared.errors import UserError
 from tests.trainer.cores import CPU, assert_odd_generation, copy_with_odd_generation, make_core, random_rows
 from tests.trainer.tensor_files import load_file
@@ -128,3 +131,25 @@ def test_a_model_whose_generation_settings_contradict_each_other_is_described_al
     described.mkdir()
     save_description(policy, None, described)
     assert_odd_generation(described)
+
+
+def test_the_bias_of_a_router_keeps_all_its_bits_in_bfloat16(tmp_path: Path) -> None:
+    config = Glm4MoeConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=32, moe_intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, first_k_dense_replace=1,
+    )  # fmt: skip
+    lm = Glm4MoeForCausalLM(config)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    bias = torch.tensor([4.01, 4.02, 4.03, 4.04])  # all of them are 4.0 in bfloat16
+    lm.get_buffer(name).copy_(bias)
+    live, buckets = LiveWeights(AllWeights(lm), dtype=torch.bfloat16), WeightBuckets(lm, dtype=torch.bfloat16)
+    gathered = dict(chain.from_iterable(buckets.gather(part).items() for part in range(len(buckets))))
+    for pushed in (dict(live()), gathered):
+        assert torch.equal(pushed[name], bias)
+        assert {weight.dtype for other, weight in pushed.items() if other != name} == {torch.bfloat16}
+    for described in (live.described(), buckets.described()):
+        assert dict(described)[name].dtype == torch.float32
+    save_policy(lm, tmp_path / "saved", dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype="auto")
+    assert torch.equal(loaded.get_buffer(name), bias)
