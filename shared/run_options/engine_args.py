@@ -241,13 +241,34 @@ def default_max_model_len(model: Mapping[str, Any]) -> int | None:
     Args:
         model: The contents of config.json. A multimodal model has a table for its language model there.
     """
-    inner: Any = model.get("text_config")
-    tables = [cast("Mapping[str, Any]", inner), model] if isinstance(inner, dict) else [model]
-    for table in tables:
+    for table in _tables(model):
         longest: Any = table.get("max_position_embeddings")
         if isinstance(longest, int) and longest > 0:
             return int(longest * _stretch(table))
     return None
+
+
+def longrope_context(model: Mapping[str, Any]) -> int | None:
+    """Return the number of tokens beyond which a model's rotary embedding has other frequencies; None without longrope.
+
+    vLLM uses the frequencies of long texts for all tokens if a sequence may be longer than this, and transformers uses
+    them in passes that are.
+
+    Args:
+        model: The contents of config.json.
+    """
+    for table in _tables(model):
+        for scaling in _scalings(table):
+            if scaling.get("rope_type", scaling.get("type")) in ("longrope", "su"):
+                name = "original_max_position_embeddings"
+                original: Any = scaling.get(name) or table.get(name)
+                return original if isinstance(original, int) and original > 0 else None
+    return None
+
+
+def _tables(model: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    inner: Any = model.get("text_config")
+    return [cast("Mapping[str, Any]", inner), model] if isinstance(inner, dict) else [model]
 
 
 def _stretch(table: Mapping[str, Any]) -> float:

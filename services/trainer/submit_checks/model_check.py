@@ -21,6 +21,7 @@ from services.trainer.submit_checks.lora_check import check_targets
 from services.trainer.submit_checks.prompt_lengths import num_positions, whose_positions
 from shared.errors import UnavailableError, UserError
 from shared.files.file_roots import why_unreadable
+from shared.run_options.engine_args import longrope_context
 from shared.run_options.run_config import RunConfig
 
 HubLookup = Callable[[str, str | None], Mapping[str, Any]]
@@ -197,4 +198,12 @@ def _check_fit(config: RunConfig, model: Mapping[str, Any]) -> None:
             f"{whose_positions(config)}; lower max_completion_length to at most {max(1, longest - of_prompt)}"
             + ("" if config.max_prompt_length else ", and leave room for the prompts"),
             field="max_completion_length",
+        )
+    context = longrope_context(model)
+    engine_takes = longest if whose_positions(config) != "the model" else config.longest_rollout() or longest
+    if context is not None and engine_takes is not None and engine_takes > context:
+        raise UserError(
+            f"the model's rotary embedding (longrope) has other frequencies beyond {context} tokens. vLLM would use "
+            f"them for all tokens, and the trainer would not: set vllm: {{max_model_len: {context}}} or less",
+            field="vllm",
         )
