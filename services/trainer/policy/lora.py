@@ -14,7 +14,7 @@ never runs as a layer.
 import contextlib
 import hashlib
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -92,6 +92,26 @@ def file_name(own: str) -> str | None:
     """Return a parameter's name in PEFT's files; None if it does not belong to an adapter."""
     match = _OWN.fullmatch(own)
     return None if match is None else f"{_IN_FILES}{match['layer']}.{match['matrix']}.weight"
+
+
+def pushed_adapters(lm: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the adapters among the model's own tensors, by the names with which generators load them.
+
+    The names are as in PEFT's files, except where the model is the text part of a checkpoint: transformers then removes
+    a prefix from the names of its layers, and vLLM, which serves the whole checkpoint, does not.
+    """
+    from transformers import core_model_loading
+
+    loading: Any = core_model_loading  # partly untyped
+    loaded: list[Any] = vars(lm).get("_weight_conversions") or []
+    prefixes = [one.reverse_transform() for one in reversed(loaded) if isinstance(one, loading.PrefixChange)]
+
+    def in_checkpoint(own: str) -> str:
+        for prefix in prefixes:
+            own, _ = prefix.rename_source_key(own)
+        return own
+
+    return {name: tensor for own, tensor in tensors.items() if (name := file_name(in_checkpoint(own))) is not None}
 
 
 def write_adapters(tensors: dict[str, Tensor], directory: Path) -> None:

@@ -109,8 +109,7 @@ def dtype_of(policy: Any, name: str, own: torch.dtype, dtype: torch.dtype) -> to
     """
     if not own.is_floating_point:
         return own
-    # Not an attribute of a model with adapters, which are always in the run's dtype.
-    exact: Iterable[str] = vars(policy).get("_keep_in_fp32_modules_strict") or ()
+    exact: Iterable[str] = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
     return torch.float32 if any(re.search(rf"(^|\.){part}(\.|$)", name) for part in exact) else dtype
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from services.trainer.policy.lora import BASE_HASH, OLDER_BASE_HASH, adapters, describe_adapters
+from services.trainer.policy.lora import BASE_HASH, OLDER_BASE_HASH, adapters, describe_adapters, pushed_adapters
 from services.trainer.policy.policy_model import dtype_of, hub_tensors, save_description, unique_tensors
 from shared.errors import HeadraceError
 
@@ -88,7 +88,7 @@ class AdapterWeights:
         return {name: tensor.detach() for name, tensor in adapters(self._lm).items()}
 
     def pushed(self) -> dict[str, Tensor]:  # noqa: D102
-        return self.live()
+        return pushed_adapters(self._lm, {name: tensor.detach() for name, tensor in self._lm.named_parameters()})
 
     def pushed_dtype(self, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:  # noqa: D102
         return dtype_of(self._lm, name, own, dtype)

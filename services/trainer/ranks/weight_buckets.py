@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from services.trainer.policy.lora import file_name, has_adapters
+from services.trainer.policy.lora import file_name, has_adapters, pushed_adapters
 from services.trainer.policy.policy_model import dtype_of
 from services.trainer.policy.sharding import decoder_layers
 
@@ -77,7 +77,7 @@ class WeightBuckets:
 
     def _hub(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if has_adapters(self._lm):
-            return {name: tensor for own, tensor in tensors.items() if (name := file_name(own)) is not None}
+            return pushed_adapters(self._lm, tensors)
         from transformers import core_model_loading
 
         renamed: Any = cast(Any, core_model_loading).revert_weight_conversion(self._lm, tensors)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from headrace.cli.command_line import main
 from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.data.prompt_encoder import load_tokenizer
-from services.trainer.policy.lora import fingerprint, linear_layers
+from services.trainer.policy.lora import add_adapters, fingerprint, linear_layers
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.policy.trained_weights import AdapterWeights
+from services.trainer.ranks.weight_buckets import WeightBuckets
 from shared.errors import HeadraceError, UserError
 from tests.checkpoints import save_checkpoint
 from tests.tiny_model import make_tiny_model
@@ -294,3 +297,25 @@ def test_a_base_in_4_bits_is_refused_without_a_gpu(tiny_model: Path) -> None:
     with pytest.raises(UserError, match="load_in_4bit needs a GPU, and the trainer has none") as caught:
         make_core(tiny_model, load_in_4bit=True, dtype="bfloat16", **LORA)
     assert caught.value.field == "load_in_4bit"
+
+
+def test_adapters_of_the_text_part_of_a_checkpoint_are_pushed_with_the_prefix_of_the_whole(tmp_path: Path) -> None:
+    """Transformers loads the text part of Qwen3.5, whose layers have a prefix in the files, and in vLLM's model."""
+    text = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 16, "linear_num_value_heads": 2, "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    }  # fmt: skip
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    whole = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision))
+    whole.save_pretrained(tmp_path)
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path)
+    add_adapters(lm, make_config(tmp_path, **LORA))
+    adapters = AdapterWeights(lm, base={}, model="")
+    in_files, pushed = set(adapters.live()), set(adapters.pushed())
+    assert in_files
+    assert all(name.startswith("base_model.model.model.layers.") for name in in_files)
+    assert pushed == {name.replace("model.layers.", "model.language_model.layers.") for name in in_files}
+    buckets = WeightBuckets(lm, dtype=torch.float32)
+    assert set(chain.from_iterable(buckets.gather(part) for part in range(len(buckets)))) == pushed
+    assert {name for name, _ in buckets.described()} == pushed
