@@ -149,9 +149,9 @@ async def _train(
         from services.trainer.loop.assembly import assemble, consumer_name
 
         importlib.import_module("transformers.models.auto.modeling_auto")  # assemble would import it
+    from services.trainer.disk_room import Room
     from services.trainer.push.push_settings import PushSettings
     from services.trainer.push.weight_sender import WeightSender
-    from services.trainer.room import Room
     from services.trainer.run_context import RunContext
 
     config = record.parsed_config()

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.trainer.room import Room
+from services.trainer.disk_room import Room
 from services.trainer.run_files import RunFiles
 from shared.redis.keys import RunKeys
 from shared.redis.redis_connection import Redis

@@ -97,7 +97,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"generator": {"engineArgs": {"gpu_memory_utilization": 90}}}, "gpu_memory_utilization': maximum"),
     ({"trainer": {"multiNode": {"nodes": 2}}}, "set storage.runs.accessMode to ReadWriteMany"),
-    ({"trainer": {"multiNode": {"nodes": 2}}, "fullnameOverride": "a" * 40}, "-trainer-node: set fullnameOverride to a"),
+    (
+        {"trainer": {"multiNode": {"nodes": 2}}, "fullnameOverride": "a" * 40},
+        "-trainer-node: set fullnameOverride to a",
+    ),
     (
         {
             "trainer": {"multiNode": {"nodes": 2}},

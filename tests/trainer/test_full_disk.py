@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.room import Room, is_disk_full
+from services.trainer.disk_room import Room, is_disk_full
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import UnavailableError
 from shared.redis.keys import RunKeys

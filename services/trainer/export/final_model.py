@@ -14,11 +14,11 @@ from pathlib import Path
 from services.trainer.checkpoints.checkpoint import checkpoint_path
 from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.deadline_thread import in_thread
+from services.trainer.disk_room import Room
 from services.trainer.export import hub
 from services.trainer.export.export import export_checkpoint
 from services.trainer.export.hub import HubError
 from services.trainer.first_of import first_of
-from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.run_log import RunLog
 from shared.run_options.run_config import RunConfig

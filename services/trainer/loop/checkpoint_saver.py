@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.trainer.checkpoints.checkpoint_writer import CheckpointError, CheckpointWriter, PendingCheckpoint
+from services.trainer.disk_room import Room, is_disk_full
 from services.trainer.fence import check_not_fenced
 from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore
-from services.trainer.room import Room, is_disk_full
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import HeadraceError

@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
+from services.trainer.disk_room import is_disk_full, room_for
 from services.trainer.first_of import first_of
 from services.trainer.ranks.exit_status import ENDED, FENCED, REFUSED
-from services.trainer.room import is_disk_full, room_for
 from services.trainer.settings import TrainerSettings
 from services.trainer.supervision.rank_command import rank_command
 from services.trainer.supervision.rank_process import RankProcess, last_line

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.trainer.room import Room
+from services.trainer.disk_room import Room
 from shared.errors import UserError
 from shared.files.disk_sync import sync
 from shared.redis.keys import RunKeys

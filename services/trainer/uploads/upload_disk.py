@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Generator
 from pathlib import Path
 
+from services.trainer.disk_room import is_disk_full
 from services.trainer.problems import Problem
-from services.trainer.room import is_disk_full
 
 
 class UploadDisk:

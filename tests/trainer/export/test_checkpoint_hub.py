@@ -14,8 +14,8 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.disk_room import Room
 from services.trainer.export.final_model import leave_model
-from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.run_log import RunLog
 from shared.redis.keys import RunKeys

@@ -16,12 +16,12 @@ from services.trainer.checkpoints.checkpoint_writer import (
     PendingCheckpoint,
     remove_leftovers,
 )
+from services.trainer.disk_room import Room
 from services.trainer.fence import take_over
 from services.trainer.groups.group_ids import group_id
 from services.trainer.groups.ledger import Ledger
 from services.trainer.intake.scored_groups import ScoredGroups
 from services.trainer.loop.checkpoint_saver import CheckpointSaver
-from services.trainer.room import Room
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import FencedError
 from shared.messages import encode
