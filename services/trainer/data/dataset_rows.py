@@ -7,7 +7,7 @@ Errors of the libraries end here: every problem with a file or a name becomes a 
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -88,7 +88,7 @@ def without_media(features: Any) -> Any:
 
 
 @contextlib.contextmanager
-def in_words(source: DatasetSource, field: str) -> Iterator[None]:
+def in_words(source: DatasetSource, field: str) -> Generator[None]:
     """Raise every error of ``datasets`` as a UserError. Its readers and clients raise errors of many kinds."""
     try:
         yield

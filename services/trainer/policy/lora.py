@@ -103,7 +103,7 @@ def pushed_adapters(lm: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     from transformers import core_model_loading
 
     loading: Any = core_model_loading  # partly untyped
-    loaded: list[Any] = vars(lm).get("_weight_conversions") or []
+    loaded: list[Any] = getattr(lm, "_weight_conversions", None) or []
     prefixes = [one.reverse_transform() for one in reversed(loaded) if isinstance(one, loading.PrefixChange)]
 
     def in_checkpoint(own: str) -> str:
