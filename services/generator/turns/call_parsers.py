@@ -38,19 +38,30 @@ def make_parser(tool_call_parser: str, reasoning_parser: str | None, tokenizer: 
             enable_auto_tools=True,
             tokenizer=tokenizer,
         )
-    except TypeError as error:
+    except (TypeError, ImportError) as error:
         raise UserError(f"vLLM refuses the run's parsers: {error}", field="tool_call_parser") from error
 
 
-def find_parser(written: str, tool: dict[str, Any], tokenizer: Any) -> str | None:
+def find_parser(written: str, tool: dict[str, Any], tokenizer: Any, reasoning_parser: str | None) -> str | None:
     """Return the name of the first parser that reads a call of ``tool``; None if no parser does.
 
     Args:
         written: A message with the call ``{"a": 1}``, as the chat template writes it.
         tool: Schema of the tool, whose only parameter is ``a``.
         tokenizer: The tokenizer of the model.
+        reasoning_parser: The parser of reasoning beside it, if there is one.
     """
-    return next((name for name in _names() if reads(name, written, tool, tokenizer)), None)
+
+    def fits(name: str) -> bool:
+        if not reads(name, written, tool, tokenizer):
+            return False
+        try:
+            make_parser(name, reasoning_parser, tokenizer)
+        except UserError:  # they cannot be combined
+            return False
+        return True
+
+    return next((name for name in _names() if fits(name)), None)
 
 
 def reads(name: str, written: str, tool: dict[str, Any], tokenizer: Any) -> bool:

@@ -70,10 +70,10 @@ class ModelChatFormat:
         )
         try:
             self._renderer.check()
-            written = self._renderer.written_call()
         except TurnRefusedError as error:
             raise UserError(str(error), field="model") from error
-        name = tool_call_parser or find_parser(written, TOOL, tokenizer) or DEFAULT_PARSER
+        written = self._renderer.written_call()
+        name = tool_call_parser or find_parser(written, TOOL, tokenizer, reasoning_parser) or DEFAULT_PARSER
         self._parser = make_parser(name, reasoning_parser, tokenizer)
         if reads(name, written, TOOL, tokenizer):
             log.info("tool calls are read by vLLM's parser %s, which fits the chat template", name)

@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -39,6 +40,7 @@ TOOL: dict[str, Any] = {
 }
 """A tool with which the chat template is tried."""
 _CALL: dict[str, Any] = {"id": "000000001", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+_PART_OF_A_MARK = re.compile(r"[<\[][^<>\[\]\s]*$")
 _QUESTION: ChatMessage = {"role": "user", "content": "1+1?"}
 _CALLED: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 
@@ -78,14 +80,17 @@ class TurnRenderer:
     def written_call(self) -> str:
         """Return the text of a message that calls TOOL with ``{"a": 1}``, without the end of its turn.
 
-        Raises:
-            TurnRefusedError: The chat template cannot render it.
+        It is empty if the chat template cannot render it.
         """
-        prompt = self._text([_QUESTION], [TOOL])
-        whole = self._text([_QUESTION, _CALLED], [TOOL], add_generation_prompt=False)
+        try:
+            prompt = self._text([_QUESTION], [TOOL])
+            whole = self._text([_QUESTION, _CALLED], [TOOL], add_generation_prompt=False)
+        except TurnRefusedError:
+            return ""
         pairs = zip(prompt, whole, strict=False)
-        num_of_prompt = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        turn = whole[num_of_prompt:].rstrip()
+        both = whole[: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))]
+        # The prompt may go on with another mark that begins with the same characters.
+        turn = whole[len(_PART_OF_A_MARK.sub("", both)) :].rstrip()
         last = self._encode(turn)[-1:]
         return turn.removesuffix(self._tokenizer.decode(last)) if self._special_ids.issuperset(last) else turn
 

@@ -155,6 +155,18 @@ def test_a_parser_that_does_not_read_what_the_template_writes_is_in_the_log(capl
     assert "read by vLLM's parser qwen3_coder, which does not read them" in caplog.text
 
 
+def test_a_mark_of_the_prompt_that_begins_like_a_call_does_not_hide_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        ModelChatFormat(make_tokenizer(QWEN_2_5.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")))
+    assert "read by vLLM's parser hermes, which fits" in caplog.text
+
+
+def test_a_template_that_cannot_render_a_call_takes_the_parser_of_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    template = QWEN_2_5.replace("call.function.arguments | tojson", "'' + call.function.arguments")
+    ModelChatFormat(make_tokenizer(template), tool_call_parser="hermes")
+    assert "hermes, which does not read them" in caplog.text
+
+
 def test_the_parser_of_the_demo_is_found_although_its_tokenizer_has_few_words(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         ModelChatFormat(make_demo_tokenizer(frame=ToolsTask.frame, chat_template=ToolsTask.chat_template))
