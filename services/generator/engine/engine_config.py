@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from services.generator.engine.engine_spec import EngineSpec, refuse_auto_map, unknown_args
 from shared.errors import UserError
-from shared.run_options.engine_args import default_max_model_len
+from shared.run_options.engine_args import default_max_model_len, longrope_context
 from shared.run_options.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _SCHEDULERS = {
 }
 
 _MAX_LISTED_TOKENS, _MAX_STOP_TOKENS = 1024, 128
-"""Of vLLM's GPU runner: tokens that are allowed or have a bias, and tokens that end a completion."""
+"""Of vLLM's newer model runner: tokens that are allowed or have a bias, and tokens that end a completion."""
 _REFUSALS = (ValueError, TypeError, OSError, RuntimeError, AssertionError, LookupError, ImportError, AttributeError)
 """vLLM has no common exception for refused arguments: any of these may mean a refusal."""
 
@@ -69,12 +69,23 @@ def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cud
             names = ", ".join(sorted(spec.of_run))
             raise UserError(f"vLLM refuses {spec.model} with {names}: {what_it_says(error)}", field="vllm") from error
         raise UserError(f"vLLM refuses {spec.model}: {what_it_says(error)}", field="model") from error
+    _check_rotary(config.model_config)
     if spec.adapter is not None:
         _check_adapters(config.model_config)
     reserve_place(config.scheduler_config)
     if not has_cuda:
         keep_in_core(config)
     return config
+
+
+def _check_rotary(model_config: Any) -> None:
+    context = longrope_context(model_config.hf_config.to_dict())
+    if context is not None and model_config.max_model_len > context:
+        raise UserError(
+            f"the model's rotary embedding (longrope) has other frequencies beyond {context} tokens. vLLM would use "
+            f"them for all tokens, and the trainer would not: set vllm: {{max_model_len: {context}}} or less",
+            field="vllm",
+        )
 
 
 def reserve_place(scheduler_config: Any) -> None:
@@ -147,7 +158,7 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
             vllm_config.structured_outputs_config,
             tokenizer := tokenizers.cached_tokenizer_from_config(vllm_config.model_config),
         )
-        check_limits(params, tokenizer, max_model_len=vllm_config.model_config.max_model_len)
+        check_limits(params, tokenizer, vllm_config)
     except (VLLMError, *_REFUSALS) as error:
         is_regex = config.vllm_structured_outputs_regex is not None
         field = "vllm_structured_outputs_regex" if is_regex else "generation_kwargs"
@@ -156,13 +167,13 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
         check_tool_call_parser(config.tool_call_parser)
 
 
-def check_limits(params: Any, tokenizer: Any, *, max_model_len: int) -> None:
-    """Check a request for what vLLM's GPU runner would find only in a step, where an error ends the engine.
+def check_limits(params: Any, tokenizer: Any, vllm_config: Any) -> None:
+    """Check a request for what vLLM's newer model runner would find only in a step, where an error ends the engine.
 
     Args:
-        params: SamplingParams. ``max_tokens`` above ``max_model_len`` is lowered.
+        params: SamplingParams. ``max_tokens`` above the longest sequence is lowered.
         tokenizer: The engine's.
-        max_model_len: Most tokens of a sequence.
+        vllm_config: The VllmConfig of the engine.
 
     Raises:
         VLLMValidationError: The engine cannot take these options.
@@ -174,6 +185,11 @@ def check_limits(params: Any, tokenizer: Any, *, max_model_len: int) -> None:
         if number > most:
             raise VLLMValidationError(f"{name}: {what}, and the engine takes {most}", parameter=name)
 
+    if not all(isinstance(word, str) for word in params.bad_words or ()):
+        raise VLLMValidationError("bad_words: write a list of texts", parameter="bad_words")
+    if not vllm_config.use_v2_model_runner:
+        return
+    max_model_len: int = vllm_config.model_config.max_model_len
     if params.max_tokens is not None:
         params.max_tokens = min(params.max_tokens, max_model_len)
     require(params.min_tokens, max_model_len, "min_tokens", f"{params.min_tokens} tokens")

@@ -48,8 +48,8 @@ _SAMPLING = frozenset({"repetition_penalty", "temperature", "top_p", "top_k", "m
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
 """``fail_fast``: only the first of many errors is reported."""
 _MAX_PROBLEMS = 10
-_BIAS = TypeAdapter(dict[int, float])
-"""The keys of a JSON object are text."""
+_BIAS = TypeAdapter(dict[int, Annotated[float, Field(ge=-100, le=100)]])
+"""As in OpenAI's API. The keys of a JSON object are text."""
 
 
 class GenerateRequest(BaseModel):
@@ -94,7 +94,7 @@ class GenerateRequest(BaseModel):
             try:
                 return options | {"logit_bias": _BIAS.validate_python(options["logit_bias"])}
             except ValidationError:
-                raise ValueError("logit_bias: write a table of token ids and numbers") from None
+                raise ValueError("logit_bias: write a table of token ids and numbers from -100 to 100") from None
         return options
 
     @model_validator(mode="after")

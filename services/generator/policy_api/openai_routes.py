@@ -168,9 +168,7 @@ class _Client:
 
         if current_platform.is_cpu() and sampling_params.seed is not None:
             raise VLLMValidationError("seed is not supported on CPU, where it would crash the engine", parameter="seed")
-        check_limits(
-            sampling_params, self._client.get_tokenizer(), max_model_len=self._client.model_config.max_model_len
-        )
+        check_limits(sampling_params, self._client.get_tokenizer(), self._client.vllm_config)
         kwargs["lora_request"] = self._lora_request
         # A request may set another priority in its body or a header, to run before the probe after a push and before
         # all training requests.

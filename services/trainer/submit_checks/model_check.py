@@ -16,12 +16,11 @@ from typing import Any, cast
 import msgspec
 
 from services.trainer.checkpoints.tensor_headers import damaged_tensor_file
-from services.trainer.data.row_stream import http_errors
+from services.trainer.data.dataset_rows import http_errors
 from services.trainer.submit_checks.lora_check import check_targets
 from services.trainer.submit_checks.prompt_lengths import num_positions, whose_positions
 from shared.errors import UnavailableError, UserError
 from shared.files.file_roots import why_unreadable
-from shared.run_options.engine_args import longrope_context
 from shared.run_options.run_config import RunConfig
 
 HubLookup = Callable[[str, str | None], Mapping[str, Any]]
@@ -71,7 +70,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
     """Return a lookup at the real hub; ``endpoint`` is HF_ENDPOINT by default."""
 
     def lookup(name: str, revision: str | None) -> Mapping[str, Any]:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import (
             GatedRepoError,
             HfHubHTTPError,
@@ -82,10 +81,11 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
 
         in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *http_errors())
         try:
-            hub = HfApi(endpoint=endpoint)
-            info = hub.model_info(name, revision=revision, timeout=timeout_s)
-            if info.gated:  # anybody may read its description, but not its files
-                hub.auth_check(name)
+            info = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=timeout_s)
+            if info.gated and not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+                # Anybody may read its description, but not its files.
+                file = hf_hub_url(name, "config.json", revision=revision, endpoint=endpoint)
+                get_hf_file_metadata(file, timeout=timeout_s, endpoint=endpoint)
         except HFValidationError as error:
             raise UserError(f"{name} cannot be a Hugging Face id: {error}", field="model") from error
         except GatedRepoError as error:
@@ -198,12 +198,4 @@ def _check_fit(config: RunConfig, model: Mapping[str, Any]) -> None:
             f"{whose_positions(config)}; lower max_completion_length to at most {max(1, longest - of_prompt)}"
             + ("" if config.max_prompt_length else ", and leave room for the prompts"),
             field="max_completion_length",
-        )
-    context = longrope_context(model)
-    engine_takes = longest if whose_positions(config) != "the model" else config.longest_rollout() or longest
-    if context is not None and engine_takes is not None and engine_takes > context:
-        raise UserError(
-            f"the model's rotary embedding (longrope) has other frequencies beyond {context} tokens. vLLM would use "
-            f"them for all tokens, and the trainer would not: set vllm: {{max_model_len: {context}}} or less",
-            field="vllm",
         )

@@ -20,12 +20,13 @@ def _vllm(vllm_environment: None) -> None:
     """Have vLLM import without a GPU."""
 
 
-def check(**options: Any) -> Any:
+def check(*, is_new: bool = True, **options: Any) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.tokenizers.hf import get_cached_tokenizer
 
     params = SamplingParams(**options)
-    check_limits(params, get_cached_tokenizer(make_tokenizer(QWEN_3)), max_model_len=100)
+    vllm_config = SimpleNamespace(use_v2_model_runner=is_new, model_config=SimpleNamespace(max_model_len=100))
+    check_limits(params, get_cached_tokenizer(make_tokenizer(QWEN_3)), vllm_config)
     return params
 
 
@@ -53,6 +54,14 @@ def test_ordinary_requests_pass_and_no_completion_is_longer_than_the_context() -
     assert check(max_tokens=None).max_tokens is None
     check(seed=(1 << 63) - 1, allowed_token_ids=[*range(1024)], logit_bias={5: 100.0}, bad_words=["a", "bc"])
     check(stop_token_ids=[*range(1000)])
+    check(is_new=False, allowed_token_ids=[*range(2000)])
+
+
+def test_bad_words_are_texts() -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="bad_words: write a list of texts"):
+        check(is_new=False, bad_words=[1])
 
 
 async def test_options_that_vllm_refuses_cost_the_group_and_not_the_engine(tiny_model: Path) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
+import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,26 @@ async def test_vllm_judges_what_only_it_knows(
     (problem,) = verdict.errors
     assert problem.field == field
     assert sentence in problem.message
+
+
+async def test_the_sequences_of_a_longrope_model_stay_within_its_original_context(
+    tiny_model: Path, tmp_path: Path, vllm_environment: None
+) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "longrope"))
+    config = json.loads((model / "config.json").read_text())
+    factors = {"long_factor": [2.0] * 16, "short_factor": [1.0] * 16, "original_max_position_embeddings": 64}
+    config["rope_parameters"] = {"rope_type": "longrope", "rope_theta": 10_000.0, "factor": 4.0, **factors}
+    config["original_max_position_embeddings"] = 64
+    (model / "config.json").write_text(json.dumps(config))
+
+    def made(**options: Any) -> Any:
+        return make_vllm_config(spec_for(a_config(model, **options), has_cuda=False), {}, has_cuda=False)
+
+    assert made(max_completion_length=32, max_prompt_length=32).model_config.max_model_len == 64
+    assert made(vllm={"max_model_len": 64}).model_config.max_model_len == 64
+    with pytest.raises(UserError, match="other frequencies beyond 64 tokens") as caught:
+        made(max_completion_length=32, max_prompt_length=33)
+    assert caught.value.field == "vllm"
 
 
 async def test_an_engine_on_a_gpu_has_the_batches_of_vllms_offline_class(

@@ -8,7 +8,12 @@ import pytest
 
 from shared.errors import UserError
 from shared.run_options.engine_arg_names import RUN_ENGINE_ARGS, TABLES
-from shared.run_options.engine_args import OPERATORS_ENGINE_ARGS, RESERVED_ENGINE_ARGS, default_max_model_len
+from shared.run_options.engine_args import (
+    OPERATORS_ENGINE_ARGS,
+    RESERVED_ENGINE_ARGS,
+    default_max_model_len,
+    longrope_context,
+)
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs
 from shared.run_options.run_config import RunConfig, parse_run_config
 
@@ -212,6 +217,17 @@ def test_a_stretched_embedding_multiplies_the_positions_unless_they_are_stated_s
     table = {"model_type": "qwen2", "max_position_embeddings": 32768, **more}
     assert default_max_model_len(table) == positions
     assert default_max_model_len({"text_config": table, "max_position_embeddings": 7}) == positions
+
+
+def test_the_original_context_of_a_longrope_is_beside_it_or_in_the_model() -> None:
+    longrope = {"rope_type": "longrope", "long_factor": [2.0], "short_factor": [1.0]}
+    original = {"original_max_position_embeddings": 64}
+    for table in ({"rope_scaling": longrope | original}, {"rope_parameters": longrope, **original}):
+        assert longrope_context(table) == 64
+        assert longrope_context({"text_config": table}) == 64
+    assert longrope_context({"rope_scaling": {"type": "su"} | original}) == 64
+    assert longrope_context({"rope_scaling": {"rope_type": "yarn"} | original}) is None
+    assert longrope_context({}) is None
 
 
 @pytest.mark.parametrize("model", [{}, {"max_position_embeddings": "many"}, {"text_config": []}, {"text_config": {}}])

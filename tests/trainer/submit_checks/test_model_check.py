@@ -108,21 +108,6 @@ def test_the_positions_are_those_that_vllm_will_have(
     assert limit in str(refusal(config(model, **settings, max_prompt_length=5)))
 
 
-@pytest.mark.parametrize("place", ["scaling", "model"])
-def test_a_longrope_must_stay_within_the_original_context(model: Path, place: str) -> None:
-    original = {"original_max_position_embeddings": 64}
-    scaling = {"rope_type": "longrope", "long_factor": [2.0], "short_factor": [1.0]}
-    table = {"max_position_embeddings": 512, "rope_scaling": scaling | (original if place == "scaling" else {})}
-    table |= original if place == "model" else {}
-    (model / "config.json").write_text(json.dumps({"model_type": "phi3", **table}))
-    error = refusal(config(model, max_completion_length=60))
-    assert error.field == "vllm"
-    assert "other frequencies beyond 64 tokens" in str(error)
-    assert refusal(config(model, max_completion_length=60, max_prompt_length=5)).field == "vllm"
-    assert check_model(config(model, max_completion_length=60, max_prompt_length=4), lookup=nobody) == []
-    assert check_model(config(model, max_completion_length=60, vllm={"max_model_len": 64}), lookup=nobody) == []
-
-
 def test_a_hub_model_is_asked_for_with_its_revision() -> None:
     asked: list[tuple[str, str | None]] = []
 
