@@ -28,7 +28,7 @@ from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved
 from services.trainer.export.adapter_export import export_adapters, export_merged, holds_adapters
 from services.trainer.export.model_card import FILE_NAME, RunFacts, model_card
 from services.trainer.policy.lora import CONFIG_FILE
-from services.trainer.policy.policy_model import dtype_of, save_tensors
+from services.trainer.policy.policy_model import dtype_of, exact_weights, save_tensors
 from services.trainer.run_outputs import read_metrics
 from shared.beginning import BEGINNING_FILE, Beginning
 from shared.errors import HeadraceError, UserError
@@ -165,9 +165,9 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
     config: Any = cast(Any, AutoConfig).from_pretrained(source, trust_remote_code=False)
     with torch.device("meta"):
         policy: Any = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype, trust_remote_code=False)
-    dtypes = saved_dtypes(source)
+    dtypes, exact = saved_dtypes(source), exact_weights(policy)
     tensors: dict[str, Tensor] = {
-        name: torch.empty(shape, dtype=dtype_of(policy, name, dtypes[name], dtype))
+        name: torch.empty(shape, dtype=dtype_of(name, dtypes[name], run=dtype, exact=exact))
         for name, shape in saved_shapes(source).items()
     }
     read_shards(source, tensors)

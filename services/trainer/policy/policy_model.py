@@ -7,7 +7,7 @@ place of bfloat16, and would be lost. Weights are loaded only from safetensors, 
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,32 +85,52 @@ def unique_tensors(policy: Any) -> dict[str, Tensor]:
 
 
 def hub_tensors(policy: Any) -> dict[str, Tensor]:
-    """Return `unique_tensors` with the names and shapes of checkpoints on the hub.
+    """Return `unique_tensors` with the names and shapes of checkpoints on the hub."""
+    return on_hub(policy, unique_tensors(policy))
+
+
+def on_hub(policy: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of the model, also of the meta device, with the names and shapes of checkpoints on the hub.
 
     These differ where transformers fuses tensors on loading, as it does for the experts of a mixture.
     """
     from transformers import core_model_loading
 
-    tensors: Any = cast(Any, core_model_loading).revert_weight_conversion(policy, unique_tensors(policy))
-    return cast(dict[str, Tensor], tensors)
+    renamed: Any = cast(Any, core_model_loading).revert_weight_conversion(policy, tensors)
+    return cast(dict[str, Tensor], renamed)
 
 
-def dtype_of(policy: Any, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
+def exact_weights(policy: Any) -> frozenset[str]:
+    """Return the names of the weights that are pushed and saved in their own dtype, whatever the run's is.
+
+    They are the buffers, and what transformers always keeps in float32. The bias by which some routers choose experts
+    is such a weight: after rounding, vLLM would choose others.
+    """
+    patterns: Iterable[str] = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
+    kept = re.compile("|".join(rf"(^|\.){pattern}(\.|$)" for pattern in patterns) or "(?!)")
+    buffers = (name for name, _ in policy.named_buffers())
+    return frozenset((*buffers, *(name for name, _ in policy.named_parameters() if kept.search(name))))
+
+
+def dtype_of(name: str, own: torch.dtype, *, run: torch.dtype, exact: Container[str]) -> torch.dtype:
     """Return the dtype in which a weight is pushed and saved.
 
-    It is float32 where transformers always keeps float32, such as the bias by which some routers choose experts: after
-    rounding, vLLM would choose others.
-
     Args:
-        policy: The model.
-        name: The weight's name, in the model or on the hub.
-        own: The weight's own dtype, which integers keep.
-        dtype: The run's dtype.
+        name: Its name in the model.
+        own: Its dtype in the model.
+        run: The run's dtype.
+        exact: Result of `exact_weights`.
     """
-    if not own.is_floating_point:
-        return own
-    exact: Iterable[str] = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
-    return torch.float32 if any(re.search(rf"(^|\.){part}(\.|$)", name) for part in exact) else dtype
+    return run if own.is_floating_point and name not in exact else own
+
+
+def in_dtype(policy: Any, run: torch.dtype) -> dict[str, Tensor]:
+    """Return meta tensors with the names and shapes of the weights, in the dtypes in which they are saved."""
+    exact = exact_weights(policy)
+    return {
+        name: torch.empty(tensor.shape, dtype=dtype_of(name, tensor.dtype, run=run, exact=exact), device="meta")
+        for name, tensor in unique_tensors(policy).items()
+    }
 
 
 def save_policy(policy: Any, directory: Path, *, dtype: torch.dtype) -> None:
@@ -119,8 +139,8 @@ def save_policy(policy: Any, directory: Path, *, dtype: torch.dtype) -> None:
     Raises:
         OSError: The directory could not be written.
     """
-    own = unique_tensors(policy).items()
-    tensors = {name: tensor.to(dtype_of(policy, name, tensor.dtype, dtype)) for name, tensor in own}
+    wanted = in_dtype(policy, dtype)
+    tensors = {name: tensor.to(wanted[name].dtype) for name, tensor in unique_tensors(policy).items()}
     save_tensors(policy, tensors, directory)
     if dtype != torch.float32:
         config_file = directory / "config.json"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.policy.lora import BASE_HASH, OLDER_BASE_HASH, adapters, describe_adapters, pushed_adapters
-from services.trainer.policy.policy_model import dtype_of, hub_tensors, save_description, unique_tensors
+from services.trainer.policy.policy_model import hub_tensors, in_dtype, on_hub, save_description, unique_tensors
 from shared.errors import HeadraceError
 
 
@@ -28,8 +28,8 @@ class TrainedWeights(Protocol):
         """Return the tensors to push, with the names that generators load them by."""
         ...
 
-    def pushed_dtype(self, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype in which a tensor of dtype ``own`` is pushed in a run with ``dtype``."""
+    def described(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return meta tensors of the same names, in the dtypes in which they are pushed in a run with ``dtype``."""
         ...
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:
@@ -57,8 +57,8 @@ class AllWeights:
     def pushed(self) -> dict[str, Tensor]:  # noqa: D102
         return hub_tensors(self._lm)
 
-    def pushed_dtype(self, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:  # noqa: D102
-        return dtype_of(self._lm, name, own, dtype)
+    def described(self, dtype: torch.dtype) -> dict[str, Tensor]:  # noqa: D102
+        return on_hub(self._lm, in_dtype(self._lm, dtype))
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:  # noqa: D102
         save_description(self._lm, tokenizer, directory)
@@ -90,8 +90,8 @@ class AdapterWeights:
     def pushed(self) -> dict[str, Tensor]:  # noqa: D102
         return pushed_adapters(self._lm, {name: tensor.detach() for name, tensor in self._lm.named_parameters()})
 
-    def pushed_dtype(self, name: str, own: torch.dtype, dtype: torch.dtype) -> torch.dtype:  # noqa: D102
-        return dtype_of(self._lm, name, own, dtype)
+    def described(self, dtype: torch.dtype) -> dict[str, Tensor]:  # noqa: D102
+        return {name: torch.empty(one.shape, dtype=dtype, device="meta") for name, one in self.pushed().items()}
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:  # noqa: D102
         describe_adapters(self._lm, tokenizer, directory)
@@ -114,8 +114,8 @@ class LiveWeights:
 
     Names are those by which generators load the weights: names of checkpoints on the hub or, for the adapters of a LoRA
     run, names of PEFT's files. Tied weights appear once, and the order is fixed. Floats have the run's dtype, with the
-    exceptions of `policy_model.dtype_of`. In float32 the tensors are the weights themselves, detached: use them before
-    the next step.
+    exceptions of `policy_model.exact_weights`. In float32 the tensors are the weights themselves, detached: use them
+    before the next step.
 
     Args:
         trained: The weights.
@@ -128,11 +128,10 @@ class LiveWeights:
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
         """Yield names with full tensors."""
+        described = self._trained.described(self._dtype)
         for name, tensor in self._trained.pushed().items():
-            yield name, tensor.to(self._trained.pushed_dtype(name, tensor.dtype, self._dtype))
+            yield name, tensor.to(described[name].dtype)
 
     def described(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same names, dtypes and shapes with meta tensors, without converting anything."""
-        for name, tensor in self._trained.pushed().items():
-            dtype = self._trained.pushed_dtype(name, tensor.dtype, self._dtype)
-            yield name, torch.empty(tensor.shape, dtype=dtype, device="meta")
+        yield from self._trained.described(self._dtype).items()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from services.trainer.policy.lora import file_name, has_adapters, pushed_adapters
-from services.trainer.policy.policy_model import dtype_of
+from services.trainer.policy.policy_model import dtype_of, exact_weights, on_hub
 from services.trainer.policy.sharding import decoder_layers
 
 BUCKET_BYTES = 256 * 1024 * 1024
@@ -36,6 +36,7 @@ class WeightBuckets:
     def __init__(self, lm: Any, *, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._lm = lm
         self._dtype = dtype
+        self._exact = exact_weights(lm)
         self._buckets: list[list[str]] = []
         size = bucket_bytes
         for names in _names_by_layer(lm):
@@ -59,7 +60,7 @@ class WeightBuckets:
         whole: dict[str, Tensor] = {}
         for name in self._buckets[bucket]:
             own: Any = self._tensor(name).detach()
-            own = own.to(dtype_of(self._lm, name, own.dtype, self._dtype))
+            own = own.to(dtype_of(name, own.dtype, run=self._dtype, exact=self._exact))
             whole[name] = own.full_tensor() if hasattr(own, "full_tensor") else own
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -72,16 +73,13 @@ class WeightBuckets:
 
     def _described_own(self, name: str) -> Tensor:
         tensor = self._tensor(name)
-        dtype = dtype_of(self._lm, name, tensor.dtype, self._dtype)
+        dtype = dtype_of(name, tensor.dtype, run=self._dtype, exact=self._exact)
         return torch.empty(tuple(tensor.shape), dtype=dtype, device="meta")
 
     def _hub(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if has_adapters(self._lm):
             return pushed_adapters(self._lm, tensors)
-        from transformers import core_model_loading
-
-        renamed: Any = cast(Any, core_model_loading).revert_weight_conversion(self._lm, tensors)
-        return cast(dict[str, Tensor], renamed)
+        return on_hub(self._lm, tensors)
 
 
 def _names_by_layer(lm: Any) -> list[list[str]]:
