@@ -117,6 +117,8 @@ def service_specs(
         "HEADRACE_SESSIONS_URL": ports.sessions.url,
         **for_trainer,
     }
+    if cpu_placement.num_unused_gpus(os.environ):
+        trainer_environment[gpu_placement.VISIBLE] = ""  # it would start a rank for each GPU
 
     def spec(
         name: str,
@@ -225,11 +227,8 @@ def _fits_a_file(password: str) -> bool:
 def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
     # The secrets in the user's environment are for other services.
     inherited = {name: value for name, value in importable_environment().items() if name not in SECRETS}
-    # Services that saw GPUs that they cannot use would start a rank for each of them.
-    hidden = {gpu_placement.VISIBLE: ""} if cpu_placement.num_unused_gpus(os.environ) else {}
     return {
         **inherited,
-        **hidden,
         "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEYS_FILE": os.path.abspath(os.environ.get("HEADRACE_API_KEYS_FILE") or state.api_keys_file),
