@@ -6,6 +6,8 @@ Errors of the libraries end here: every problem with a file or a name becomes a 
 """
 
 import contextlib
+import importlib
+import importlib.util
 import os
 from collections.abc import Generator, Mapping
 from dataclasses import replace
@@ -14,7 +16,7 @@ from typing import Any, cast
 
 from services.trainer.data.local_rows import bad_values, is_saved_to_disk, open_file, open_saved
 from services.trainer.data.row_source import RowSource
-from shared.errors import UserError
+from shared.errors import UnavailableError, UserError
 from shared.files.file_roots import FileRoots
 from shared.run_options.data import LOCAL_SUFFIXES, DatasetSource
 
@@ -88,15 +90,30 @@ def without_media(features: Any) -> Any:
 
 
 @contextlib.contextmanager
-def in_words(source: DatasetSource, field: str) -> Generator[None]:
-    """Raise every error of ``datasets`` as a UserError. Its readers and clients raise errors of many kinds."""
+def in_words(source: DatasetSource, field: str, *, done: str = "loaded") -> Generator[None]:
+    """Raise errors of ``datasets``, whose readers have many kinds of them, as sentences. ``done`` is what it was to be.
+
+    Raises:
+        UserError: The data set is at fault.
+        UnavailableError: The hub's answer broke off.
+    """
     try:
         yield
+    except MemoryError:
+        raise
+    except http_errors() as error:
+        raise UnavailableError(f"the Hugging Face hub did not answer ({type(error).__name__})") from error
     except Exception as error:
-        raise _not_loaded(source, error, field) from error
+        raise _not_loaded(source, error, field, done) from error
 
 
-def _not_loaded(source: DatasetSource, error: Exception, field: str) -> UserError:
+def http_errors() -> tuple[type[Exception], ...]:
+    """Return the transport errors of the HTTP clients that this release of huggingface_hub may use."""
+    clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name) is not None]
+    return tuple(cast("type[Exception]", importlib.import_module(name).HTTPError) for name in clients)
+
+
+def _not_loaded(source: DatasetSource, error: Exception, field: str, done: str) -> UserError:
     """Return the sentence for an error of ``datasets``. It names the known splits."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
@@ -116,7 +133,7 @@ def _not_loaded(source: DatasetSource, error: Exception, field: str) -> UserErro
     if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
         said = f"{said}: {str(error.__cause__).partition(chr(10))[0]}"
     no_file = "" if "/" in source.path else f"the trainer has no file or directory {source.path}, and "
-    return UserError(f"{no_file}the dataset {source.path!r} could not be loaded: {said}", field=field)
+    return UserError(f"{no_file}the dataset {source.path!r} could not be {done}: {said}", field=field)
 
 
 class _Hub:

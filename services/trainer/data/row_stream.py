@@ -5,8 +5,6 @@
 A state is JSON, so that it can be kept in a file. The same state always gives the same rows.
 """
 
-import importlib
-import importlib.util
 import itertools
 import os
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from services.trainer.data.dataset_rows import load_builder, without_media
+from services.trainer.data.dataset_rows import http_errors, in_words, load_builder, without_media
 from services.trainer.data.local_rows import bad_values, decoded, is_saved_to_disk
 from services.trainer.data.row_source import BadRowError
 from shared.errors import UserError
@@ -160,10 +158,8 @@ class _Hub:
     def __init__(self, source: DatasetSource, field: str) -> None:
         self._name, self._split = source.path, source.split
         builder = load_builder(source, field)
-        try:
+        with in_words(source, field, done="streamed"):
             rows: Any = builder.as_streaming_dataset(split=source.split)
-        except Exception as error:
-            raise UserError(f"the dataset {self._name!r} cannot be streamed: {error}", field=field) from error
         self._rows = rows.decode(False).cast(without_media(rows.features)) if rows.features else rows
 
     def read_block(self, state: Any, size: int) -> Block:
@@ -176,12 +172,6 @@ class _Hub:
         places = [f"{self._name} split {self._split} row {before + index}" for index in range(len(rows))]
         after = [before + size, self._rows.state_dict()] if len(rows) == size else None
         return Block(rows, places, after)
-
-
-def http_errors() -> tuple[type[Exception], ...]:
-    """Return the transport errors of the HTTP clients that this release of huggingface_hub may use."""
-    clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name) is not None]
-    return tuple(cast("type[Exception]", importlib.import_module(name).HTTPError) for name in clients)
 
 
 def _opened(path: Path, field: str, roots: FileRoots | None) -> BinaryIO:

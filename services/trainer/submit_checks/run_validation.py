@@ -165,8 +165,8 @@ class RunValidator:
         )
 
     async def _check_model(self, config: RunConfig) -> Checked:
-        # The hub's client may make two requests, each with the timeout.
-        timeout_s = 2 * self._settings.hub_timeout_s
+        # The hub's client may make three requests, each with the timeout.
+        timeout_s = 3 * self._settings.hub_timeout_s
         return await checked_in_thread(
             "model",
             lambda: Checked(warnings=check_model(config, lookup=self._lookup)),

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ ANSWERS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "/api/models/org/good": (200, "", {"config": {"model_type": "qwen3"}, "siblings": [{"rfilename": "config.json"}]}),
     "/api/models/org/data": (200, "", {"siblings": [{"rfilename": "rows.csv"}]}),
     "/api/models/org/gated": (200, "", {"gated": "manual", "config": {"model_type": "llama"}}),
-    "/api/models/org/gated/auth-check": (403, "GatedRepo", {}),
+    "/org/gated/resolve/main/config.json": (403, "GatedRepo", {}),
     "/api/models/org/opened": (200, "", {"gated": "auto", "config": {"model_type": "llama"}}),
-    "/api/models/org/opened/auth-check": (200, "", {}),
+    "/org/opened/resolve/main/config.json": (200, "", {}),
     "/api/models/org/none": (404, "RepoNotFound", {}),
     "/api/models/org/good/revision/v9": (404, "RevisionNotFound", {}),
     "/api/models/org/down": (400, "", {}),
@@ -40,8 +41,13 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
             if code:
                 self.send_header("X-Error-Code", code)
             self.send_header("Content-Length", str(len(content)))
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("ETag", '"0"')
             self.end_headers()
-            self.wfile.write(content)
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
             """Log nothing."""
@@ -79,6 +85,18 @@ def test_a_model_that_cannot_be_had_is_refused(
     with pytest.raises(UserError, match=sentence) as caught:
         lookup(name, revision)
     assert caught.value.field == field
+
+
+def test_a_gated_model_that_was_downloaded_before_needs_no_token(
+    lookup: HubLookup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "models--org--gated" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert lookup("org/gated", None)["model_type"] == "llama"
 
 
 def test_a_hub_in_trouble_is_unavailable(lookup: HubLookup) -> None:
