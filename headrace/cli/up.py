@@ -49,7 +49,7 @@ def up(arguments: argparse.Namespace) -> int:
         raise UserError(f"`headrace up` needs {' and '.join(missing)}; install with {extras}")
     if unused := cpu_placement.num_unused_gpus(os.environ):
         say(
-            f"note: the CPU build of torch is installed here, so none of this machine's GPUs ({unused}) is used; "
+            f"note: the CPU build of torch is installed here, so trainer and generators use no GPU ({unused} visible); "
             "docs/installing.md says how to install for GPUs"
         )
     if arguments.detach:

@@ -174,10 +174,10 @@ class TrainerSettings(ServiceSettings):
         """Return how long a submit may take, by the timeouts of its checks and a minute for Redis.
 
         The named paths and the checkpoint to begin from are checked first, and then the rest at the same time. The hub
-        may be asked twice.
+        may be asked three times.
         """
         others_s = (self.reward_check_timeout_s, self.tool_check_timeout_s, self.engine_check_timeout_s)
-        checks_s = max(self.dataset_check_timeout_s, 2 * self.hub_timeout_s, *others_s)
+        checks_s = max(self.dataset_check_timeout_s, 3 * self.hub_timeout_s, *others_s)
         return self.hub_timeout_s + self.dataset_check_timeout_s + checks_s + _REDIS_AT_SUBMIT_S
 
     def _own_directories(self) -> tuple[str, ...]:

@@ -115,7 +115,8 @@ class WorkerTransfer:
         deadline.
         """
         if specs := checkpoint_specs(self._vllm_config):
-            self._reserve(specs)
+            # The checkpoint does not say which few weights are pushed in float32 (policy_model.exact_weights).
+            self._reserve(specs, spare_bytes=staging_bytes(specs) // 500)
 
     def enter(self, where: dict[str, Any]) -> None:
         """Begin to enter a communicator, and leave the current one, if any."""
@@ -193,7 +194,7 @@ class WorkerTransfer:
         if self._device.type == "cuda":
             cuda.synchronize(self._device)
 
-    def _reserve(self, specs: Sequence[Spec]) -> torch.Tensor:
+    def _reserve(self, specs: Sequence[Spec], *, spare_bytes: int = 0) -> torch.Tensor:
         num_bytes = staging_bytes(specs)
         leaves_gpu = self._shares_gpu and self._memory is not None and self._memory.block.device.type == "cuda"
         if self._memory is None or leaves_gpu or not self._memory.suits(num_bytes):
@@ -201,9 +202,9 @@ class WorkerTransfer:
             if leaves_gpu:
                 cuda.empty_cache()
             largest = max(map(staging_bytes, ([spec] for spec in specs)))
-            # The checkpoint does not say which few weights are pushed in float32 (policy_model.exact_weights).
-            room = num_bytes + num_bytes // 500
-            self._memory = StagingMemory(room, largest=largest, device=self._device, shares_gpu=self._shares_gpu)
+            self._memory = StagingMemory(
+                num_bytes + spare_bytes, largest=largest, device=self._device, shares_gpu=self._shares_gpu
+            )
         return self._memory.block
 
     def _receive_aside(self, specs: tuple[Spec, ...], what: dict[str, Any]) -> None:

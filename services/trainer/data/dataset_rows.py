@@ -95,14 +95,16 @@ def in_words(source: DatasetSource, field: str, *, done: str = "loaded") -> Gene
 
     Raises:
         UserError: The data set is at fault.
-        UnavailableError: The hub's answer broke off.
+        UnavailableError: The connection to the hub broke off.
     """
     try:
         yield
     except MemoryError:
         raise
     except http_errors() as error:
-        raise UnavailableError(f"the Hugging Face hub did not answer ({type(error).__name__})") from error
+        if isinstance(error, OSError):  # what the hub answered, such as that it refuses the token
+            raise _not_loaded(source, error, field, done) from error
+        raise UnavailableError(f"the connection to the Hugging Face hub broke off ({type(error).__name__})") from error
     except Exception as error:
         raise _not_loaded(source, error, field, done) from error
 

@@ -36,7 +36,7 @@ class WeightBuckets:
     def __init__(self, lm: Any, *, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._lm = lm
         self._dtype = dtype
-        self._exact = exact_weights(lm)
+        self._exact = frozenset[str]() if has_adapters(lm) else exact_weights(lm)
         self._buckets: list[list[str]] = []
         size = bucket_bytes
         for names in _names_by_layer(lm):

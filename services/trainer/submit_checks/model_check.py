@@ -82,6 +82,9 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
         in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *http_errors())
         try:
             info = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=timeout_s)
+            files = {sibling.rfilename for sibling in info.siblings or []}
+            if files and "config.json" not in files:
+                raise UserError(f"{name} has no config.json on the hub: it is not a transformers model", field="model")
             if info.gated and not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
                 # Anybody may read its description, but not its files.
                 file = hf_hub_url(name, "config.json", revision=revision, endpoint=endpoint)
@@ -102,9 +105,6 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
             ) from error
         except in_trouble as error:
             raise UnavailableError(f"the Hugging Face hub did not answer ({type(error).__name__})") from error
-        files = {sibling.rfilename for sibling in info.siblings or []}
-        if files and "config.json" not in files:
-            raise UserError(f"{name} has no config.json on the hub: it is not a transformers model", field="model")
         return cast("Mapping[str, Any]", info.config or {})
 
     return lookup

@@ -244,7 +244,8 @@ def test_weights_of_another_size_than_the_checkpoint_get_memory_of_their_size(
     worker.reserve()
     assert receive(worker, staging=True) is not None
     wanted = staging_bytes([Spec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in NAMED.items()])
-    assert allocated == [staging_bytes([Spec("embed", torch.float32, (500,))]), wanted]
+    reserved = staging_bytes([Spec("embed", torch.float32, (500,))])
+    assert allocated == [reserved + reserved // 500, wanted], "some weights may be pushed in float32"
 
 
 def test_a_run_that_stages_nothing_frees_the_memory_of_an_earlier_run(wire: NamedWire, allocated: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import importlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import packaged_modules
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from huggingface_hub.errors import HfHubHTTPError
 
 from services.trainer.data.dataset import open_dataset, open_eval_dataset, open_prompts
 from services.trainer.submit_checks.dataset_check import check_dataset
-from shared.errors import UserError
+from shared.errors import UnavailableError, UserError
 from shared.files.file_roots import FileRoots
 from shared.run_options.run_config import RunConfig
 from shared.run_options.run_places import misplaced
@@ -171,6 +173,23 @@ def test_whatever_the_hub_says_becomes_a_sentence(monkeypatch: pytest.MonkeyPatc
         open_dataset(config("owner/name"))
     assert said in str(caught.value)
     assert caught.value.field == "dataset_name"
+
+
+def test_a_connection_that_breaks_off_is_tried_again_and_a_refused_token_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client: Any = importlib.import_module(HfHubHTTPError.__mro__[1].__module__)
+    refused = client.Response(401, request=client.Request("GET", "https://hub"))
+    errors = iter([client.ReadError("cut off"), HfHubHTTPError("Invalid credentials", response=refused)])
+
+    def load_dataset(*args: object, **kwargs: object) -> Any:
+        raise next(errors)
+
+    answer_as_the_hub(monkeypatch, load_dataset)
+    with pytest.raises(UnavailableError, match=r"broke off \(ReadError\)"):
+        open_dataset(config("owner/name"))
+    with pytest.raises(UserError, match="could not be loaded: Invalid credentials"):
+        open_dataset(config("owner/name"))
 
 
 def test_the_error_of_a_torn_file_in_a_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
