@@ -42,16 +42,16 @@ def reply(replica_id: str, probe_failure: str | None = None) -> CommitReply:
     )
 
 
-def result(failed: dict[str, str], *replies: CommitReply, holding: tuple[str, ...] = ()) -> PushResult:
+def result(failed: dict[str, str], *replies: CommitReply, had_before: tuple[str, ...] = ()) -> PushResult:
     confirmed = {answer.replica_id: answer for answer in replies}
-    stayed = [name for name in (*confirmed, *holding, *failed) if not name.startswith("gone")]
+    stayed = [name for name in (*confirmed, *had_before, *failed) if not name.startswith("gone")]
     ready = {name: Member(Replica(name, "http://nowhere", CLIENT), INFO) for name in stayed}
     return PushResult(
         policy_version=3,
         fleet=Fleet(ready=ready, refused={}, transport="gloo", why_transport="there is no GPU"),
         communicator_epoch=1,
         failed=failed,
-        holding=list(holding),
+        had_before=list(had_before),
         replies=confirmed,
         total_s=1.5,
         num_bytes=68,
@@ -66,8 +66,8 @@ def result(failed: dict[str, str], *replies: CommitReply, holding: tuple[str, ..
         (result({"b": "after the push ..."}, reply("a"), reply("b", "off by 7 nats")), False),
         (result({"gone": "cannot be reached"}, reply("a")), True),
         (result({"gone": "cannot be reached"}), False),
-        (result({}, holding=("a",)), True),
-        (result({"b": "no port is left"}, holding=("a",)), False),
+        (result({}, had_before=("a",)), True),
+        (result({"b": "no port is left"}, had_before=("a",)), False),
         (result({}), False),
     ],
 )
