@@ -150,7 +150,7 @@ class ApiConnection:
     def stream_bytes(
         self, path: str, *, params: Mapping[str, Any], first: int, take: Callable[[bytes], object]
     ) -> None:
-        """Hand the bytes of an answer from byte ``first`` on to ``take``, until the answer breaks off or ends.
+        """Pass the bytes of an answer, from byte ``first`` to its end, to ``take``.
 
         Raises:
             HeadraceApiError: The API refused the request, or the answer broke off; its status is None then.

@@ -193,7 +193,7 @@ class _Patience:
 
 
 def files_in(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name in the upload and the file, for each file."""
+    """Yield the name in the upload and the path of each file. Hidden files are left out."""
     if path.is_file():
         yield path.name, path
         return

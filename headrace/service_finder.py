@@ -49,7 +49,7 @@ def add_state_dir_argument(parser: argparse.ArgumentParser) -> None:
 def connect(arguments: argparse.Namespace, *, is_repeated: bool = False) -> HeadraceClient:
     """Return a client of the service that the arguments or the environment choose.
 
-    Simulated generators are noted on standard error, unless ``is_repeated`` because a command connects once more.
+    For services on this machine, a line on standard error says if the generators are simulated, unless ``is_repeated``.
 
     Raises:
         UserError: No service was found, and the message says where it was looked for; or a key or address is wrong.
@@ -120,7 +120,7 @@ def _readable_runs(state: StateDir) -> str:
 
 
 def _runs_of_scripts(state: StateDir) -> str:
-    """Return how to read the runs of scripts that started their own services, the newest script first."""
+    """Return the end of a message: how to read the runs of the newest script; empty if no script ran."""
     found = sorted({config.parents[1] for config in state.path.glob("script-*/runs/*/config.json")}, reverse=True)
     if not found:
         return ""

@@ -30,7 +30,7 @@ def greedy_accuracy(
 def greedy_accuracy_of(
     model: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str], *, task: ReverseTask = REVERSE
 ) -> tuple[float, list[str]]:
-    """Do the same for a model in memory, and restore its training mode."""
+    """Return a model's share of exact answers, and its answer to every prompt. Its training mode is restored."""
     found: list[str] = []
     was_training = model.training
     model.eval()

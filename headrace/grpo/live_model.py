@@ -255,7 +255,7 @@ def _absolute(name: str) -> str:
 
 
 def own_tokenizer(model: Any) -> Any:
-    """Return the tokenizer of a model's name."""
+    """Load the tokenizer of a model object, by the name that the model was loaded from."""
     from transformers import AutoTokenizer
 
     auto: Any = AutoTokenizer

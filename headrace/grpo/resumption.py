@@ -1,4 +1,4 @@
-"""Going on with an earlier run: as it is if the script says the same, or as a new run with the script's settings.
+"""Continues an earlier run: the same run if the script is unchanged, or a new run with the script's settings.
 
 same settings and functions            the run itself
 others, the run has a checkpoint       a new run from its newest checkpoint; the old one is stopped
@@ -26,7 +26,7 @@ _MAX_SHOWN = 40
 
 @dataclass(frozen=True)
 class Replaced:
-    """A run that a new one takes the place of.
+    """A run that a new run replaces.
 
     Args:
         run: The run.
@@ -96,7 +96,7 @@ def own_steps(client: HeadraceClient, run: Run, settings: Mapping[str, Any]) -> 
 
 
 def without_beginning(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the checkpoint that a run begins from, and what it takes of it."""
+    """Return the settings without the options about beginning from a checkpoint."""
     return {name: value for name, value in settings.items() if name not in _OF_THE_BEGINNING}
 
 

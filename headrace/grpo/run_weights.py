@@ -149,12 +149,12 @@ class RunWeights:
 
 
 def checkpoint_file(run: Run, step: int) -> Path:
-    """Return the file that a complete checkpoint of ``step`` has."""
+    """Return the path of the manifest that the checkpoint of ``step`` has once it is complete."""
     return Path(run["run_dir"]) / "checkpoints" / f"step_{step:08d}" / "manifest.json"
 
 
 def once_paused(client: HeadraceClient, run: Run, *, sees: bool, say: Callable[[str], None]) -> Run:
-    """Return a run that was asked to pause once it is paused, and its checkpoint written if this machine sees it.
+    """Wait until a run that was asked to pause is paused, with its checkpoint written if this machine sees it.
 
     If the services do not answer, or it takes ten minutes, the run is returned as it is known.
     """

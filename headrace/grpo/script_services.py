@@ -119,7 +119,7 @@ class ScriptServices:
 
 
 def name_base(directory: Path, run: Run, *, base: str) -> None:
-    """Write ``base``, the script's name for the model, into an adapter that names the run's copy of it as its base."""
+    """Name ``base`` as the base model of an adapter that names the run's copy of that model."""
     file = directory / "adapter_config.json"
     if base and file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -94,7 +94,7 @@ class TrainingEvents:
 
     @contextlib.contextmanager
     def told_before(self, *, epochs_per_step: float) -> Generator[None]:
-        """Take what an earlier process has told its callbacks: it gets into the state, and no callback is called."""
+        """Within the block, update the state without calling callbacks: an earlier process has called them."""
         self._epochs_per_step = epochs_per_step
         self._is_quiet = True
         try:
@@ -201,7 +201,7 @@ class TrainingEvents:
         self.fire("on_log", logs=logs)
 
     def fire(self, event: str, **more: Any) -> None:
-        """Call one event of every callback."""
+        """Call the method ``event`` of each callback. Does nothing within ``told_before``."""
         if self._is_quiet:
             return
         for callback in self.callbacks:

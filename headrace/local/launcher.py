@@ -179,7 +179,7 @@ class Launcher:
             self._stop.set()
 
     async def _announce_when_ready(self, services: RunningServices) -> None:
-        """Wait for the run API, and a limited time for what a submit needs besides it; then print all addresses."""
+        """Wait for the run API, and briefly for the other services that a submit needs; then print all addresses."""
         slow_at = time.monotonic() + _SLOW_START_S
         while not await self._answers(self._ports.trainer.url):
             await asyncio.sleep(_READY_EVERY_S)

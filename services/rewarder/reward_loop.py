@@ -30,7 +30,7 @@ _MAX_READ = 32
 
 
 class _Slots:
-    """Counts how many more groups may be read. For a single reader."""
+    """Limits the groups in flight. Only one task may read."""
 
     def __init__(self, count: int) -> None:
         self._num_free = count

@@ -27,7 +27,7 @@ class SessionOverError(HeadraceError):
 
 
 class TooManyTurnsError(HeadraceError):
-    """As many turns of clients are under way as may be."""
+    """The limit of clients' turns under way is reached."""
 
 
 class TurnLimit:

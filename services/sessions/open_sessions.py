@@ -38,7 +38,7 @@ class NotServedError(HeadraceError):
 
 
 class TooManySessionsError(HeadraceError):
-    """As many sessions are open as may be."""
+    """The limit of open sessions is reached."""
 
 
 class _ServedRun:

@@ -41,7 +41,7 @@ from shared.turns import (
 )
 
 LOOK_EVERY_S: Final = 1.0
-"""Seconds between two looks which replicas are alive."""
+"""Seconds between two checks of which replicas are alive."""
 _MAX_TURNS = MAX_GENERATIONS
 """Most turns of one request, which may all be equal."""
 _BYTES_BESIDE = 1024 + 64

@@ -17,7 +17,7 @@ _PATIENCE_S = 60.0
 
 
 class RunIndex:
-    """The index of one Redis."""
+    """Finds run ids by their beginning or by name, and adds and removes entries of the index."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

@@ -26,7 +26,7 @@ def lists_of(statuses: Collection[str]) -> tuple[str, ...]:
 
 
 class RunLists:
-    """The lists of one Redis."""
+    """Reads and updates the lists of queued and of served runs in Redis."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

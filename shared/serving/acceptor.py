@@ -5,9 +5,9 @@
                               one more: the oldest idle connection of the peer with the most is closed
 
 The peer with the most connections loses one. So a client with a thousand idle connections displaces no other client,
-and a probe always gets in. A new connection is refused only if every open one has a request under way, and
-``max_requests`` is far below ``max_connections``. asyncio's own server has no such limit; when file descriptors run
-out, it retries without a pause and logs a stack trace each time.
+and a probe gets in. If that peer has no idle connection, another peer loses one. A new connection is refused only if
+every open one has a request under way, and ``max_requests`` is far below ``max_connections``. asyncio's own server has
+no such limit; when file descriptors run out, it retries without a pause and logs a stack trace each time.
 """
 
 import asyncio

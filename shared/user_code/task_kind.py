@@ -1,4 +1,4 @@
-"""The difference between the workers of one service and those of another: what is done with the users' functions.
+"""Defines a kind of task: how the workers of one service load, call and describe users' functions.
 
     service                         worker
       WorkerPool(kind) --start-->   kind.set_up
@@ -31,7 +31,7 @@ class TaskKind(Protocol[AnswerT_co, DescriptionT_co]):
 
     @property
     def places(self) -> Places:
-        """The places that functions may come from."""
+        """The operator's directories and packages from which functions may be loaded."""
         ...
 
     @property

@@ -25,7 +25,7 @@ class GlooTransfer:
         self._is_given_up = False
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Begin to enter the trainer's communicator."""
+        """Begin to enter the trainer's communicator, in a thread. A failure shows in ``progress``."""
 
         def job() -> None:
             group = GlooWire(

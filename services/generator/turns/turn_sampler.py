@@ -28,7 +28,7 @@ from shared.run_options.run_config import RunConfig
 from shared.turns import SampledTurn, TurnRefusal, TurnRefusedError, TurnRequest
 
 _LOOK_EVERY_S: Final = 1.0
-"""Seconds between two looks whether there are weights."""
+"""Seconds between two checks for weights."""
 _ResultT = TypeVar("_ResultT")
 
 
@@ -104,7 +104,7 @@ class TurnSampler:
         )
 
     def close(self) -> None:
-        """Begin nothing more in the thread."""
+        """Cancel what waits for the thread, without waiting for what it does now."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _complete(

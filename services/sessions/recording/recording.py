@@ -85,7 +85,7 @@ class Recording:
 
     @property
     def num_forks(self) -> int:
-        """Number of rows after the first."""
+        """Number of rows after the first. A request that continues no row's last turn begins a new row."""
         return max(0, len(self._tips) - 1)
 
     @property
@@ -130,7 +130,7 @@ class Recording:
         return [*itertools.dropwhile(lambda message: message["role"] != "assistant", messages)]
 
     def repeated(self, request: bytes) -> SampledTurn | None:
-        """Return the recorded turn of a repeated request, by the digest of its body."""
+        """Return the turn that was recorded for this request, by the digest of its body; None for a new request."""
         return self._by_request.get(request)
 
     def tool_results(self, turn: int) -> ToolResults | None:
@@ -138,7 +138,7 @@ class Recording:
         return self._tool_results.get(turn)
 
     def continuation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Continuation:
-        """Return the recorded turn that a request continues."""
+        """Return where a request continues the recording. Its ``turn`` is None if it continues no recorded turn."""
         given, shown = [digest(message) for message in messages], digest(list(tools))
         matching: set[int | None] = {None}
         is_rewritten_after: set[int | None] = set()

@@ -1,1 +1,1 @@
-"""Sessions over HTTP: OpenAI's chat completions, each session with its own base URL and key."""
+"""Sessions over HTTP, in OpenAI's and Anthropic's protocols. Each session has its own base URL and key."""

@@ -251,7 +251,7 @@ def _answer_id(opened: OpenSession, turn: int) -> str:
 
 
 def _conversation_of(opened: OpenSession, answer_id: str) -> list[ChatMessage]:
-    """Return the conversation that ended with an answer. Raises BodyError, or SessionOverError."""
+    """Return the conversation up to the response of this id. Raises BodyError, or SessionOverError."""
     opened.require_open()
     recording = opened.session.recording
     for turn in range(recording.num_turns):

@@ -2,7 +2,7 @@
 
 
 class ToolError(Exception):
-    """The text of an exception of a tool, or of a call that no tool takes. The model is answered with it."""
+    """A tool raised an exception, or no tool takes the call. The model gets the message as the tool's result."""
 
 
 class ToolLostError(Exception):

@@ -1,1 +1,1 @@
-"""The lasting output of a run: checkpoints, exported models, uploads."""
+"""Writes, checks and finds the checkpoints of a run, and chooses the best one."""

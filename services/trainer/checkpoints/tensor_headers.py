@@ -31,7 +31,7 @@ def linear_layers(directory: Path) -> set[str]:
 
 
 def damaged_tensor_file(directory: Path) -> Path | None:
-    """Return the first of a directory's files whose header cannot be read, or which has another size than it says."""
+    """Return the first file whose header is unreadable, names no tensor, or contradicts its size; None if none is."""
     for file in _files(directory):
         header, begin = _header(file)
         try:

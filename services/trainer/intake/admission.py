@@ -224,7 +224,7 @@ class Admission:
 
 
 def is_full(payloads: Collection[bytes]) -> bool:
-    """Whether no more groups should be sent in one step, which otherwise would keep Redis busy for a while."""
+    """Return whether these groups are enough for one call of Redis, which a larger call would keep busy."""
     return len(payloads) >= _MAX_GROUPS or sum(map(len, payloads)) >= _MAX_BYTES
 
 

@@ -185,7 +185,7 @@ class Evaluations:
             self._running.see_sign()
 
     def hold_clock(self) -> None:
-        """Wait anew for the next group, because no generator can sample it yet."""
+        """Restart the deadline of the next group, because no generator can sample it yet."""
         if self._running is not None:
             self._running.see_sign()
 

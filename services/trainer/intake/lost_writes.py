@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class LostWrites:
-    """The lost writes of one run, from its trainer's point of view.
+    """Notices when Redis has lost writes of a run, and admits the lost groups again.
 
     Args:
         redis: Client of redis_connection.py.

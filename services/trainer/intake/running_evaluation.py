@@ -41,7 +41,7 @@ class RunningEvaluation:
     """When they were last counted, in monotonic seconds."""
 
     def see_sign(self) -> None:
-        """Begin to wait anew for the next group."""
+        """Restart the deadline of the next group."""
         self.waited_s, self.looked_at = 0.0, time.monotonic()
 
     def is_given_up(self, *, idle_s: float) -> bool:

@@ -191,7 +191,7 @@ class PushSchedule:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the last push."""
+        """Return the metrics of the last push, and the counts of all pushes so far."""
         counts = {"push/count": float(self.num_pushes), "push/confirmed": float(self.num_confirmed)}
         if self._prober is not None:
             counts["push/probe_failed"] = float(self.num_probes_failed)

@@ -282,7 +282,7 @@ class PolicyCore:
         self._follow_schedule_of(self._total_steps)
 
     def take_weights(self, directory: Path) -> None:
-        """Take over only the weights in the directory, of a checkpoint, a transformers model or a PEFT adapter.
+        """Load only the weights of a checkpoint, a transformers model or a PEFT adapter.
 
         Raises:
             HeadraceError: The directory belongs to another model.

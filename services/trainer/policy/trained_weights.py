@@ -18,7 +18,7 @@ from shared.errors import HeadraceError
 
 
 class TrainedWeights(Protocol):
-    """The interface that the core uses."""
+    """The trained part of a model, as the core saves, pushes and checks it."""
 
     def live(self) -> dict[str, Tensor]:
         """Return the live tensors that a checkpoint contains, detached; sharded tensors are DTensors."""

@@ -74,7 +74,7 @@ def root_cause(words: dict[int, Word], killed: dict[int, int]) -> str:
     """Return the sentence that best explains why a group of ranks ended; empty if the cause is unknown.
 
     Args:
-        words: The words left, by rank.
+        words: The reasons that ranks have left (``read_words``), by rank.
         killed: Rank to the signal that killed it.
     """
     knowing = [(word.at_s, rank, word) for rank, word in words.items() if not word.is_loss]

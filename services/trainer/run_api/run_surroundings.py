@@ -21,7 +21,7 @@ _RECENT_S = 600.0
 
 
 async def look_around(redis: Redis, record: RunRecord, *, current_run: str | None) -> Surroundings:
-    """Return the present state around the run."""
+    """Read a run's queues, replicas and refusals from Redis."""
     keys = RunKeys(record.run_id)
 
     async def read() -> list[Any]:

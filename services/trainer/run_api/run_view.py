@@ -161,7 +161,7 @@ def is_agentic(record: RunRecord) -> bool:
 
 
 def summary(record: RunRecord) -> RunSummary:
-    """Return the run as in its record."""
+    """Return the summary of a run's record. An ended run shows no activity and no reason for waiting."""
     progress = record.progress
     if record.status in TERMINAL:
         # The reason describes the end. The rank's last activity no longer matters.
@@ -194,7 +194,7 @@ def detail(
     waiting_kind: WaitingKind | None,
     warnings: Sequence[RunWarning],
 ) -> RunDetail:
-    """Return the run with its surroundings."""
+    """Return the summary of a run with its config, queues, replicas, refusals and warnings."""
     return RunDetail(
         **summary(record).model_dump(),
         waiting_for=waiting_for,

@@ -26,7 +26,7 @@ from shared.service.tls import ServerCertificate
 
 @dataclass(frozen=True)
 class TrainerApi:
-    """The objects that the routes use."""
+    """The settings, stores, supervisor and locks that the routes of the run API share."""
 
     settings: TrainerSettings
     redis: Redis
@@ -54,7 +54,7 @@ class TrainerApi:
 
     @property
     def client_files(self) -> list[ClientFiles]:
-        """The stores of what clients upload."""
+        """The stores of uploaded files and modules, as far as this deployment has them."""
         return [store for store in (self.uploads, self.modules) if store is not None]
 
     async def use_files(self, settings: Any) -> None:
@@ -121,7 +121,7 @@ def _modules(settings: TrainerSettings) -> ModuleStore | None:
 
 
 def trainer_api(request: Request) -> TrainerApi:
-    """Return the objects that the routes use; a FastAPI dependency."""
+    """Return the application's TrainerApi; a FastAPI dependency."""
     return cast("TrainerApi", request.app.state.trainer)
 
 

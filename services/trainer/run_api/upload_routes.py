@@ -236,7 +236,7 @@ async def upload_module(
 
 
 async def _check(part: Part, store: UploadStore, api: TrainerApi) -> None:
-    """Check the hash of a file, in a thread of its own: it takes none from other requests, and no exit waits for it."""
+    """Check the hash of a file, in a thread of its own, which uses up no shared thread and does not delay the exit."""
     timeout_s = _SHORTEST_HASHING_S + part.file.size / _BYTES_HASHED_IN_A_SECOND
     async with api.hashing_uploads:
         try:

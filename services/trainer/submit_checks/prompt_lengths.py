@@ -155,7 +155,7 @@ def num_positions(config: RunConfig, model: Mapping[str, Any]) -> int | None:
 
 
 def whose_positions(config: RunConfig) -> str:
-    """Return what `num_positions` has its number from."""
+    """Return where `num_positions` gets its number: "vllm.max_model_len" or "the model"."""
     return "vllm.max_model_len" if _max_model_len(config) else "the model"
 
 

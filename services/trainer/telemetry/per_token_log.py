@@ -102,7 +102,7 @@ def rollout_rows(
 
 
 def _reference(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the gold answer, from the column where `accuracy_reward` looks for it; empty without one."""
+    """Return the gold answer as the field ``reference`` of a row; empty without a column of `accuracy_reward`."""
     found = next((columns[name] for name in _REFERENCES if columns.get(name) is not None), None)
     return {} if found is None else {"reference": _as_json(found)}
 

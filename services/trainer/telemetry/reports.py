@@ -78,7 +78,7 @@ class Reports:
         self._put({"kind": "evaluation", "step": step, "metrics": tracker_names(metrics)})
 
     def metrics(self) -> dict[str, float]:
-        """Return the number of lost reports so far; empty without trackers."""
+        """Return ``reports/lost``, the number of lost reports so far; empty without trackers."""
         if not self._trackers:
             return {}
         return {"reports/lost": float(sum(tracker.num_lost for tracker in self._trackers))}

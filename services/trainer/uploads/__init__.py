@@ -1,1 +1,1 @@
-"""Files that clients upload for their runs: data sets and models."""
+"""Files that clients upload for their runs: data sets, models and Python modules."""

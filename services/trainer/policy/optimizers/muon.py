@@ -28,7 +28,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make a step with each of them."""
+        """Make one step with each optimizer. ``closure`` is ignored."""
         del closure
         for optimizer in self._optimizers:
             optimizer.step()
