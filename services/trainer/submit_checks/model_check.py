@@ -70,7 +70,8 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
     """Return a lookup at the real hub; ``endpoint`` is HF_ENDPOINT by default."""
 
     def lookup(name: str, revision: str | None) -> Mapping[str, Any]:
-        from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+        import huggingface_hub
+        from huggingface_hub import HfApi, hf_hub_url, try_to_load_from_cache
         from huggingface_hub.errors import (
             GatedRepoError,
             HfHubHTTPError,
@@ -79,6 +80,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
             RevisionNotFoundError,
         )
 
+        untyped: Any = huggingface_hub  # partly
         in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *http_errors())
         try:
             info = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=timeout_s)
@@ -88,7 +90,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
             if info.gated and not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
                 # Anybody may read its description, but not its files.
                 file = hf_hub_url(name, "config.json", revision=revision, endpoint=endpoint)
-                get_hf_file_metadata(file, timeout=timeout_s, endpoint=endpoint)
+                untyped.get_hf_file_metadata(file, timeout=timeout_s, endpoint=endpoint)
         except HFValidationError as error:
             raise UserError(f"{name} cannot be a Hugging Face id: {error}", field="model") from error
         except GatedRepoError as error:
