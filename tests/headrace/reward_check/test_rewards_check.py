@@ -24,10 +24,6 @@ def brevity(completions, **columns):
     return [1.0 / (1 + len(text)) for text in completions]
 
 
-def of_messages(completions, **columns):
-    return [len(message["content"]) for (message,) in completions]
-
-
 def half_of_it(completions, **columns):
     return [None, float("nan")]
 
@@ -56,6 +52,10 @@ async def refuses_to_end(completions, **columns):
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             pass
+
+
+def of_messages(completions, **columns):
+    return [len(message["content"]) for (message,) in completions]
 """
 
 
