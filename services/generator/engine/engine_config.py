@@ -28,7 +28,7 @@ _SCHEDULERS = {
 }
 
 _MAX_LISTED_TOKENS, _MAX_STOP_TOKENS = 1024, 128
-"""Of vLLM's newer model runner: tokens that are allowed or have a bias, and tokens that end a completion."""
+"""Most tokens with a bias, or allowed, and most stop tokens, in the arrays of vLLM's newer model runner."""
 _REFUSALS = (ValueError, TypeError, OSError, RuntimeError, AssertionError, LookupError, ImportError, AttributeError)
 """vLLM has no common exception for refused arguments: any of these may mean a refusal."""
 
