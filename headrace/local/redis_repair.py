@@ -24,7 +24,10 @@ _APPEND_ONLY = "appendonlydir"
 _MANIFEST = "appendonly.aof.manifest"
 _ENTRY = re.compile(r"file (\S+) seq \d+ type ([bi])")
 _OK_UP_TO = re.compile(r"ok_up_to=(\d+)")
-_BAD_FORMAT = "Bad file format reading the append only file"
+_DAMAGED = (
+    "Bad file format reading the append only file",
+    "Unrecoverable error reading the append only file",  # also if a record begins with "*" and a zero
+)
 """In the server's last log message if a file is damaged, and not only cut off by a crash."""
 
 
@@ -58,7 +61,7 @@ def why_unreadable(directory: Path, *, last_words: str) -> str:
         last_words: The last message in its log.
     """
     damage = find_damage(directory)
-    if damage is None or not (damage.is_base or _BAD_FORMAT in last_words):
+    if damage is None or not (damage.is_base or any(said in last_words for said in _DAMAGED)):
         return ""
     command = f"`headrace up --repair-redis --state-dir {shlex.quote(str(directory.parent))}`"
     kept = (

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import redis
 
 from headrace.cli import command_line as cli
 from headrace.local import process_table
+from headrace.local.embedded_redis import server_binary
 from headrace.local.redis_repair import find_damage, repair, why_unreadable
 from tests.conftest import RedisServer
 from tests.headrace.launcher_rig import PATIENCE_S, LauncherRig, wait_for
@@ -102,6 +104,21 @@ def test_a_torn_end_is_left_to_the_server_which_starts_on_it(tmp_path: Path) -> 
     assert why_unreadable(tmp_path / "redis", last_words="Failed listening on port 6379") == ""
     with server(tmp_path / "redis") as client:
         assert client.exists("key-298", "key-299") == 1
+
+
+def test_damage_at_any_byte_of_a_record_is_found_when_the_server_ends(tmp_path: Path) -> None:
+    with server(tmp_path / "redis") as client:
+        write(client, "key", count=20)
+    file = newest(tmp_path / "redis", "*.incr.aof")
+    intact = file.read_bytes()
+    begin = intact.index(b"*3", len(intact) // 2)
+    arguments = ["--dir", str(tmp_path / "redis"), "--appendonly", "yes", "--port", "0", "--unixsocket", "s"]
+    for offset in range(begin, intact.index(b"key-", begin)):
+        file.write_bytes(intact[:offset] + bytes(200) + intact[offset + 200 :])
+        ended = subprocess.run([server_binary(), *arguments], capture_output=True, text=True, timeout=60, check=False)
+        last_words = ended.stdout.splitlines()[-1]
+        why = why_unreadable(tmp_path / "redis", last_words=last_words)
+        assert f"{file} is damaged at byte {begin} of" in why, (offset - begin, last_words)
 
 
 def test_commands_after_the_damage_are_left_out_and_kept_in_another_file(tmp_path: Path) -> None:
