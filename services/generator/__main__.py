@@ -1,9 +1,9 @@
-"""Entry point: ``python -m services.generator``.
+"""Entry point of the generator: ``python -m services.generator``.
 
     HTTP server --+
     run follower -+-- the first of these to end ends the process
     signals ------+
-    weight alarm -+
+    weight alarm -+   set when a weight push leaves vLLM stuck or in an unknown state
 
 Exit codes: 0 stopped by a signal; 1 failed, a restart may help; 2 a setting is wrong, a restart does not help.
 """
@@ -34,7 +34,7 @@ Samples completions for the current run in Redis. All settings are environment v
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the service and return the exit code."""
+    """Run the generator until it stops, and return the exit code of the process. Its only option is ``--help``."""
     parser = argparse.ArgumentParser(
         prog="python -m services.generator", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )

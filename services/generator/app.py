@@ -2,7 +2,7 @@
 
     /livez  /readyz  /health open
     /internal/v1/...         internal key
-    /v1/...                  API key; access/route_table.py has the scopes
+    /v1/...                  API key; shared/access/route_table.py has the scopes
 
 The server starts before vLLM is loaded, so that /readyz can say what the replica is waiting for.
 """
@@ -47,7 +47,10 @@ def make_app(
     engine_check: APIRouter | None = None,
     replica_id: str = "",
 ) -> App:
-    """Return the guarded application. ``replica_id`` defaults to the replica's name in the settings."""
+    """Return the generator's ASGI application, behind the checks of keys, body sizes and nesting.
+
+    ``replica_id`` defaults to the replica's name in the settings.
+    """
     app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
     app.include_router(weight_routes)
     app.include_router(turn_routes)
@@ -97,7 +100,10 @@ def make_app(
 
 
 def _form_of(scope: Scope) -> Form | None:
-    """Return the form of a request's errors: on OpenAI's routes, a problem that also has OpenAI's `error`."""
+    """Return the function that rewrites a request's error bodies, or None to leave them as problem+json.
+
+    On OpenAI's routes, it adds the `error` object that OpenAI's clients read.
+    """
     is_openai = scope["path"] in PATHS and scope["path"] != GENERATE_PATH
     return _with_openai_error if is_openai else None
 
@@ -107,9 +113,9 @@ def _with_openai_error(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Bounded:
-    """Passes on only complete bodies, with few enough nested lists and objects that decoding them takes almost no time.
+    """ASGI middleware that reads each body completely, and answers 422 if it has too many lists, objects or values.
 
-    vLLM's routes are behind it too.
+    Decoding such a body would take long. vLLM's routes are protected in the same way.
     """
 
     def __init__(self, app: App) -> None:

@@ -44,7 +44,7 @@ class Demand:
 
     @property
     def share(self) -> int:
-        """Most groups that one replica has in flight."""
+        """Largest number of groups that each replica may have in flight. A single replica has no limit."""
         if self.num_takers == 1:
             return sys.maxsize
         num_groups = self.num_groups + (self.num_unclaimed == 0)
@@ -58,8 +58,9 @@ class Demand:
 
 @dataclass(frozen=True)
 class Claim:
-    """The next step: claim up to ``count`` groups, waiting up to ``wait_s``. If ``count`` is 0, look again after
-    ``wait_s``.
+    """A decision of FairShare: claim up to ``count`` groups, and wait up to ``wait_s`` seconds for them.
+
+    If ``count`` is 0, nothing may be claimed now, and the next decision is due after ``wait_s``.
     """
 
     count: int
@@ -67,14 +68,22 @@ class Claim:
 
 
 class FairShare:
-    """Decides what one replica claims. Pure."""
+    """Decides how many prompt groups one replica claims next. It does no I/O."""
 
     def __init__(self) -> None:
         self._leftovers_at_s: float | None = None
         """When this replica may claim beyond its share; None while it is below its share."""
 
     def claim(self, demand: Demand, *, num_inflight: int, now_s: float) -> Claim:
-        """Return what to claim at ``now_s``, with ``num_inflight`` groups in flight on this replica."""
+        """Return how many groups to claim now, and how long to wait for them.
+
+        A replica below its share may fill it up. At its share, it may claim leftovers every LEFTOVERS_EVERY_S.
+
+        Args:
+            demand: The groups on the prompts stream and the replicas that take them.
+            num_inflight: Groups that this replica has in flight.
+            now_s: Current time on a monotonic clock, in seconds.
+        """
         if num_inflight < demand.share:
             self._leftovers_at_s = None
             return Claim(demand.share - num_inflight, READ_BLOCK_S)
@@ -88,7 +97,7 @@ class FairShare:
 
 
 async def look(redis: Redis, keys: RunKeys, *, replica_id: str, timeout_s: float) -> Demand:
-    """Record that this replica has an engine for the run, and return the demand.
+    """Count this replica among those that take the run's prompt groups, and return the current demand.
 
     Raises:
         StateLostError: The prompts stream is gone.

@@ -6,10 +6,11 @@
                  |         fair_share.py, by the number of replicas
                  open while this replica holds the version the trainer requires, verified by its probe
 
-Generation waits for no particular step of training. It stops when the trainer, which has fallen behind, admits no more
-prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished group
-stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim it. A
-replica that has had no weights for WITHOUT_WEIGHTS_S leaves its groups to others itself.
+Generation does not wait for any particular training step. It stops when the trainer, which has fallen behind, admits no
+more prompts, or when this replica lacks the required version. A group is published whole or not at all. An unpublished
+group stays pending under this replica's name until it restarts, or its lease (registration.py) expires and others claim
+it. A replica without weights for WITHOUT_WEIGHTS_S leaves its groups to others, although its lease has not expired.
+
 In a weight push (weight_receiver.py) a group in flight continues, and its version spans record the change. The prompts
 of agent runs are read by the sessions service, which asks this replica for turns (turns/).
 """
@@ -48,18 +49,23 @@ _SampledT = TypeVar("_SampledT")
 
 
 class SamplingEngine(Protocol):
-    """The engine as this loop uses it; engine/engine.py implements it with vLLM."""
+    """The methods of an engine that the generation loop calls; engine/engine.py implements them with vLLM."""
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
     ) -> Sequence[SampledCompletion]:
-        """Sample completions; cancelling the call aborts the request. Raises MessageError if the model cannot take the
-        prompt.
+        """Sample ``num_completions`` completions of one prompt. Cancelling the call aborts the request.
+
+        Raises:
+            MessageError: The model cannot take the prompt.
         """
         ...
 
     def first_window(self, config: RunConfig) -> int:
-        """Return the number of groups that fit at once at full length. Prompts without a limit are not counted."""
+        """Return the initial limit of groups in flight: the groups of full length that fit into the KV cache at once.
+
+        A prompt counts with ``max_prompt_length`` tokens, or not at all if the run has no such limit.
+        """
         ...
 
     def take_load(self) -> EngineLoad:
@@ -68,11 +74,14 @@ class SamplingEngine(Protocol):
 
 
 class WeightGate(Protocol):
-    """The weight receiver as this loop uses it; receive/weight_receiver.py implements it."""
+    """Reports the weights that the engine holds, and waits until they may be used.
+
+    receive/weight_receiver.py implements it.
+    """
 
     @property
     def held_version(self) -> LineageVersion:
-        """The version of the weights that the engine holds."""
+        """The policy version of the engine's weights; NO_WEIGHTS if it has no usable weights."""
         ...
 
     async def wait_open(self, required: LineageVersion) -> None:
@@ -82,7 +91,10 @@ class WeightGate(Protocol):
 
 @dataclass
 class _Claimed:
-    """A group that this replica has claimed, when (Unix seconds), and the version that was noted for it."""
+    """A prompt group that this replica has claimed, with the time of the claim in Unix seconds.
+
+    ``version`` is the policy version that Redis has recorded as the start of its sampling; NO_WEIGHTS before that.
+    """
 
     delivery: Delivery
     prompt: PromptGroup
@@ -91,14 +103,14 @@ class _Claimed:
 
 
 class GenerationLoop:
-    """Generates one run's prompts with one engine.
+    """Claims the prompt groups of one run, samples their completions with one engine, and publishes them.
 
     Args:
         redis: Client made by redis_connection.py.
         keys: Redis keys of the run.
         config: The run's sampling settings.
         engine: Samples the completions.
-        gate: Tells which version is held.
+        gate: Reports the version that the engine holds, and waits until it may be used.
         replica_id: Name of this consumer. It is stable, so that after a restart it finds its own pending groups.
         metrics: Metrics of this process.
         patience_s: How long Redis may be unreachable, in seconds.
@@ -152,7 +164,7 @@ class GenerationLoop:
             self._metrics.show_load(EngineLoad(), window=0)  # every request was aborted
 
     async def _watch_turns(self) -> None:
-        """Show the engine's load, which is the turns' of the sessions service. No groups are claimed here."""
+        """Export the engine's load in an agent run. The sessions service asks for turns, so no groups are claimed."""
         while True:
             self._metrics.show_load(self._engine.take_load(), window=0)
             await asyncio.sleep(_SHOW_EVERY_S)
@@ -185,7 +197,7 @@ class GenerationLoop:
                 give_back_at = time.monotonic() + WITHOUT_WEIGHTS_S
 
     async def _give_back(self) -> None:
-        """Leave groups to other replicas: all of them without weights, otherwise those that have not begun."""
+        """Leave claimed groups to other replicas: all if this replica has no weights, otherwise those not begun yet."""
         if self._gate.held_version == NO_WEIGHTS and (stuck := [*self._generating]):
             log.warning("without weights, %d groups are left to other replicas", len(stuck))
             for task in stuck:
@@ -194,7 +206,10 @@ class GenerationLoop:
         await self._prompts.give_back(keep={delivery.entry_id for delivery in self._generating.values()})
 
     async def _claim(self, demand: Demand) -> list[Delivery]:
-        """Return the groups to begin next, perhaps none: limited by the engine's room and this replica's fair share."""
+        """Claim as many prompt groups as the engine has room for and the fair share allows; perhaps none.
+
+        Groups that this replica claimed before a restart come first, and the fair share does not limit them.
+        """
         self._look_at_engine()
         num_free = self._window.size - self._num_inflight
         if num_free <= 0:
@@ -220,7 +235,7 @@ class GenerationLoop:
         self._metrics.show_load(load, window=self._window.size)
 
     async def _begin(self, deliveries: Sequence[Delivery]) -> list[_Claimed]:
-        """Decode the groups, bury malformed ones, and note that the others begin."""
+        """Decode the claimed groups, bury malformed ones, and record in Redis that sampling of the others begins."""
         claimed: list[_Claimed] = []
         for delivery in deliveries:
             with about(group_id=delivery.group_id):
@@ -232,7 +247,7 @@ class GenerationLoop:
         return claimed
 
     async def _note_begun(self, groups: Sequence[_Claimed]) -> None:
-        """Note the version at which these groups begin, unless the weights were taken out of service."""
+        """Record in Redis the policy version with which these groups begin. Without weights, do nothing."""
         version = self._gate.held_version
         if not groups or version == NO_WEIGHTS:
             return
@@ -276,7 +291,7 @@ class GenerationLoop:
             self._metrics.duplicates.inc()
 
     async def _complete(self, prompt: PromptGroup) -> Sequence[SampledCompletion]:
-        """Sample the group. Its entry stays pending."""
+        """Sample the completions of a group, again if their weights fail verification. Its entry stays pending."""
         prompt_ids = unpack_ids(prompt.prompt_ids).tolist()
         return await until_verified(
             lambda request_id: self._engine.complete(
@@ -295,7 +310,10 @@ async def until_verified(
     gate: WeightGate,
     required_version: Callable[[], LineageVersion],
 ) -> _SampledT:
-    """Return what ``sample`` returns for a request id; sample again if weights that had a part in it are refused."""
+    """Call ``sample`` until its weights pass verification, and return its result.
+
+    If it raises UnverifiedError, it is called again with another request id, as soon as ``gate`` opens.
+    """
     attempts = itertools.count(1)
     attempt_id = request_id
     while True:

@@ -15,8 +15,8 @@ async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, _ResultT]) 
     """Return the result of ``work``. If the client disconnects first, cancel ``work`` and return None.
 
     Args:
-        receive: The request's ASGI channel. Its body was read.
-        work: What the client waits for.
+        receive: The ASGI ``receive`` of the request, from which the whole body has been read.
+        work: Computes the answer.
     """
     working = asyncio.create_task(work, name="work for a client")
     watching = asyncio.create_task(_hung_up(receive), name="is the client there")

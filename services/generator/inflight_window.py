@@ -46,11 +46,11 @@ class EngineLoad:
 
 
 class InflightWindow:
-    """Tells how many groups may be in flight.
+    """Adapts the number of prompt groups in flight to the load of the engine. ``size`` is the current limit.
 
     Args:
-        first: Initial size.
-        most: Largest size.
+        first: Initial size, in groups.
+        most: Largest size, in groups.
     """
 
     def __init__(self, *, first: int, most: int) -> None:
@@ -65,7 +65,10 @@ class InflightWindow:
         """
 
     def observe(self, load: EngineLoad, *, num_inflight: int) -> None:
-        """Record the engine's load while ``num_inflight`` groups are in flight."""
+        """Record the engine's load with ``num_inflight`` groups in flight.
+
+        If the KV cache is too full, the window shrinks at once.
+        """
         self._peak = max(self._peak, load.kv_usage)
         self._was_full |= num_inflight >= self.size
         in_engine = load.num_running + load.num_waiting
@@ -77,7 +80,10 @@ class InflightWindow:
             self._shrink(num_inflight, need=load.kv_usage)
 
     def group_finished(self) -> None:
-        """Count a finished group. At the end of a turnover, grow if there was room, or shrink if requests waited."""
+        """Count a finished group. Once as many have finished as the window holds, adapt its size.
+
+        It grows if there was room in the KV cache, and shrinks if requests waited in the engine.
+        """
         self._num_finished += 1
         if self._num_finished < self.size:
             return

@@ -49,15 +49,15 @@ class GeneratorMetrics:
         )
 
     def name_replica(self, replica_id: str) -> None:
-        """Set the replica id in the metrics, because people do not recognise a replica by its address."""
+        """Export the replica's id with the metrics, because people do not recognise a replica by its address."""
         self._replica.labels(replica_id).set(1)
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Show at every scrape whether the keys file is broken."""
+        """Export whether the file of API keys is unreadable; it is checked at every scrape."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def show_load(self, load: EngineLoad, *, window: int) -> None:
-        """Show the engine's latest load report."""
+        """Export the engine's load since the last report, and the largest number of groups that may be in flight."""
         self.window.set(window)
         self.kv_usage.set(load.kv_usage)
         self.running.set(load.num_running)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def run_process(settings: GeneratorSettings) -> int:
-    """Serve until a stop signal, and return the exit code.
+    """Run a generator with vLLM until a stop signal or a failure, and return the exit code: 0 or 1.
 
     Raises:
         UserError: A setting is wrong.

@@ -49,11 +49,11 @@ class Seat:
         self._doing: str | None = None
 
     async def take(self) -> None:
-        """List this replica as loading the model."""
+        """Add this replica to the list, as loading the model."""
         await self._write(LOADING)
 
     async def serve(self) -> None:
-        """List this replica as serving the run, and remove an earlier refusal."""
+        """List this replica as serving the run, and delete an earlier report that it could not."""
         await self._write("")
         await self.take_back()
 
@@ -66,11 +66,11 @@ class Seat:
         await refusals.refuse(self._redis, "generator", self._replica_id, reason, run_id=self._keys.run_id)
 
     async def take_back(self) -> None:
-        """Remove this replica's refusal."""
+        """Delete the report of why this replica could not serve the run."""
         await refusals.take_back(self._redis, "generator", self._replica_id, run_id=self._keys.run_id)
 
     async def stay(self) -> None:
-        """List this replica again, in case Redis has lost its entry, unless it has left."""
+        """Write the entry again, in case Redis has lost it. Do nothing after ``leave``."""
         if self._doing is not None:
             entry = Registration(self._url, self._doing)
             await _enter_again(self._redis, self._keys.generators, self._replica_id, entry, patience_s=self._patience_s)
@@ -106,7 +106,7 @@ async def in_fleet(
 ) -> AsyncGenerator[None]:
     """Hold a lease and be listed among all generators while the block runs.
 
-    ``doing`` is the replica's work before it can follow runs.
+    ``doing`` describes the work that keeps the replica from serving runs, such as "starting"; empty if there is none.
     """
     entry = Registration(url, doing)
 
@@ -142,7 +142,7 @@ async def _enter(
 async def _enter_again(
     redis: Redis, listed_in: str, replica_id: str, entry: Registration, *, patience_s: float
 ) -> None:
-    """Write an entry that Redis may have lost. A full Redis refuses it, and usually still has it."""
+    """Write an entry again, in case Redis has lost it. Ignore a refusal by a full Redis, which usually still has it."""
     with contextlib.suppress(NoRoomError):
         await _enter(redis, listed_in, replica_id, entry, patience_s=patience_s, waits_for_room=False)
 

@@ -22,7 +22,8 @@ from shared.messages import CompletedGroup, PromptGroup, Rollout, Row, Stamp, Tu
 class SampledCompletion:
     """One sampled sequence, as the engine returned it.
 
-    ``spans`` are (version label, start, end) over ``token_ids``. A logprob is NaN if the engine did not provide it.
+    ``spans`` are (version label, start, end) over ``token_ids``, where the label is written like ``2:40``. A logprob is
+    NaN if the engine did not provide it.
     """
 
     text: str
@@ -40,10 +41,17 @@ def completed_group(
     generated_at_s: float,
     by: str,
 ) -> CompletedGroup:
-    """Return the whole group.
+    """Return a prompt group with one rollout for each completion, ready to be published.
+
+    Args:
+        prompt: The group as it was claimed.
+        completions: Its ``num_generations`` completions.
+        claimed_at_s: Time of the claim, in Unix seconds.
+        generated_at_s: Time of the last completion, in Unix seconds.
+        by: Name of this replica.
 
     Raises:
-        MessageError: The engine returned something that must not be trained on.
+        MessageError: A completion is missing, or must not be trained on.
     """
     if len(completions) != prompt.num_generations:
         raise MessageError(f"the engine returned {len(completions)} completions instead of {prompt.num_generations}")
@@ -77,7 +85,7 @@ def _rollout(
 
 
 def version_spans(name: str, completion: SampledCompletion) -> tuple[VersionSpan, ...]:
-    """Return the spans of a completion that may be trained on, with policy versions in place of labels.
+    """Check that a completion may be trained on, and return its version spans with the labels parsed.
 
     Raises:
         MessageError: It has no token, an infinite logprob or only NaN, or a token without a version. ``name`` says

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Receiver(WeightGate, Protocol):
-    """The weight receiver as this loop uses it."""
+    """The methods of the weight receiver that this module calls; receive/weight_receiver.py implements them."""
 
     @property
     def decoding_is_paused(self) -> bool:
@@ -53,7 +53,7 @@ class Receiver(WeightGate, Protocol):
 
     @property
     def outputs(self) -> OutputGate:
-        """The gate that everything the engine samples must pass."""
+        """The gate that holds back sampled tokens until their weights are verified."""
         ...
 
     def attach(
@@ -66,24 +66,24 @@ class Receiver(WeightGate, Protocol):
         push_staging: Literal["memory", "none"],
         kv_after_push: Literal["recompute", "keep"],
     ) -> None:
-        """Receive this run's weights into ``engine``, which holds none yet."""
+        """Accept weight pushes of this run, and load them into ``engine``, which holds none of its weights yet."""
         ...
 
     def detach(self) -> None:
-        """Stop receiving, because the run is over."""
+        """Stop accepting weight pushes, because the run is over."""
         ...
 
 
 class RunFollower:
-    """Follows the current run.
+    """Serves one run after the other: starts vLLM if needed, accepts weights, and samples until the run is over.
 
     Args:
         settings: Settings of this process.
         redis: Client made by redis_connection.py.
         receiver: Receives weights.
-        state: Updated with what the replica is waiting for.
-        openai: Gets the engine that answers its requests.
-        turns: Gets the sampler of the run's turns.
+        state: Gets the reason why this replica is not ready.
+        openai: The OpenAI-compatible routes, which get the engine that answers them.
+        turns: Gets the sampler for the turns of an agent run.
         metrics: Metrics of this process.
         url: URL at which the trainer reaches this replica.
     """
@@ -116,7 +116,7 @@ class RunFollower:
         self._watch = EngineWatch(every_s=settings.poll_every_s, hang_timeout_s=settings.engine_hang_timeout_s)
 
     async def run(self, *, has_cuda: bool) -> None:
-        """Serve runs until cancelled.
+        """Serve one run after the other until cancelled.
 
         Raises:
             EngineDiedError: vLLM failed; this process must be restarted.
@@ -240,7 +240,9 @@ class RunFollower:
         return self._engine
 
     async def _receiving_with(self, engine: Engine, config: RunConfig) -> ReceivingEngine:
-        """Return the calls of a push, and allocate staging memory first: a push may have no time for it.
+        """Return the interface for weight pushes to ``engine``, with its staging memory allocated if the run uses any.
+
+        The memory is allocated here, because a push may have no time for it.
 
         Raises:
             EngineDiedError: The engine does not answer.
@@ -283,10 +285,10 @@ class RunFollower:
                 await generating
 
     async def _turn_sampler(self, run_id: str, config: RunConfig, engine: Engine) -> TurnSampler | None:
-        """Return the sampler of the run's turns; None if it is not an agent run, and so has no turns.
+        """Return the sampler for the turns of an agent run; None for other runs.
 
         Raises:
-            UserError: The model's tokenizer, its chat template or the run's parser is not made for tools.
+            UserError: The model's tokenizer, its chat template or the run's parser does not support tools.
         """
         if not config.is_agentic:
             return None

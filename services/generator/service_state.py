@@ -1,4 +1,4 @@
-"""Why this replica is not generating, as a sentence.
+"""Keeps the reason why this replica is not generating, as a sentence for the health checks and the OpenAI routes.
 
 /readyz needs no key, so it shows only the phase: no model, path or number. The OpenAI routes need a key, so they also
 give the details when they refuse a request.
@@ -12,11 +12,11 @@ _STARTING = "vLLM is being imported"
 
 
 class VersionHolder(Protocol):
-    """The part of the weight receiver that readiness needs."""
+    """The properties of the weight receiver on which readiness depends."""
 
     @property
     def held_version(self) -> LineageVersion:
-        """The version that the replica holds."""
+        """The policy version of the engine's weights; NO_WEIGHTS if it has no usable weights."""
         ...
 
     @property
@@ -26,12 +26,12 @@ class VersionHolder(Protocol):
 
 
 class ServiceState:
-    """Tells why the replica does not generate.
+    """Keeps the reason why the replica does not generate.
 
     run_follower.py writes it and the HTTP routes read it, on one event loop.
 
     Args:
-        weights: Tells which policy version is held.
+        weights: Reports the policy version that is held.
     """
 
     def __init__(self, weights: VersionHolder) -> None:
@@ -46,15 +46,18 @@ class ServiceState:
         return self._phase == _STARTING
 
     def wait_for(self, phase: str, *, detail: str = "") -> None:
-        """Set what the replica waits for before it can serve a run. ``phase`` is public, ``detail`` is not."""
+        """Set the reason why no run can be served yet. ``phase`` is shown without a key, ``detail`` only with one."""
         self._phase, self._detail = phase, detail
 
     def serve(self) -> None:
-        """Note that an engine serves the current run. From now on only weights can be missing."""
+        """Clear the reason, because an engine serves the current run. Readiness now depends only on its weights."""
         self._phase, self._detail = None, ""
 
     def why_not_ready(self) -> str | None:
-        """Return the phase, or None if the replica takes prompts. A replica paused for a push counts as ready."""
+        """Return why the replica is not ready, without details, or None if it takes prompts.
+
+        A replica whose decoding is paused for a push counts as ready.
+        """
         if self._phase is not None:
             return self._phase
         if self._weights.is_asleep:

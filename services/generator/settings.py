@@ -40,14 +40,18 @@ class GeneratorSettings(AdvertisedSettings):
 
     @property
     def given_engine_args(self) -> dict[str, dict[str, Any]]:
-        """The engine arguments of each variable."""
+        """The operator's vLLM engine arguments, by the environment variable that sets them."""
         return {
             "HEADRACE_ENGINE_ARGS": self.engine_args,
             "HEADRACE_DEFAULT_ENGINE_ARGS": self.default_engine_args,
         }
 
     def args_beside(self, of_run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the engine arguments that override a run's, and the default ones that the run does not set."""
+        """Return the engine arguments that an operator's variables add to a run's ``vllm:`` section, ``of_run``.
+
+        HEADRACE_ENGINE_ARGS overrides the run's arguments, and the run's arguments override
+        HEADRACE_DEFAULT_ENGINE_ARGS.
+        """
         defaults = {name: value for name, value in self.default_engine_args.items() if name not in of_run}
         return {**defaults, **self.engine_args}
 
@@ -66,7 +70,7 @@ class GeneratorSettings(AdvertisedSettings):
 
 
 def read_settings() -> GeneratorSettings:
-    """Return the settings of this process.
+    """Read the settings of this process from its ``HEADRACE_`` environment variables.
 
     Raises:
         UserError: A variable is wrong; the message names it.

@@ -1,4 +1,4 @@
-"""The LoRA adapter of a run, as vLLM gets it, and the directory in which it arrives.
+"""Describes a run's LoRA adapter to vLLM, and makes the temporary directory in which pushed adapters arrive.
 
     adapters arrive --> a PEFT directory in memory --add_lora--> in the engine, in place of those before
                                                                      |                    (directory gone)
@@ -61,7 +61,7 @@ class AdapterSpec:
         )
 
     def engine_args(self) -> dict[str, Any]:
-        """Return the arguments of vLLM's AsyncEngineArgs."""
+        """Return the arguments for AsyncEngineArgs that enable adapters and, for a 4-bit base, its quantisation."""
         args: dict[str, Any] = {
             "enable_lora": True,
             "max_lora_rank": served_rank(self.rank),
@@ -86,7 +86,7 @@ class AdapterSpec:
 
 
 def serving_request(adapter: AdapterSpec | None) -> Any | None:
-    """Return the LoRARequest that answers a request with the run's adapter; None if the run has none."""
+    """Return the LoRARequest that makes vLLM sample with the run's adapter; None if the run has none."""
     if adapter is None:
         return None
     from vllm.lora.request import LoRARequest
@@ -105,8 +105,8 @@ def loading_request(directory: Path) -> Any:
 def adapter_directory(shapes: Iterable[Sequence[int]]) -> Generator[Path]:
     """Make a temporary directory for adapters of these shapes, in memory if that has room. The block's end removes it.
 
-    If the process is killed before, ``remove_left_adapters`` of a later one does. It spares directories that are
-    locked, which lasts as long as their process.
+    The directory is locked while this process lives. If the process is killed before the end of the block, the next
+    generator on this machine finds the directory unlocked and removes it (``remove_left_adapters``).
     """
     num_bytes = _BESIDE_BYTES + _MOST_BYTES_A_NUMBER * sum(math.prod(shape) for shape in shapes)
     has_room = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= num_bytes
@@ -121,7 +121,7 @@ def adapter_directory(shapes: Iterable[Sequence[int]]) -> Generator[Path]:
 
 
 def remove_left_adapters() -> None:
-    """Remove the directories of generators that were killed in the middle of a push."""
+    """Remove the adapter directories of generators that were killed in the middle of a push."""
     for place in (_MEMORY, tempfile.gettempdir()):
         for directory in Path(place).glob(f"{_PREFIX}*"):
             with _locked(directory, waits=False) as is_left:

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM behind the few calls that the generator needs.
+"""Starts vLLM's AsyncLLM, and wraps it in the few calls that the generator needs.
 
     start_engine(spec) --> Engine.complete(prompt ids) --> completions with logprobs and version spans
 
@@ -43,7 +43,7 @@ class EngineDiedError(HeadraceError):
 
 
 class Engine:
-    """A running vLLM engine.
+    """A running vLLM engine, with the calls that the generator needs.
 
     Args:
         client: AsyncLLM; the weight receiver and the OpenAI routes use it too.
@@ -69,12 +69,12 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in the engine."""
+        """Number of requests in the engine that have not ended."""
         return int(self.client.num_unfinished)
 
     @property
     def num_steps(self) -> int:
-        """Steps that the engine cores have reported since their start."""
+        """Number of steps that the engine cores have reported since their start."""
         return int(self.client.num_steps)
 
     def why_dead(self, *, otherwise: str) -> str:
@@ -84,8 +84,10 @@ class Engine:
         return root_cause(otherwise=how_ended(ended) or otherwise)
 
     def first_window(self, config: RunConfig) -> int:
-        """Return the number of groups that fit at once at full length. Prompts without a limit are not counted: the
-        model's maximum instead would leave one group in flight. The window shrinks if they turn out long.
+        """Return the initial limit of groups in flight: the groups of full length that fit into the KV cache at once.
+
+        Prompts are not counted if the run does not limit their length. Counting the model's maximum length instead
+        would leave one group in flight. The limit is lowered later if prompts turn out to be long.
         """
         vllm: Any = self.client.vllm_config
         cache, num_cores = vllm.cache_config, int(vllm.parallel_config.data_parallel_size)
@@ -196,10 +198,10 @@ async def import_vllm(of_replica: Mapping[str, Mapping[str, Any]]) -> bool:
     """Import vLLM outside the event loop, check engine arguments, and return whether vLLM runs on CUDA.
 
     Args:
-        of_replica: Environment variables that hold engine arguments.
+        of_replica: The operator's engine arguments, by the environment variable that holds them.
 
     Raises:
-        UserError: An engine argument does not exist.
+        UserError: An engine argument does not exist, or only headrace may set it.
     """
 
     def load() -> bool:
@@ -255,7 +257,10 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
 
 
 def _read_before(label: str, completion: SampledCompletion, config: RunConfig) -> bool:
-    """Return whether the prompt may have been read by older weights than the first token was sampled with."""
+    """Return whether a completion's prompt may have been prefilled by older weights than those of its first token.
+
+    This can happen only if pushes keep the KV cache. ``label`` is the version label from before the request was added.
+    """
     return config.kv_after_push == "keep" and bool(completion.spans) and completion.spans[0][0] != label
 
 

@@ -27,10 +27,10 @@ from shared.serving.http_guard import problem
 
 
 class EngineChecker:
-    """Asks vLLM about one run at a time.
+    """Has vLLM check the options of submitted runs, one run at a time.
 
     Args:
-        of_replica: HEADRACE_ENGINE_ARGS.
+        of_replica: The engine arguments of HEADRACE_ENGINE_ARGS.
         timeout_s: How long a check may take, in seconds.
         data: Directories in which models of runs may be.
         weights: Directories to which the weights of runs may be written.
@@ -43,7 +43,7 @@ class EngineChecker:
         self._lock = asyncio.Lock()
 
     async def check(self, config: dict[str, Any]) -> EngineVerdict:
-        """Return vLLM's verdict on the run.
+        """Return whether vLLM accepts a run's engine arguments and sampling settings, with errors and warnings.
 
         Raises:
             UnavailableError: vLLM gave no verdict, or not in time.
@@ -81,7 +81,10 @@ class EngineChecker:
 
 
 def make_check_router(checker: EngineChecker) -> APIRouter:
-    """Return the route, which needs the internal key: 200 with a verdict, or 503 if vLLM gave none."""
+    """Return a router with ``POST /internal/v1/engine/check``: 200 with a verdict, or 503 if vLLM gave none.
+
+    The route needs the internal key.
+    """
     router = APIRouter(tags=["engine"])
 
     @router.post(ENGINE_CHECK_PATH, response_model=None)
@@ -96,7 +99,7 @@ def make_check_router(checker: EngineChecker) -> APIRouter:
 
 
 def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVerdict:
-    """Return vLLM's verdict on the run."""
+    """Build vLLM's config for a run in this process, and return the errors and warnings."""
     from vllm.platforms import current_platform
 
     from services.generator.engine.engine_config import check_sampling, make_vllm_config
@@ -120,7 +123,10 @@ def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVer
 
 
 def _answer(answers: Connection, config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> None:
-    """Run in the other process. vLLM's log lines about a run that is not served would only confuse."""
+    """Main function of the checking process: send the verdict as JSON.
+
+    vLLM's output is discarded, because log lines about a run that is not served would only confuse.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

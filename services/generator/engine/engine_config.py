@@ -41,7 +41,7 @@ def known_engine_args() -> set[str]:
 
 
 def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cuda: bool) -> Any:
-    """Return the VllmConfig of an engine.
+    """Build the VllmConfig of an engine from its spec and the operator's engine arguments, without reading weights.
 
     Raises:
         UserError: The model or an engine argument is refused.
@@ -89,8 +89,9 @@ def _check_rotary(model_config: Any) -> None:
 
 
 def reserve_place(scheduler_config: Any) -> None:
-    """Add the probe's place (probe_scheduler.py) to vLLM's SchedulerConfig, unless an operator has set another
-    scheduler.
+    """Add a place for the probe (probe_scheduler.py) to vLLM's SchedulerConfig.
+
+    If an operator has set another scheduler, nothing is changed.
     """
     if scheduler_config.scheduler_cls is not None:
         return
@@ -111,7 +112,7 @@ def num_places(scheduler_config: Any) -> int:
 
 
 def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, Any]:
-    """Return the arguments of SamplingParams.
+    """Return the arguments of vLLM's SamplingParams for ``num_completions`` completions of a prompt.
 
     No seed is set, because it kills the CPU engine when a prompt is prefilled in chunks. The text includes the stop
     string, as the token ids do, so that reward functions see what was sampled and is trained on.
@@ -168,7 +169,7 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
 
 
 def check_limits(params: Any, tokenizer: Any, vllm_config: Any) -> None:
-    """Check a request for what vLLM's newer model runner would find only in a step, where an error ends the engine.
+    """Check request options that vLLM's newer model runner checks only in a step, where an error ends the engine.
 
     Args:
         params: SamplingParams. ``max_tokens`` above the longest sequence is lowered.
@@ -222,7 +223,7 @@ def check_tool_call_parser(name: str) -> None:
 
 
 def what_it_says(error: BaseException) -> str:
-    """Return an error of another library in one line; for a pydantic error, every problem that it found."""
+    """Return the message of another library's error in one line; for a pydantic error, every problem that it found."""
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False, include_context=False, include_input=False)
         return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".lstrip(": ") for item in found)
@@ -231,7 +232,11 @@ def what_it_says(error: BaseException) -> str:
 
 
 def _check_model(spec: EngineSpec) -> int | None:
-    """Return the model's maximum number of tokens, if its config states it. Refuse a model with its own code."""
+    """Return the model's maximum number of tokens; None if its config does not state it.
+
+    Raises:
+        UserError: The model's config cannot be read, or the model would run its own code.
+    """
     from transformers import PretrainedConfig
     from transformers.models.auto import tokenization_auto
 
@@ -247,9 +252,7 @@ def _check_model(spec: EngineSpec) -> int | None:
 
 
 def _check_adapters(model_config: Any) -> None:
-    """Raise UserError if vLLM does not support adapters for this model. Otherwise the engine would fail while it
-    starts.
-    """
+    """Raise UserError if vLLM does not support adapters for this model. The engine's start would fail otherwise."""
     from vllm.model_executor.models import ModelRegistry, supports_lora
 
     model_class, architecture = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
@@ -277,7 +280,10 @@ def keep_in_core(vllm_config: Any) -> None:
 
 
 def cores_of_worker(vllm_config: Any) -> contextlib.AbstractContextManager[None]:
-    """Bind engine cores that are spawned in this context to the CPU cores of VLLM_CPU_OMP_THREADS_BIND."""
+    """Return a context in which spawned engine cores are bound to the CPU cores of VLLM_CPU_OMP_THREADS_BIND.
+
+    It does nothing on a GPU, or if the workers are processes of their own.
+    """
     from vllm.utils.ompmultiprocessing import OMPProcessManager
 
     if vllm_config.parallel_config.distributed_executor_backend != "uni":

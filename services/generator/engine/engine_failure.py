@@ -1,4 +1,4 @@
-"""Finds out that vLLM failed, and why: from the child process in which it failed, or because nothing happens any more.
+"""Detects that vLLM's engine failed or hangs, and finds the root cause in the child process that failed first.
 
     EngineCore, Worker   logger.exception("... failed to start.") --the first of them--> file
     this process         "Engine core initialization failed. See root cause above." + the content of the file
@@ -43,7 +43,7 @@ class _FirstFailure(logging.Filter):
         self._path = path
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Write the exception unless the file exists: later failures are consequences of the first."""
+        """Write a fatal exception to the file, unless the file exists: later failures are consequences of the first."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and str(record.msg).startswith(_DEADLY):
             with contextlib.suppress(OSError), self._path.open("x", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ class _FirstFailure(logging.Filter):
 
 
 def prepare() -> None:
-    """Name the file for processes that are spawned from now on, and delete the report of an earlier engine."""
+    """Choose the file to which vLLM's processes will write their first failure. Delete an earlier engine's report."""
     if _VARIABLE not in os.environ:
         # Other users cannot guess the name, and the file does not exist until something fails.
         os.environ[_VARIABLE] = str(Path(tempfile.gettempdir()) / f"headrace-failure-{secrets.token_hex(16)}")
@@ -60,7 +60,7 @@ def prepare() -> None:
 
 
 def write_down_failures() -> None:
-    """In a vLLM process: have its first failure written to the file. Does nothing if ``prepare`` was not called."""
+    """Have this vLLM process write its first fatal failure to the file. Do nothing if ``prepare`` was not called."""
     path = os.environ.get(_VARIABLE)
     if path is None:
         return
@@ -71,7 +71,7 @@ def write_down_failures() -> None:
 
 
 def clear_away() -> None:
-    """Remove the file at the end of this process."""
+    """Delete the file with the first failure. The generator calls this before it exits."""
     if _VARIABLE in os.environ:
         Path(os.environ.pop(_VARIABLE)).unlink(missing_ok=True)
 
@@ -84,11 +84,11 @@ def root_cause(*, otherwise: str) -> str:
 
 
 def how_ended(exit_codes: Mapping[str, int]) -> str:
-    """Return which of vLLM's processes failed and how it ended; empty if none has ended.
+    """Return which of vLLM's processes failed and how, as part of a sentence; empty if none has ended.
 
     Args:
-        exit_codes: By process name. Exit codes 0 and SIGTERM come last, because SIGTERM is how the other processes are
-            stopped after a failure.
+        exit_codes: Exit codes by process name. A process that ended with 0 or SIGTERM is chosen last, because SIGTERM
+            is how the other processes are stopped after a failure.
     """
     for name, code in sorted(exit_codes.items(), key=lambda item: item[1] in (0, -signal.SIGTERM)):
         if code == -signal.SIGKILL:
@@ -100,7 +100,7 @@ def how_ended(exit_codes: Mapping[str, int]) -> str:
 
 
 class WatchedEngine(Protocol):
-    """The part of an engine that is watched."""
+    """The properties of an engine that EngineWatch reads."""
 
     @property
     def pids(self) -> Sequence[int]:
@@ -119,7 +119,7 @@ class WatchedEngine(Protocol):
 
 
 class EngineWatch:
-    """Watches one engine after the other.
+    """Detects an engine that was stopped or hangs. It can watch one engine after the other.
 
     Args:
         every_s: Seconds between two calls of ``look``.
@@ -150,6 +150,9 @@ class EngineWatch:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return the type and the message, shortened. All lines are kept, because the first one often says the least."""
+    """Return an exception's type and the first 500 characters of its message, in one line.
+
+    All lines of the message are kept, because the first one often says the least.
+    """
     text = " ".join(str(error).split())[:_MAX_CHARACTERS]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

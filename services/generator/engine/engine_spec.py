@@ -38,8 +38,9 @@ class EngineSpec:
     """
 
     def engine_args(self, of_replica: Mapping[str, Any], *, has_cuda: bool) -> dict[str, Any]:
-        """Return the arguments of vLLM's AsyncEngineArgs. The replica's override the run's, and the run's override
-        ours.
+        """Return the arguments of vLLM's AsyncEngineArgs.
+
+        The replica's arguments override the run's, and the run's arguments override headrace's.
 
         Raises:
             UserError: The combined arguments would sample from something other than the policy, or cannot serve the
@@ -132,7 +133,11 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
 
 
 def _fingerprint(directory: Path, *, has_pushed_weights: bool) -> tuple[tuple[str, int, int], ...]:
-    """Return EngineSpec.files; empty if the directory does not exist or cannot be read, which loading reports."""
+    """Return name, size and modification time of the files in a model's directory that a push does not replace.
+
+    The result is EngineSpec.files. It is empty for a model of the hub, and if the directory cannot be read, which is
+    reported when the model is loaded.
+    """
     patterns = _FILES_NOT_PUSHED if has_pushed_weights else (*_FILES_NOT_PUSHED, *_WEIGHT_FILES)
     try:
         paths = sorted({path for pattern in patterns for path in directory.glob(pattern)})
@@ -143,7 +148,10 @@ def _fingerprint(directory: Path, *, has_pushed_weights: bool) -> tuple[tuple[st
 
 
 def check_engine_args(of_replica: Mapping[str, Mapping[str, Any]], known: set[str]) -> None:
-    """Raise UserError if vLLM does not know an engine argument of a variable, or if only headrace may set it."""
+    """Raise UserError if vLLM does not know an argument that an operator has set, or if only headrace may set it.
+
+    ``of_replica`` has the arguments by environment variable, and ``known`` the names that vLLM knows.
+    """
     for variable, args in of_replica.items():
         if unknown := unknown_args(args, known):
             raise UserError(f"{variable}: {unknown}")
@@ -163,7 +171,7 @@ def unknown_args(args: Mapping[str, Any], known: set[str]) -> str | None:
 
 
 def refuse_auto_map(content: Any, *, where: str) -> None:
-    """Raise UserError if a parsed config has ``auto_map`` at any depth."""
+    """Raise UserError if a parsed config has ``auto_map`` at any depth. The model would run its own Python code."""
     unvisited: list[Any] = [content]
     while unvisited:
         node = unvisited.pop()

@@ -47,7 +47,10 @@ class _ForkedPopen(popen_forkserver.Popen):
 
 
 class _Surroundings:
-    """Gives this process's environment and cores to the process that unpickles it."""
+    """Carries this process's environment variables and CPU affinity to a forked process.
+
+    The forked process adopts them when it unpickles this object.
+    """
 
     def __reduce__(self) -> Any:
         return _adopt, (dict(os.environ), os.sched_getaffinity(0))

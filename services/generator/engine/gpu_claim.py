@@ -65,7 +65,7 @@ def claim_gpus(
 
 
 def _visible(environment: MutableMapping[str, str], devices: Path) -> list[str]:
-    """Return the indices that CUDA may use: from the variable, or one for each GPU device in this container."""
+    """Return the GPU indices that CUDA may use: from CUDA_VISIBLE_DEVICES, or one for each GPU device in /dev."""
     if _VISIBLE in environment:
         return [index.strip() for index in environment[_VISIBLE].split(",") if index.strip()]
     return [str(index) for index in range(len(list(devices.glob("nvidia[0-9]*"))))]

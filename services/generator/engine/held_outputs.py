@@ -36,7 +36,10 @@ _NOT_HELD = (
 
 
 class HeldOutputs:
-    """Mixed into a scheduler: what ``update_from_output`` returns may be held for later steps."""
+    """Mixin for a scheduler: holds back the tokens of requests that are read only at their end.
+
+    It sends them in pieces, so that the generator's process has less to read.
+    """
 
     requests: dict[str, Any]
     pause_state: PauseState
@@ -46,12 +49,12 @@ class HeldOutputs:
         self._held: dict[str, list[Any]] = {}
 
     def has_requests(self) -> bool:
-        """Return whether another step is needed, which is so in a pause as long as outputs are held."""
+        """Return whether another step is needed: for requests, or to send held outputs in a pause."""
         inherited: Any = super()
         return bool(inherited.has_requests()) or self._is_due()
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
-        """Finish requests from outside, and forget what they have sampled."""
+        """Finish requests before their own end, for example when they are aborted, and discard their held outputs."""
         inherited: Any = super()
         finished: list[Any] = inherited.finish_requests(*args, **kwargs)
         for request in finished:
@@ -59,7 +62,7 @@ class HeldOutputs:
         return finished
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the outputs to send after a step, by client."""
+        """Return the outputs to send after a step, by client index. Other outputs are held for later steps."""
         inherited: Any = super()
         by_client: dict[int, Any] = inherited.update_from_output(*args, **kwargs)
         for sent in by_client.values():
@@ -72,7 +75,7 @@ class HeldOutputs:
         return bool(self._held) and self.pause_state != PauseState.UNPAUSED
 
     def _hold_or_join(self, output: Any) -> Any:
-        """Return the output with those held before it, or None if it is held too."""
+        """Return the output joined with the earlier ones that were held, or None if it is held too."""
         held = self._held.get(output.request_id)
         if held is None:
             if not self._may_hold(output):
@@ -106,7 +109,7 @@ class HeldOutputs:
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """Return the EngineCoreOutputs of one request in consecutive steps as one."""
+    """Join the EngineCoreOutput objects of one request, from consecutive steps, into one."""
     if len(outputs) == 1:
         return outputs[0]
     events = [event for output in outputs for event in output.events or ()]

@@ -28,7 +28,7 @@ class UnverifiedError(UnavailableError):
 
 
 class OutputGate:
-    """One replica's gate. It is open at first."""
+    """Holds back the tokens that one replica samples while new weights are not verified. It is open at first."""
 
     def __init__(self) -> None:
         self._num_refused = 0
@@ -45,7 +45,7 @@ class OutputGate:
         return not self._opened.is_set()
 
     def open(self) -> None:
-        """Release the outputs that wait, and later ones."""
+        """Release the outputs that were held back, and all later ones."""
         self._opened.set()
 
     def refuse(self) -> None:
@@ -71,7 +71,7 @@ class OutputGate:
 
 
 class GatedClient:
-    """An engine's client whose outputs pass through the gate.
+    """Wraps vLLM's AsyncLLM so that sampled outputs wait at the gate until their weights are verified.
 
     Args:
         client: vLLM's AsyncLLM.
@@ -87,7 +87,11 @@ class GatedClient:
         return getattr(self._client, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-        """Sample; see OutputGate.passing."""
+        """Sample with AsyncLLM, and yield each output once the gate releases it.
+
+        Raises:
+            UnverifiedError: Weights failed verification while the request was in progress.
+        """
         return self._gate.passing(self._client.generate(*args, **kwargs))
 
 

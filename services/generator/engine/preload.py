@@ -1,4 +1,4 @@
-"""Imported only by the fork server (fork_server.py): everything that an engine core imports on a CPU."""
+"""Imports every module that a vLLM engine core needs on a CPU. Only the fork server (fork_server.py) imports it."""
 
 import importlib
 

@@ -1,11 +1,11 @@
-"""vLLM's schedulers with a place in the batch, and a step of its own, for the probe after a push.
+"""vLLM's schedulers with a reserved place and a step of its own for the probe, the prompt that verifies pushed weights.
 
-    max_num_active_seqs   places of requests: what max_num_seqs is without this
-    max_num_seqs          those, and the probe's
+    max_num_active_seqs   places for requests: as many as max_num_seqs would give them without this module
+    max_num_seqs          these places, and the probe's
 
-If a push keeps the KV cache, requests keep their places, and an engine whose places all hold long completions would not
-score the probe in time. If a push discards the cache, all requests are read again in as few steps as possible, and such
-steps are long. The probe comes first, but would be answered only when the requests in the same step are.
+If a push keeps the KV cache, requests keep their places. They may all hold long completions, and then the probe would
+not be scored in time. If a push discards the cache, all requests are prefilled again, in a few long steps. The probe
+comes first, but without a step of its own its answer would wait for the requests in the same step.
 
 engine_config.py reserves the place. The schedulers run in the engine core's process.
 """
@@ -28,9 +28,9 @@ for module in (scheduler, block_pool):  # three lines for each push; VLLM_LOGGIN
 
 
 class ProbePlace:
-    """Mixed into a scheduler: allows one more running request while a probe is the next to be admitted.
+    """Mixin for a scheduler: allows one more running request while a probe is the next to be admitted.
 
-    If no other request has its cache at that time, the probe is computed in a step of its own.
+    If no other request runs or holds KV cache at that time, the probe is computed in a step of its own.
     """
 
     running: Any
@@ -49,7 +49,7 @@ class ProbePlace:
         self._num_of_requests = number
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the requests of the next step."""
+        """Schedule the next step. If a probe is next and no request runs, the step has room only for its tokens."""
         inherited: Any = super()
         if self.running or not self._is_probe_next():
             return inherited.schedule(*args, **kwargs)
@@ -71,4 +71,7 @@ class ProbeScheduler(HeldOutputs, ProbePlace, synchronous.Scheduler):  # type: i
 
 
 class AsyncProbeScheduler(HeldOutputs, ProbePlace, asynchronous.AsyncScheduler):  # type: ignore[misc]
-    """The same with vLLM's asynchronous scheduler, which prepares a step while the previous one is computed."""
+    """vLLM's asynchronous scheduler, with a place for the probe and outputs that are sent in pieces.
+
+    It prepares a step while the previous one is computed.
+    """

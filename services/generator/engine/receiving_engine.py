@@ -1,4 +1,4 @@
-"""The engine as a weight push uses it: the calls, and how vLLM makes them.
+"""The engine calls of a weight push: the interface ReceivingEngine, and its implementation with vLLM's AsyncLLM.
 
     decoding:  enter --> receive --> submit_probe     or: leave
     paused:    pause --> load, read back --> resume   or: abort_and_pause
@@ -25,30 +25,33 @@ _JOBS = frozenset({"enter", "receive"})
 
 
 class ReceivingEngine(Protocol):
-    """The calls of a push. Methods may raise any exception; guarded_engine.py turns it into a readable error."""
+    """The engine calls that a weight push makes.
+
+    Methods may raise any exception; guarded_engine.py turns it into a readable error.
+    """
 
     @property
     def adapter(self) -> AdapterSpec | None:
-        """Spec of the adapters that it serves; None if whole models arrive."""
+        """Spec of the LoRA adapters that are pushed; None if whole models are pushed."""
         ...
 
     @property
     def transports(self) -> Sequence[Transport]:
-        """The transports over which its workers can receive."""
+        """The transports over which the engine's workers can receive weights, such as ``nccl``."""
         ...
 
     @property
     def num_workers(self) -> int:
-        """Number of ranks that the engine takes in a communicator."""
+        """Number of the engine's workers. Each is one rank of the communicator of a push."""
         ...
 
     @property
     def device_uuid(self) -> str | None:
-        """UUID of its GPU; None if it has no GPU, or several."""
+        """UUID of the engine's GPU; None if it has no GPU, or several."""
         ...
 
     async def call_workers(self, move: str, **arguments: Any) -> list[Any]:
-        """Make one move of worker_transfer.WorkerTransfer in every worker, and return all answers."""
+        """Call the method ``move`` of WorkerTransfer (worker_transfer.py) in every worker, and return all results."""
         ...
 
     async def progress(self, *, wait_s: float) -> Sequence[Progress]:
@@ -56,7 +59,7 @@ class ReceivingEngine(Protocol):
         ...
 
     async def pause(self, *, keep_cache: bool) -> None:
-        """Pause decoding between two steps. Requests stay; if the cache is kept, they need not be read again."""
+        """Pause decoding between two steps. Requests stay, and need no new prefill if ``keep_cache`` is set."""
         ...
 
     async def abort_and_pause(self) -> None:
@@ -72,11 +75,11 @@ class ReceivingEngine(Protocol):
         ...
 
     async def read_version(self) -> str:
-        """Return the version label."""
+        """Return the version label that the engine reports for its weights."""
         ...
 
     async def load_adapter(self, directory: Path) -> None:
-        """Load an adapter in place of the previous one."""
+        """Load a LoRA adapter from a PEFT directory, in place of the previous one."""
         ...
 
     async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
@@ -94,11 +97,11 @@ class ReceivingEngine(Protocol):
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """Further methods of an engine that releases its GPU memory between two batches."""
+    """The further calls of an engine that releases its GPU memory between two batches."""
 
     @property
     def is_asleep(self) -> bool:
-        """Whether some of its memory is released."""
+        """Whether the engine has released its GPU memory, or a part of it."""
         ...
 
     async def sleep(self) -> None:
@@ -106,7 +109,10 @@ class Sleeper(Protocol):
         ...
 
     async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Take memory back: first of the weights, then of the cache. Decoding resumes with the second."""
+        """Take back the memory of the weights or of the KV cache. Call it for the weights first.
+
+        Decoding resumes once both are back.
+        """
         ...
 
 
@@ -115,7 +121,7 @@ class VllmReceivingEngine:
 
     Args:
         client: AsyncLLM.
-        adapter: Spec of the adapters that it serves; None if whole models arrive.
+        adapter: Spec of the LoRA adapters that are pushed; None if whole models are pushed.
     """
 
     def __init__(self, client: Any, adapter: AdapterSpec | None = None) -> None:

@@ -25,7 +25,10 @@ _REMEMBERED_PAUSES = 16
 
 
 class SaltedLLM(AsyncLLM):
-    """AsyncLLM; must be created with ``stat_loggers=[LoadRecorder]``."""
+    """AsyncLLM that gives each request a cache salt, and records the engine's load.
+
+    It must be created with ``stat_loggers=[LoadRecorder]``.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,11 +47,14 @@ class SaltedLLM(AsyncLLM):
 
     @property
     def weights_label(self) -> str:
-        """Version label of the weights that will read a request added now, unless a push comes first."""
+        """Version label of the weights that will prefill a request that is added now, unless a push comes first."""
         return self._label
 
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add a request whose prompt is a dictionary, as in all calls in this code base."""
+        """Add a request with a cache salt, so that it reuses no KV cache from before the last pause.
+
+        ``prompt`` must be a dictionary, as it is in all calls in this code base.
+        """
         salt = f"{self._num_pauses}:{prompt.get('cache_salt', '')}"
         salted: Any = {**prompt, "cache_salt": salt}
         self._num_entering += 1
@@ -58,9 +64,10 @@ class SaltedLLM(AsyncLLM):
             self._num_entering -= 1
 
     def _register_without_text_of_logprobs(self, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep vLLM from decoding each sampled token by itself, for a text that only readers of logprobs need.
+        """Register a request, and keep vLLM from decoding each sampled token by itself if it asks for flat logprobs.
 
-        Only prompt groups ask for flat logprobs (engine_config.py). The text of the completion is decoded as always.
+        Only readers of logprobs need that text, and only prompt groups ask for flat logprobs (engine_config.py). The
+        text of the completion is decoded as always.
         """
         self._register(request, *args, **kwargs)
         processor: Any = self.output_processor.request_states[request.request_id].logprobs_processor
@@ -71,7 +78,7 @@ class SaltedLLM(AsyncLLM):
     def num_unfinished(self) -> int:
         """Number of requests in the engine, including those that vLLM has not registered yet.
 
-        The first request of an engine is registered only after a question to the engine core.
+        vLLM registers an engine's first request only after a call to the engine core.
         """
         num_registered: int = self.get_num_unfinished_requests()
         return self._num_entering + num_registered
@@ -79,7 +86,8 @@ class SaltedLLM(AsyncLLM):
     async def pause_generation(self, *, mode: Any = "keep", clear_cache: bool = True) -> None:
         """Pause decoding; returns once no step is in progress.
 
-        AsyncLLM waits 20 ms longer for the last outputs, but these already have their version.
+        AsyncLLM would wait 20 ms longer for the last outputs. This is not needed, because they already have their
+        version.
         """
         self._recorder.pause_begins(time.monotonic())
         await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
@@ -87,29 +95,29 @@ class SaltedLLM(AsyncLLM):
         self._num_pauses += 1
 
     async def resume_generation(self) -> None:
-        """Resume decoding."""
+        """Resume decoding, and record the end of the pause for the load reports."""
         await super().resume_generation()
         self._recorder.pause_ends(time.monotonic())
 
     async def update_weight_version(self, new_version: str) -> None:
-        """Set the version label of the weights."""
+        """Set the version label of the tokens that are sampled from now on, such as ``2:40``."""
         await super().update_weight_version(new_version)
         self._label = new_version
 
     @property
     def num_steps(self) -> int:
-        """Steps that the engine cores have reported."""
+        """Number of steps that the engine cores have reported since their start."""
         num_steps: int = self._recorder.num_steps
         return num_steps
 
     def take_load(self) -> EngineLoad:
-        """Return the load since the last call."""
+        """Return the engine's load since the last call."""
         load: EngineLoad = self._recorder.take()
         return load
 
 
 class LoadRecorder(PrometheusStatLogger):
-    """Adds up what the engine cores report for each step, until ``take`` is called.
+    """Stat logger that adds up the engine cores' reports of each step, until ``take`` is called.
 
     It inherits from PrometheusStatLogger because vLLM otherwise adds its own logger, which costs time in every step.
     """
@@ -125,19 +133,19 @@ class LoadRecorder(PrometheusStatLogger):
         self._pauses: deque[list[float]] = deque(maxlen=_REMEMBERED_PAUSES)
 
     def pause_begins(self, at_s: float) -> None:
-        """Note that decoding is paused from now on. A pause within a pause belongs to the outer one."""
+        """Record that decoding is paused from ``at_s`` (monotonic seconds). Do nothing if it is paused already."""
         if not self._pauses or self._pauses[-1][1] < math.inf:
             self._pauses.append([at_s, math.inf])
 
     def pause_ends(self, at_s: float) -> None:
-        """Note that decoding has resumed."""
+        """Record that decoding has resumed at ``at_s`` (monotonic seconds)."""
         if self._pauses:
             self._pauses[-1][1] = at_s
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Record one step of one engine core."""
+        """Record the cache usage and the requests of one engine core after a step; vLLM calls it."""
         self.num_steps += 1
         if scheduler_stats is not None:
             usage = float(scheduler_stats.kv_cache_usage)
@@ -147,7 +155,7 @@ class LoadRecorder(PrometheusStatLogger):
             self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
 
     def look_at(self, _request: Any, output: Any, *_: Any) -> None:
-        """Record the preemptions of one request."""
+        """Count the preemptions of one request: as recomputed if a push caused them, otherwise as preempted."""
         for event in output.events or ():
             if event.type != EngineCoreEventType.PREEMPTED:
                 continue
@@ -158,16 +166,16 @@ class LoadRecorder(PrometheusStatLogger):
                 self._num_preempted += 1
 
     def log_engine_initialized(self) -> None:
-        """Log nothing."""
+        """Log nothing when the engine has started, unlike the base class."""
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """Record nothing."""
+        """Record nothing when the engine sleeps or wakes, unlike the base class."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """Record nothing."""
+        """Record nothing when a request is refused, unlike the base class."""
 
     def take(self) -> EngineLoad:
-        """Return the load since the last call; with several cores, the cache usage of the fullest."""
+        """Return the load of all engine cores since the last call. The cache usage is the highest of them."""
         load = EngineLoad(
             kv_usage=max(self._peaks.values(), default=0.0),
             num_running=sum(self._running.values()),

@@ -50,7 +50,7 @@ def end_with_parent() -> None:
 
 
 def tell_failures() -> None:
-    """Have the first failure of this process written to a file for the serving process (engine_failure.py)."""
+    """Have vLLM's first fatal failure in this process written to a file, which the generator's main process reads."""
     engine_failure.write_down_failures()
 
 

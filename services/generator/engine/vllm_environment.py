@@ -1,4 +1,4 @@
-"""Environment variables that vLLM reads when it is imported, and the directory that one of them names.
+"""Sets the environment variables that vLLM reads at import, and gives each replica its own compile cache.
 
 Each replica on a machine has its own directory for vLLM's compiled graphs, without the broken files of an earlier
 process:
@@ -6,8 +6,9 @@ process:
     ~/.cache/vllm          <- the first replica        ~/.cache/vllm/replica-1   <- the second        ...
 
 vLLM writes its index of compiled graphs in place. A replica that starts while another one writes would read half of it
-and fail. A replica that was killed while it wrote would fail at every start. The kernel releases a claim when the
-process ends, so a restarted replica finds a free directory with its compiled graphs.
+and fail. A replica that was killed while it wrote would fail at every start. A replica claims its directory with a file
+lock. The kernel releases the lock when the process ends, so a restarted replica finds a free directory with its
+compiled graphs.
 """
 
 import ast

@@ -110,7 +110,7 @@ class GenerateRequest(BaseModel):
 
 @dataclass(frozen=True)
 class Sampled:
-    """One completion.
+    """One sampled completion, with logprobs and policy versions.
 
     Attributes:
         token_ids: ``T`` sampled tokens, end-of-sequence included.
@@ -134,7 +134,7 @@ class SampledPrompt:
 
 
 class Sampler(Protocol):
-    """The engine as this route uses it."""
+    """Samples completions for ``POST /v1/generate``. PolicySampler implements it with vLLM."""
 
     async def sample(self, prompt: str | Sequence[int], request: GenerateRequest) -> SampledPrompt:
         """Sample ``request.n`` completions of one prompt. Cancelling the call aborts them.
@@ -167,7 +167,7 @@ class GenerateAnswer(BaseModel):
 
 
 def make_generate_app(sampler: Sampler) -> FastAPI:
-    """Return an application with only this route; it answers errors with problem+json."""
+    """Return an application with only ``POST /v1/generate``, which answers errors with problem+json."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.include_router(make_generate_router(sampler))
     app.add_exception_handler(RequestValidationError, refuse_body)
@@ -177,7 +177,7 @@ def make_generate_app(sampler: Sampler) -> FastAPI:
 
 
 def make_generate_router(sampler: Sampler) -> APIRouter:
-    """Return the route that samples with ``sampler``."""
+    """Return a router with ``POST /v1/generate``, which samples with ``sampler``."""
     router = APIRouter()
 
     @router.post(GENERATE_PATH, response_model=None)
@@ -196,7 +196,7 @@ def make_generate_router(sampler: Sampler) -> APIRouter:
 
 
 async def refuse_body(_: Request, error: Exception) -> JSONResponse:
-    """Answer a body that is not a GenerateRequest; the exception handler for RequestValidationError."""
+    """Exception handler for RequestValidationError: answer 422 with the first ten errors in the body."""
     assert isinstance(error, RequestValidationError)
     wrong = "; ".join(
         f"{'.'.join(map(str, item['loc']))[:100]}: {item['msg'][:200]}" for item in error.errors()[:_MAX_PROBLEMS]

@@ -46,7 +46,7 @@ _KEPT: Final = frozenset(
 
 
 class OpenAiRoutes:
-    """ASGI application for the paths of PATHS; its handlers change with the engine.
+    """ASGI application for OpenAI's routes and /v1/generate. Its handlers are replaced together with the engine.
 
     Args:
         why_closed: Returns why the policy cannot answer now, or None if it can.
@@ -71,7 +71,7 @@ class OpenAiRoutes:
         self._handlers = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Pass a request to the handlers of the current engine; answer 503 if the policy cannot answer now."""
         reason = self._why_closed()
         handlers = self._handlers
         if reason is not None or handlers is None:
@@ -93,7 +93,7 @@ class OpenAiRoutes:
         return stamp
 
     async def _list_models(self, handlers: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Add the policy version to each model card. OpenAI clients ignore fields that they do not know."""
+        """Answer /v1/models, with the policy version in each model card. OpenAI clients ignore unknown fields."""
         start: Message | None = None
         data = b""
 
@@ -153,7 +153,7 @@ async def make_handlers(engine: Engine) -> ASGIApp:
 
 
 class _Client:
-    """AsyncLLM for requests of API clients: sets their adapter and priority, and refuses what would end the engine."""
+    """Wraps AsyncLLM for API clients: sets adapter and priority, and refuses options that would crash the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._client = engine.client
@@ -177,16 +177,14 @@ class _Client:
 
 
 async def _say_that_the_engine_failed(_: Request, error: Exception) -> JSONResponse:
-    """Answer in place of vLLM's own handlers, which end the server that they assume they run in, or answer 500."""
+    """Answer 503 if the engine failed. vLLM's own handlers would stop the server, or answer 500."""
     told = str(error) if isinstance(error, UnverifiedError) else f"{error.__cause__ or error}. Ask again"
     message = f"The request was not completed: {told}."
     return JSONResponse({"error": {"message": message, "type": "ServiceUnavailableError", "code": 503}}, 503)
 
 
 async def _refuse_as_openai_does(_: Request, error: Exception) -> JSONResponse:
-    """Answer in OpenAI's error format. FastAPI, which runs vLLM's handlers, answers bodies that are not JSON in another
-    one.
-    """
+    """Answer an HTTPException in OpenAI's error format instead of FastAPI's, for example if a body is not JSON."""
     assert isinstance(error, HTTPException)
     body = {"message": f"{error.detail}.", "type": "BadRequestError", "param": None, "code": error.status_code}
     return JSONResponse({"error": body}, error.status_code, error.headers)

@@ -1,4 +1,4 @@
-"""The generator's OpenAPI document: its own routes, and the part of OpenAI's routes that clients of any server use.
+"""Builds the generator's OpenAPI document: its own routes, and the usual fields of OpenAI's routes.
 
 The document is made without vLLM, which may still be loading, and is the same for every engine. vLLM reads more fields
 than are listed here, converts values where it can, and ignores fields that it does not know. So the schemas forbid
@@ -21,7 +21,7 @@ _OPENAI_ERROR = {"schema": {"$ref": "#/components/schemas/OpenAiError"}}
 
 
 class _Open(BaseModel):
-    """Allows further fields."""
+    """Base of the schemas in this document. It allows fields that are not listed."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -101,7 +101,7 @@ class OpenAiError(_Open):
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the document of the generator's application."""
+    """Return the OpenAPI document of the generator. It is built once, and kept in ``app.openapi_schema``."""
     if app.openapi_schema is None:
         routes: list[BaseRoute] = [*app.routes, *_openai_routes().routes]
         made = get_openapi(title=app.title, version="1", description=_DESCRIPTION, routes=routes)
@@ -117,7 +117,7 @@ _DESCRIPTION = (
 
 
 def _openai_routes() -> APIRouter:
-    """Return routes that are only described here; OpenAiRoutes answers them."""
+    """Return routes that are only described in the document. OpenAiRoutes answers their requests."""
     router = APIRouter(tags=["policy"])
     version = {VERSION_HEADER: {"description": "The policy version that is held", "schema": {"type": "string"}}}
     answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "headers": version}}

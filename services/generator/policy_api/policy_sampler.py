@@ -23,7 +23,12 @@ class PolicySampler:
         self._client = client
 
     async def sample(self, prompt: str | Sequence[int], request: GenerateRequest) -> SampledPrompt:
-        """See Sampler."""
+        """Sample ``request.n`` completions with vLLM, and return them in the order of their index.
+
+        Raises:
+            MessageError: vLLM refuses the prompt or an option.
+            UnavailableError: The engine failed.
+        """
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 

@@ -1,4 +1,6 @@
-"""Receives pushed weights and swaps them in; the pair of the trainer's ``push``. A push takes this path:
+"""Receives pushed weights, and swaps them into the engine. The trainer's package ``push`` sends them.
+
+A push takes this path:
 
     process of the generator
         weight_routes.py                    HTTP: join, begin, commit, abort, sleep (shared/control.py)
@@ -15,7 +17,7 @@
         worker/staged_weights.py            memory for the new weights; applies deltas, computes the checksum
         worker/model_load.py                loads the staged weights into vLLM's model
 
-``shared/weights`` has what both ends of the push agree on: chunks, checksums, deltas, and the files of a version.
+Chunks, checksums, deltas and the files of a version are defined in ``shared/weights``, for both ends of the push.
 Adapters take the same path; vLLM loads them from files (engine/adapter.py). engine/output_gate.py holds back what new
 weights sample until the probe has confirmed them; engine/probe_scheduler.py has vLLM compute the probe first.
 """

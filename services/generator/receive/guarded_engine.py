@@ -1,4 +1,4 @@
-"""Gives each call of a push to the engine a deadline and readable errors.
+"""Wraps the engine calls of a weight push, so that each has a deadline and fails with a readable error.
 
     weight_swap.py --> GuardedEngine --> ReceivingEngine (engine/receiving_engine.py)
 
@@ -62,11 +62,14 @@ class GuardedEngine:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether adapters arrive, instead of whole models."""
+        """Whether LoRA adapters are pushed, instead of whole models."""
         return self._engine.adapter is not None
 
     def describe(self, replica: ReplicaInfo, *, run_id: str, model: str, dtype: str) -> ReplicaInfo:
-        """Return ``replica`` with this engine, before the first push. Each call returns another ``engine_id``."""
+        """Return a copy of ``replica`` with the fields that describe this engine and its run.
+
+        Each call returns another ``engine_id``, by which the trainer recognises a restarted engine.
+        """
         transports = list(self._engine.transports)
         # A simulated engine can do without torch, which takes seconds to import.
         torch_version, nccl_version = ("", None) if transports == ["simulated"] else _releases()
@@ -98,8 +101,8 @@ class GuardedEngine:
     async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
         """Have every worker check the announced parameters and begin to receive them.
 
-        If they are not staged, they go into the model itself, and decoding must be paused. ``directory`` is for
-        adapters; None if whole models arrive.
+        Without staging, decoding must be paused, because they go into the model itself. ``directory`` is for adapters;
+        None if whole models arrive.
         """
         what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
         what["staging"] = is_staged
@@ -118,7 +121,10 @@ class GuardedEngine:
         return next(iter(checksums), None)
 
     async def check_received(self, checksum: str | None, body: CommitRequest) -> None:
-        """Discard what was received, and raise PushError, if its checksum is not the trainer's."""
+        """Discard the received weights and raise PushError, if their checksum is not the trainer's.
+
+        If either checksum is missing, nothing is compared.
+        """
         if body.checksum is not None and checksum is not None and checksum != body.checksum:
             await self.forget()
             raise PushError(
@@ -127,7 +133,7 @@ class GuardedEngine:
             )
 
     async def forget(self) -> None:
-        """Have every worker discard what it has received."""
+        """Have every worker discard the received weights."""
         await self._call("discarding the received weights", self._engine.call_workers("forget"))
 
     async def pause(self) -> None:
@@ -153,7 +159,7 @@ class GuardedEngine:
         await self._call("resuming decoding", self._engine.resume(), is_fatal=True)
 
     async def sleep(self) -> None:
-        """Release the engine's memory."""
+        """Pause decoding, and release the GPU memory of weights and KV cache until the next push."""
         if not isinstance(self._engine, Sleeper):
             raise PushError("this engine cannot sleep")
         await self._call("going to sleep", self._engine.sleep(), is_fatal=True)
@@ -164,7 +170,10 @@ class GuardedEngine:
             await self._call("taking back the weights' memory", self._engine.wake("weights"), is_fatal=True)
 
     async def submit_probe(self, token_ids: Sequence[int]) -> "asyncio.Future[list[list[float]]]":
-        """Queue a probe; see ReceivingEngine. Cancelling the returned future gives the probe up."""
+        """Queue a probe ahead of all requests, and return a future of its logprobs.
+
+        The result has one list for each data-parallel engine. Cancelling the future gives the probe up.
+        """
         return asyncio.ensure_future(await self._call("submitting the probe", self._engine.submit_probe(token_ids)))
 
     async def compare_probe(
@@ -189,7 +198,7 @@ class GuardedEngine:
         await self._call("aborting all requests", self._engine.abort_and_pause(), is_fatal=True)
 
     async def leave(self) -> None:
-        """Have every worker leave the communicator and give up what it is receiving."""
+        """Have every worker leave the communicator, and stop receiving."""
         what = "leaving the communicator"
         await self._call(what, self._engine.call_workers("leave"), is_fatal=True)
         await self._until({IDLE}, what, timeout_s=0.0, is_failure_expected=True)
@@ -197,7 +206,12 @@ class GuardedEngine:
     async def _until(
         self, phases: set[str], what: str, *, timeout_s: float, is_failure_expected: bool = False
     ) -> Sequence[Progress]:
-        """Wait until every worker is in one of ``phases``."""
+        """Wait until every worker is in one of ``phases``, and return the progress of all workers.
+
+        Raises:
+            PushError: A worker reported a failure, unless ``is_failure_expected``.
+            UnavailableError: It took longer than ``timeout_s``, which is fatal.
+        """
         deadline = time.monotonic() + timeout_s + self.grace_s
         while True:
             asked_at = time.monotonic()
@@ -241,7 +255,7 @@ class GuardedEngine:
 
 
 def _why(error: Exception) -> str:
-    """Return the root cause if the engine has died (its client reports only that it died); otherwise the error."""
+    """Return the root cause if the engine has died (its client reports only that it died), else the error's message."""
     return root_cause(otherwise=str(error) or type(error).__name__)
 
 

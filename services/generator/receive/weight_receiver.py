@@ -1,4 +1,4 @@
-"""The receiving end of the weight push; weight_sender.py in the trainer has the diagram.
+"""Receives weight pushes, and knows which weights this generator may use. The trainer's weight_sender.py draws a push.
 
     serving v --begin--> serving v, receiving --commit--> paused, loading --> serving v+1, unverified --> serving v+1
         ^                      |                               |                      |
@@ -41,7 +41,7 @@ _ReplyT = TypeVar("_ReplyT")
 
 
 class WeightReceiver:
-    """The weights that this replica holds for the run it serves, and the turns of a push's moves.
+    """Answers the requests of weight pushes, one at a time, and knows the weights that this replica holds for its run.
 
     Args:
         replica_id: This replica's stable name.
@@ -51,7 +51,7 @@ class WeightReceiver:
     Attributes:
         fatal: Set when the engine is stuck and the process must end.
         fatal_reason: The reason, as a sentence.
-        outputs: The gate that everything the engine samples must pass.
+        outputs: The gate that holds back sampled tokens until their weights are verified.
     """
 
     def __init__(self, *, replica_id: str, weight_roots: FileRoots | None = None, grace_s: float = 10.0) -> None:
@@ -78,12 +78,15 @@ class WeightReceiver:
 
     @property
     def held_version(self) -> LineageVersion:
-        """Version that was read back from the engine. It changes when decoding resumes with it."""
+        """The version that was read back from the engine; NO_WEIGHTS if it has no usable weights.
+
+        It changes when decoding resumes with a new version.
+        """
         return NO_WEIGHTS if self._swap is None else self._swap.held_version
 
     @property
     def decoding_is_paused(self) -> bool:
-        """Whether decoding is paused."""
+        """Whether decoding is paused: for a push, while the engine sleeps, or after weights were spoiled."""
         return self._swap is not None and self._swap.decoding_is_paused
 
     @property
@@ -101,7 +104,7 @@ class WeightReceiver:
         push_staging: Literal["memory", "none"] = "memory",
         kv_after_push: Literal["recompute", "keep"] = "recompute",
     ) -> None:
-        """Receive for ``run_id`` into ``engine``, which has just loaded ``model``."""
+        """Accept weight pushes of ``run_id`` from now on, and load them into ``engine``, which serves ``model``."""
         if self._swap is not None:
             self._swap.end()
         guarded = GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die)
@@ -116,7 +119,7 @@ class WeightReceiver:
         self._notify()
 
     def detach(self) -> None:
-        """Stop receiving, because the engine will be stopped or serve another run. Moves in progress are given up."""
+        """Stop accepting weight pushes: this replica no longer serves the run. Moves in progress are cancelled."""
         swap, self._swap = self._swap, None
         if swap is not None:
             swap.end()
@@ -143,8 +146,11 @@ class WeightReceiver:
     async def join(self, body: JoinRequest) -> ReplicaInfo:
         """Have all workers enter a new communicator.
 
-        Raises PushError too if weights may not be read from the directory in the body, which is below none of
-        ``weight_roots``.
+        Raises:
+            ConflictError: The body is for another run or an older epoch, or its transport or its versions of torch and
+                NCCL do not fit.
+            PushError: The rendezvous failed, or the body's ``weight_dir`` is outside ``weight_roots``.
+            UnavailableError: The engine is missing or stuck, or this replica stopped serving the run meanwhile.
         """
         identity = self._require_run(body.run_id).identity
         if body.weight_dir is not None and self._weight_roots is not None:
@@ -157,10 +163,12 @@ class WeightReceiver:
         return await self.make(body, WeightSwap.join)
 
     async def make(self, body: _BodyT, move: Callable[[WeightSwap, _BodyT], Coroutine[Any, Any, _ReplyT]]) -> _ReplyT:
-        """Make a move of the run that the body names, after the earlier moves of that run.
+        """Make one move of a push and return its reply, after the earlier moves of the same run.
 
-        Raises ConflictError if the body is for another run, for an older epoch, or out of turn, UnavailableError if the
-        engine is missing or stuck, or if the run ends before the move has ended, and PushError if the move failed.
+        Raises:
+            ConflictError: The body is for another run, for an older epoch, or out of turn.
+            PushError: The move failed.
+            UnavailableError: The engine is missing or stuck, or this replica stopped serving the run meanwhile.
         """
         swap = self._require_run(body.run_id)
 

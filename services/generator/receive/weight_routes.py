@@ -1,4 +1,4 @@
-"""The weight push over HTTP: bodies of shared/control.py, answered by ``WeightReceiver``.
+"""HTTP routes of the weight push, with the bodies of shared/control.py. ``WeightReceiver`` answers them.
 
     409  another run, an older epoch, out of turn        422  malformed (app.py answers)
     503  no engine yet, or the update failed
@@ -30,7 +30,7 @@ from shared.serving.http_guard import problem
 
 
 def make_router(receiver: WeightReceiver) -> APIRouter:
-    """Build the router of the weight push; ``receiver`` does what its requests ask for."""
+    """Return a router with the routes of the weight push, which pass each request to ``receiver``."""
     router = APIRouter(prefix=WEIGHTS_PATH, route_class=_ProblemRoute, tags=["weights"])
 
     @router.get("")
@@ -61,10 +61,10 @@ def make_router(receiver: WeightReceiver) -> APIRouter:
 
 
 class _ProblemRoute(APIRoute):
-    """Answers errors as problem+json."""
+    """Route that answers PushError and UnavailableError with problem+json: 409 or 503."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap FastAPI's handler."""
+        """Return FastAPI's handler, with PushError and UnavailableError turned into problem+json."""
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:

@@ -1,8 +1,8 @@
-"""The weights of one run's engine, and the moves of a push that replace them. weight_receiver.py draws the states.
+"""Replaces the weights of one run's engine, in the moves of a weight push: join, begin, commit, abort and sleep.
 
-``held_version`` is the old version until the new one was read back; during the push only ``decoding_is_paused``
-changes. An object of this class ends with its run. Calls in progress are then cancelled, and their results cannot
-affect the next run.
+weight_receiver.py draws the states. ``held_version`` is the old version until the new one was read back; during the
+push only ``decoding_is_paused`` changes. An object of this class ends with its run. Calls in progress are then
+cancelled, and their results cannot affect the next run.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class ConflictError(PushError):
-    """The body is for another run, for an older epoch, or out of turn."""
+    """A push request is for another run, for an older epoch, or out of turn. It is answered with 409."""
 
 
 @dataclass
 class Update:
-    """A push that began here and was neither committed nor given up."""
+    """A push that began here, and was neither committed nor given up yet."""
 
     body: BeginRequest
     begun_at: float
@@ -54,11 +54,14 @@ class Update:
 
 
 class WeightSwap:
-    """The weights of one run in one engine. Each move raises ConflictError if it is out of turn.
+    """The weights of one run in one engine, and the moves of a push that replace them.
+
+    Each move raises ConflictError if it is out of turn.
 
     Args:
         identity: Description of the replica, the run and the engine, as it was before the first push.
-        outputs: The gate that everything the engine samples must pass.
+        engine: The engine's calls, each with a deadline.
+        outputs: The gate that holds back sampled tokens until their weights are verified.
         is_staged: Whether arriving weights are staged. If not, decoding is paused while they arrive.
         on_change: Called when ``held_version`` or ``decoding_is_paused`` has changed, or the outputs were opened.
 
@@ -66,8 +69,8 @@ class WeightSwap:
         epoch: Current communicator epoch; 0 means none.
         held_version: Version of this run's weights, as read back from the engine.
         staged_checksum: Checksum of the staged weights; None if they are not complete.
-        turn: Held by the move of a push that is in progress.
-        moves: The moves that are in progress or wait for their turn. ``end`` cancels them.
+        turn: Lock that a move holds while it is in progress.
+        moves: Tasks of the moves that are in progress or wait for their turn. ``end`` cancels them.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class WeightSwap:
         return self.identity.model_copy(update=state)
 
     def end(self) -> None:
-        """Give up all moves and the update in progress. Outputs of weights that were not verified are refused."""
+        """Cancel all moves, and give up the push in progress. Outputs of weights that were not verified fail."""
         for move in self.moves:
             move.cancel()
         if self._update is not None:
@@ -131,7 +134,7 @@ class WeightSwap:
         return self.info()
 
     async def begin(self, body: BeginRequest) -> ReplicaInfo:
-        """Start to receive. Without staging, pause decoding first.
+        """Start to receive the announced weights. Without staging, decoding is paused first.
 
         Returns once the parameters are known to be the model's. Raises PushError if they are not, or if decoding could
         not be paused.
@@ -158,7 +161,8 @@ class WeightSwap:
     async def commit(self, body: CommitRequest) -> CommitReply:
         """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
 
-        Raises PushError if the update failed; weight_receiver.py draws the resulting state.
+        If the probe fails, decoding is paused again, and the reply has the reason. Raises PushError if an earlier part
+        failed; weight_receiver.py draws the resulting state.
         """
         update = self._update
         announced = None if update is None else (update.body.epoch, update.body.policy_version)
@@ -214,7 +218,10 @@ class WeightSwap:
         )
 
     async def abort(self, body: AbortRequest) -> ReplicaInfo:
-        """Give an update up and leave the communicator. Raises PushError if the engine did not leave it."""
+        """Give up the push in progress, if any, and leave the communicator.
+
+        Raises PushError if the engine did not leave it.
+        """
         if body.epoch < self._newest_epoch:
             raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
         self._newest_epoch = body.epoch
@@ -241,7 +248,10 @@ class WeightSwap:
         return self.info()
 
     async def _leave(self, reason: str) -> None:
-        """Leave the communicator and give up the update. If decoding is paused for it, the weights are spoiled."""
+        """Leave the communicator, and give up the push in progress, if any.
+
+        If decoding is paused for that push, the engine's weights may be mixed, so ``held_version`` becomes NO_WEIGHTS.
+        """
         update = self._update
         if update is not None:
             log.warning("giving up policy version %d: %s", update.body.policy_version, reason)
@@ -258,9 +268,9 @@ class WeightSwap:
             self._forget(update)
 
     def _require_time_to_load(self, update: Update, *, left_s: float) -> None:
-        """Raise PushError if every load so far took longer than there is time for. The old weights are still served.
+        """Raise PushError if the fastest load so far took longer than the time left, plus ``grace_s``.
 
-        A load cannot be given up: one that exceeds its deadline ends the process.
+        A load cannot be given up: one that exceeds its deadline ends the process. Now the old weights can stay in use.
         """
         left_s = max(left_s, 0.0)
         if update.paused_at is None and self._fastest_load_s > left_s + self.engine.grace_s:
@@ -280,7 +290,7 @@ class WeightSwap:
         return update.paused_at
 
     async def _refuse(self, reason: str) -> None:
-        """Take the version out of service, and refuse everything that it has sampled."""
+        """Take the new version out of service after its probe failed, and fail all requests that it was sampling."""
         log.error("%s; decoding is held until a later push is complete", reason)
         self.held_version, self.decoding_is_paused = NO_WEIGHTS, True
         self._on_change()
@@ -291,7 +301,10 @@ class WeightSwap:
         await self._leave(reason)
 
     async def _receive(self, update: Update) -> str | None:
-        """Return the checksum of the received weights, or record the failure in ``update`` and return None."""
+        """Wait until all weights are received, and return their checksum.
+
+        If that fails, record the failure in ``update`` and return None.
+        """
         try:
             checksum = await self.engine.received(update.body)
         except HeadraceError as error:

@@ -1,1 +1,1 @@
-"""Generator replicas without a model, which keep the contract of docs/generator-contract.md by arithmetic only."""
+"""Simulated generator replicas: random tokens instead of a model, by the contract in docs/generator-contract.md."""

@@ -1,4 +1,4 @@
-"""Entry point: ``python -m services.generator.simulated``.
+"""Entry point of the simulated generator: ``python -m services.generator.simulated``.
 
 Exit codes, as for services.generator: 0 stopped by a signal; 1 failed, a restart may help; 2 a setting is wrong, a
 restart does not help.
@@ -16,7 +16,7 @@ and:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the service and return the exit code."""
+    """Run simulated replicas until the process is stopped, and return its exit code."""
     import logging
     import os
 

@@ -21,7 +21,7 @@ Span = tuple[LineageVersion, int, int]
 
 @dataclass(eq=False)
 class DecodedSequence:
-    """One sequence in progress.
+    """One sequence that the decode clock is decoding.
 
     Attributes:
         num_tokens: Final length.
@@ -40,7 +40,7 @@ class DecodedSequence:
 
 
 class DecodeClock:
-    """The batch of one engine. All times are in simulated seconds and never decrease.
+    """Simulates the continuous batch of one engine. All times are in simulated seconds and never decrease.
 
     Args:
         step_s: Returns the duration of a decode step for a number of sequences.
@@ -105,7 +105,7 @@ class DecodeClock:
         self._changes.append((self._num_steps, version))
 
     def advance(self, now_s: float) -> list[DecodedSequence]:
-        """Move on to ``now_s``, and return the sequences that finished meanwhile, in order."""
+        """Advance the simulation to ``now_s``, and return the sequences that finished meanwhile, in order."""
         left_s, self._now_s = max(0.0, now_s - self._now_s), max(now_s, self._now_s)
         finished: list[DecodedSequence] = []
         if self._is_paused:
@@ -118,7 +118,7 @@ class DecodeClock:
         return finished
 
     def next_event_s(self) -> float | None:
-        """Return the time of the next event for ``advance``; None if nothing will happen."""
+        """Return when a sequence next gets its first token or finishes; None while paused, or if the batch is empty."""
         until_s = None if self._is_paused else self._until_next_event()
         return None if until_s is None else self._now_s + until_s
 
@@ -151,7 +151,10 @@ class DecodeClock:
             self._num_steps += duration_s / self._step_s(self._num_decoding)
 
     def _settle(self) -> list[DecodedSequence]:
-        """Let sequences join or finish that are due. A remainder within rounding errors counts as elapsed."""
+        """Let due sequences get their first token or finish, and return the finished ones.
+
+        A remainder within rounding errors counts as elapsed.
+        """
         while self._prefilling and self._prefilling[0][0] <= self._active_s + _ROUNDING:
             sequence = heapq.heappop(self._prefilling)[2]
             if not sequence.is_aborted:

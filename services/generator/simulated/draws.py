@@ -31,7 +31,7 @@ class DrawnCompletion:
 
 
 class Draws:
-    """The random numbers of one replica.
+    """Draws random completions, and the times to their first tokens, for one simulated replica.
 
     Args:
         settings: Settings of the simulation.

@@ -1,4 +1,4 @@
-"""Many simulated replicas in one process. To the rest of the system, each is a generator of its own.
+"""Runs many simulated replicas in one process. To the rest of the system, each is a generator of its own.
 
     /replicas/sim-000/...  --> replica 0: lease, consumer name, streams, weight routes, OpenAI routes
     /replicas/sim-001/...  --> replica 1
@@ -41,7 +41,7 @@ class _RunOverError(Exception):
 
 
 class SimulatedFleet:
-    """Follows the current run with all replicas of this process.
+    """Serves one run after the other with all simulated replicas of this process. It is also their ASGI application.
 
     Args:
         settings: Settings of the process.
@@ -84,7 +84,7 @@ class SimulatedFleet:
         await app({**scope, "path": inner or "/", "raw_path": (inner or "/").encode()}, receive, send)
 
     async def run(self) -> None:
-        """Serve runs until cancelled.
+        """Serve one run after the other until cancelled.
 
         Raises:
             ExceptionGroup: Holds the first failure: Redis stayed unreachable.
@@ -116,11 +116,11 @@ class SimulatedFleet:
                 await asyncio.sleep(1)
 
     async def end_saying(self, reason: str) -> None:
-        """Report for each replica why this process ends."""
+        """Record in Redis, for each replica, why this process ends."""
         await asyncio.gather(*(replica.end_saying(reason, run_id=self._run_id) for replica in self._replicas))
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the Redis connections of all replicas."""
         await asyncio.gather(*(replica.close() for replica in self._replicas))
 
     async def _serve(self, record: RunRecord) -> None:
@@ -173,7 +173,7 @@ class SimulatedFleet:
             await asyncio.sleep(self._settings.poll_every_s)
 
     def _show_weights(self) -> None:
-        """Show the oldest version of all replicas, and whether any of them holds decoding."""
+        """Export the oldest policy version of all replicas, and whether decoding is paused in any of them."""
         self._metrics.policy_version.set(
             min(replica.receiver.held_version.policy_version for replica in self._replicas)
         )

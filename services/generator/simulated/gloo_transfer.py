@@ -14,7 +14,10 @@ from shared.weights.parameter_spec import Spec
 
 
 class GlooTransfer:
-    """See transfer.Transfer. Blocking calls run in a thread."""
+    """Implements Transfer (receiving.py): receives weights over gloo, and keeps only their checksum.
+
+    Blocking calls run in a thread.
+    """
 
     def __init__(self) -> None:
         self._group: GlooWire | None = None
@@ -45,7 +48,10 @@ class GlooTransfer:
         self._start(job)
 
     def receive(self, what: dict[str, Any]) -> None:
-        """Begin to receive a full set."""
+        """Begin to receive the full set of parameters that ``what`` announces, in a thread.
+
+        ``what`` holds the fields of BeginRequest.
+        """
         specs = [
             Spec(name, getattr(torch, dtype_name), tuple(shape))
             for name, dtype_name, shape in zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
@@ -65,7 +71,7 @@ class GlooTransfer:
         self._start(job)
 
     def progress(self) -> Progress:
-        """See Transfer."""
+        """Return whether the thread is busy, the failure of its last job, and the checksum of the received weights."""
         is_busy = self._thread is not None and self._thread.is_alive()
         return Progress(RECEIVING if is_busy else IDLE, self._failure, self._checksum)
 
@@ -75,11 +81,15 @@ class GlooTransfer:
         self._close()
 
     def forget(self) -> None:
-        """Discard the received weights, which differ from what the trainer sent."""
+        """Forget the checksum of the received weights, so that ``load`` refuses them."""
         self._checksum = None
 
     def load(self) -> None:
-        """Raise RuntimeError unless a complete set arrived."""
+        """Check that a complete set of weights was received. No model loads them.
+
+        Raises:
+            RuntimeError: The set is not complete.
+        """
         if self._checksum is None:
             raise RuntimeError("there are no complete weights to load")
 

@@ -25,7 +25,7 @@ class ModelFacts:
 
 
 def read_model_facts(model: str, *, revision: str | None) -> ModelFacts:
-    """Return the facts of a model directory or a Hugging Face id. Blocks, and may download config.json.
+    """Read the facts from config.json of a model directory or a Hugging Face id. Blocks, and may download the file.
 
     Raises:
         UserError: The config cannot be read, or does not state the vocabulary size.

@@ -59,7 +59,7 @@ class _NoSuchModelError(MessageError):
 
 
 def make_simulated_handlers(engine: SimulatedEngine, *, model: str, max_model_len: int | None) -> ASGIApp:
-    """Return the handlers of openai_routes.PATHS for this engine. They check no key."""
+    """Return an application with OpenAI's routes and /v1/generate, answered by this engine. It checks no key."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     names = (POLICY_NAME, model)
 
@@ -100,7 +100,10 @@ def make_simulated_handlers(engine: SimulatedEngine, *, model: str, max_model_le
 
 
 class _SampledAnswer:
-    """One request in progress, with its choices, prompt by prompt."""
+    """Base of the answers to one OpenAI request: samples its choices, and builds the whole or the streamed answer.
+
+    The choices are in the order of the prompts, ``n`` for each.
+    """
 
     kind, piece_kind = "", ""
 
@@ -119,11 +122,11 @@ class _SampledAnswer:
         ]
 
     def choice(self, request: SimulatedRequest, text: str) -> dict[str, Any]:
-        """Return the fields of a whole choice that depend on the protocol."""
+        """Return the fields of a whole choice that differ between completions and chat completions."""
         raise NotImplementedError
 
     def delta(self, text: str) -> dict[str, Any]:
-        """Return the fields of a piece of a choice that depend on the protocol."""
+        """Return the fields of a streamed piece of a choice that differ between completions and chat completions."""
         raise NotImplementedError
 
     async def whole(self) -> dict[str, Any]:
@@ -178,7 +181,7 @@ class _SampledAnswer:
         return {"prompt_tokens": num_prompt, "completion_tokens": num_sampled, "total_tokens": num_prompt + num_sampled}
 
     def tokens(self, request: SimulatedRequest) -> list[str]:
-        """Return each token as a string."""
+        """Return the text of each sampled token, or ``token_id:ID`` if the request asks for that."""
         if self.body.return_tokens_as_token_ids:
             return [f"token_id:{token}" for token in request.drawn.token_ids]
         return [text_of(at + 1, start=at) for at in range(len(request.drawn.token_ids))]

@@ -1,4 +1,4 @@
-"""A weight push to a simulated engine: takes time and changes the version, but loads no weights.
+"""Implements the weight push for a simulated engine: takes time and changes the version, but loads no weights.
 
     transport simulated   nothing is sent; receiving takes as long as ``receive_bytes_per_s`` says
     transport gloo        the bytes come over the real wire, are checked, and thrown away (gloo_transfer.py)
@@ -25,18 +25,21 @@ _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfl
 
 
 class Transfer(Protocol):
-    """The only worker of a simulated replica: the moves of worker_transfer.WorkerTransfer. Each returns at once."""
+    """Receives weights as the only worker of a simulated replica.
+
+    It has the methods of WorkerTransfer (worker/worker_transfer.py). Each returns at once.
+    """
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Begin to enter a communicator."""
+        """Begin to enter the communicator that ``where`` describes, which holds the fields of JoinRequest."""
         ...
 
     def receive(self, what: dict[str, Any]) -> None:
-        """Begin to receive."""
+        """Begin to receive the parameters that ``what`` announces, which holds the fields of BeginRequest."""
         ...
 
     def progress(self) -> Progress:
-        """Return the progress of the current job."""
+        """Return the phase of the current job, its failure, and the checksum of the received weights."""
         ...
 
     def leave(self) -> None:
@@ -53,7 +56,7 @@ class Transfer(Protocol):
 
 
 class NoTransfer:
-    """Receives nothing, in the time that receiving would take.
+    """Transfer that moves no bytes: it only takes as long as receiving would.
 
     Args:
         bytes_per_s: Simulated speed, in bytes per second of real time.
@@ -64,10 +67,10 @@ class NoTransfer:
         self._done_at = 0.0
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Does nothing."""
+        """Do nothing, because without bytes to move there is no communicator."""
 
     def receive(self, what: dict[str, Any]) -> None:
-        """Be busy for as long as receiving would take."""
+        """Be busy for as long as receiving these parameters would take."""
         num_bytes = sum(
             math.prod(shape) * _BYTES.get(dtype_name, 1)
             for dtype_name, shape in zip(what["dtype_names"], what["shapes"], strict=True)
@@ -75,22 +78,22 @@ class NoTransfer:
         self._done_at = time.monotonic() + num_bytes / self._bytes_per_s
 
     def progress(self) -> Progress:
-        """See Transfer."""
+        """Return the phase ``receiving`` until the simulated time has passed, then ``idle``. There is no checksum."""
         return Progress(RECEIVING if time.monotonic() < self._done_at else IDLE, None, None)
 
     def leave(self) -> None:
-        """Stop being busy."""
+        """Stop being busy, because the push was given up."""
         self._done_at = 0.0
 
     def forget(self) -> None:
-        """Does nothing."""
+        """Do nothing, because nothing was received."""
 
     def load(self) -> None:
-        """Does nothing."""
+        """Do nothing, because there is no model."""
 
 
 class SimulatedReceivingEngine:
-    """ReceivingEngine of receiving_engine.py for a simulated engine.
+    """Implements ReceivingEngine (engine/receiving_engine.py) for a simulated engine.
 
     Args:
         engine: The engine that is paused and gets the version.
@@ -110,7 +113,7 @@ class SimulatedReceivingEngine:
 
     @property
     def transports(self) -> Sequence[Transport]:
-        """The transport of the settings."""
+        """Only the transport of the settings: ``simulated`` or ``gloo``."""
         return [self._transport]
 
     @property
@@ -120,11 +123,11 @@ class SimulatedReceivingEngine:
 
     @property
     def num_workers(self) -> int:
-        """Always 1."""
+        """Always 1: the replica is a single rank of a communicator."""
         return 1
 
     async def call_workers(self, move: str, **arguments: Any) -> list[Any]:
-        """Make one move of Transfer."""
+        """Call the method ``move`` of the replica's Transfer, and return a list with its result."""
         return [getattr(self._transfer, move)(**arguments)]
 
     async def progress(self, *, wait_s: float) -> Sequence[Progress]:
@@ -135,7 +138,7 @@ class SimulatedReceivingEngine:
         return [self._transfer.progress()]
 
     def close(self) -> None:
-        """Does nothing."""
+        """Do nothing, because there is nothing to release."""
 
     async def pause(self, *, keep_cache: bool) -> None:
         """Pause decoding. ``keep_cache`` has no effect, because it has no KV cache."""
@@ -152,16 +155,16 @@ class SimulatedReceivingEngine:
         self._engine.resume()
 
     async def name_version(self, version: str) -> None:
-        """Sample with this version from now on."""
+        """Sample with this version from the next token on."""
         self._engine.take_on(LineageVersion.parse(version))
         self._label = version
 
     async def read_version(self) -> str:
-        """Return the version label."""
+        """Return the label that was passed to ``name_version`` last."""
         return self._label
 
     async def load_adapter(self, directory: Path) -> None:
-        """Does nothing."""
+        """Do nothing, because there is no model."""
         del directory
 
     async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
@@ -174,7 +177,10 @@ class SimulatedReceivingEngine:
 
 
 def import_transfer(settings: SimulationSettings) -> None:
-    """Import what the transport needs. Importing torch on the event loop would delay lease renewals by seconds."""
+    """Import the modules that the transport needs; to be called in a thread.
+
+    Importing torch on the event loop would delay lease renewals by seconds.
+    """
     if settings.transport == "gloo":
         import services.generator.simulated.gloo_transfer
 

@@ -1,7 +1,8 @@
-"""The format of conversations without a tokenizer: as many token ids as the text of the messages would have.
+"""Renders conversations, and invents assistant messages with tool calls, without a tokenizer or a model.
 
-A seeded share of the turns that have tools calls the first of them, with arguments that fit its schema. So rollouts
-with several turns can be measured, and killed, without a model.
+A prompt has as many token ids as the text of its messages would have. A seeded share of the turns that have tools calls
+the first of them, with arguments that fit its schema. So rollouts with several turns can be measured, and killed,
+without a model.
 """
 
 from typing import Any
@@ -27,13 +28,13 @@ _VALUES: dict[str, Any] = {
 
 
 class SimulatedChatFormat:
-    """Implements turns.chat_format.ChatFormat.
+    """Implements ChatFormat (turns/chat_format.py) with invented token ids and tool calls.
 
     Args:
         facts: Facts about the model.
         tool_call_share: Share of the turns with tools that call one, from 0 to 1. A turn that is cut calls none.
         seed: Seed of the draws.
-        journal: Notes each sampled turn; None to note nothing.
+        journal: Gets each sampled turn; None to record nothing.
     """
 
     def __init__(
@@ -51,7 +52,10 @@ class SimulatedChatFormat:
         self._num_calls = 0
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
-        """Return the ids of the messages that are not recorded, and of the tools before the first of them."""
+        """Return invented token ids for the messages that follow the recorded ones.
+
+        If no message is recorded, the tools are included.
+        """
         if self._journal is not None:
             self._journal.begin(request)
         follow = request.messages[request.num_recorded_messages :]

@@ -33,7 +33,9 @@ class SimulatedRequest:
 
 
 class SimulatedEngine:
-    """One replica's engine. It runs on the event loop on which it was created.
+    """Engine of one simulated replica: completions are random, and end when their simulated time has passed.
+
+    It runs on the event loop on which it was created.
 
     Args:
         settings: Settings of the simulation.
@@ -64,7 +66,15 @@ class SimulatedEngine:
         request_id: str,
         max_tokens: int | None = None,
     ) -> list[SampledCompletion]:
-        """See generation_loop.SamplingEngine and turn_sampler.TurnEngine."""
+        """Return ``num_completions`` random completions once their simulated time has passed.
+
+        Each has at most ``max_tokens`` tokens, or the run's ``max_completion_length`` if that is None. Cancelling the
+        call aborts them.
+
+        Raises:
+            MessageError: The prompt leaves no room for a completion, or has a token id outside the vocabulary.
+            UnavailableError: The run is over, or the weights failed verification (UnverifiedError).
+        """
         self._check_prompt(prompt_ids)
         most = max_tokens or config.max_completion_length
         requests = self.start(len(prompt_ids), n=num_completions, max_tokens=most)
@@ -81,7 +91,12 @@ class SimulatedEngine:
         ]
 
     async def sample(self, prompt: str | Sequence[int], request: GenerateRequest) -> SampledPrompt:
-        """See generate_route.Sampler. Of the likeliest tokens, only the sampled one is returned."""
+        """Return ``request.n`` random completions for /v1/generate. Each position has only the sampled token's logprob.
+
+        Raises:
+            MessageError: The prompt leaves no room for a completion, or has a token id outside the vocabulary.
+            UnavailableError: The run is over, or the weights failed verification (UnverifiedError).
+        """
         prompt_ids = prompt_ids_of(prompt, self.facts) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(prompt_ids)
         options = request.sampling_options()
@@ -171,21 +186,21 @@ class SimulatedEngine:
         self._set_timer()
 
     def abort_all(self) -> None:
-        """Fail every request in progress, because the weights that sample it failed verification."""
+        """Fail every request in progress with UnverifiedError: the weights that sample it failed verification."""
         self._advance()
         self._fail_all(UnverifiedError("its weights were taken out of service"))
         self._set_timer()
 
     def first_window(self, config: RunConfig) -> int:
-        """Return how many groups may be in flight at the start: all, because it has no KV cache to overfill."""
+        """Return the initial limit of groups in flight: the run's maximum, because there is no KV cache to overfill."""
         return config.max_inflight_groups
 
     def take_load(self) -> EngineLoad:
-        """Return the numbers of running and waiting requests."""
+        """Return the current numbers of running and waiting requests. There is no KV cache to report on."""
         return EngineLoad(num_running=self._clock.num_admitted, num_waiting=self._clock.num_waiting)
 
     def close(self) -> None:
-        """Finish nothing more, and fail all requests in progress."""
+        """Stop decoding for good, and fail all requests in progress with UnavailableError, because the run is over."""
         self._advance()
         self._clock.pause()
         self._fail_all(UnavailableError("the run of this request is over"))

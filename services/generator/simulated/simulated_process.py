@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def run_process(settings: GeneratorSettings, simulation: SimulationSettings, *, num_replicas: int) -> int:
-    """Serve until a stop signal, and return the exit code.
+    """Run simulated replicas in this process until a stop signal or a failure, and return the exit code: 0 or 1.
 
     Raises:
         UserError: A setting is wrong.
@@ -28,7 +28,7 @@ def run_process(settings: GeneratorSettings, simulation: SimulationSettings, *, 
 
 
 def replica_names(name: str, num_replicas: int) -> list[str]:
-    """Return the replicas' stable names. A single replica has the name of the process."""
+    """Return the stable names of the replicas, such as ``NAME-000``. A single replica has the name of the process."""
     return [name] if num_replicas == 1 else [f"{name}-{index:03d}" for index in range(num_replicas)]
 
 

@@ -30,7 +30,7 @@ from shared.serving.http_guard import App
 
 
 class SimulatedReplica:
-    """One replica, over all runs of its life.
+    """One simulated generator replica, which serves one run after the other.
 
     Args:
         settings: Settings of the process.
@@ -66,7 +66,7 @@ class SimulatedReplica:
         self._redis = connect(settings.redis_url.get_secret_value())
 
     def app(self, keyring: Keyring) -> App:
-        """Return the application that answers this replica's requests."""
+        """Return the ASGI application that answers this replica's requests."""
         return make_app(
             self._settings,
             keyring=keyring,
@@ -78,13 +78,13 @@ class SimulatedReplica:
         )
 
     def in_fleet(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Be listed among all generators while the block runs."""
+        """Hold a lease and be listed among all generators while the block runs."""
         patience_s = self._settings.redis_patience_s
         return in_fleet(self._redis, replica_id=self.name, url=self._url, patience_s=patience_s)
 
     @contextlib.asynccontextmanager
     async def refusing(self, run_id: str, reason: str) -> AsyncGenerator[None]:
-        """Be registered for a run, with the reason why it is not served, while the block runs."""
+        """Be listed among a run's generators while the block runs, with the reason why this replica cannot serve it."""
         keys, patience_s = RunKeys(run_id), self._settings.redis_patience_s
         self.state.wait_for("this run's model cannot be loaded", detail=reason)
         async with registered(self._redis, keys, replica_id=self.name, url=self._url, patience_s=patience_s) as seat:
@@ -93,15 +93,15 @@ class SimulatedReplica:
             await seat.take_back()
 
     async def end_saying(self, reason: str, *, run_id: str | None) -> None:
-        """Report why this process ends."""
+        """Record in Redis why this process ends, so that users find the reason."""
         await refusals.refuse(self._redis, "generator", self.name, reason, run_id=run_id)
 
     async def begin(self) -> None:
-        """Remove the report of why an earlier process of this replica ended."""
+        """Delete the report in Redis of why an earlier process of this replica ended."""
         await refusals.take_back(self._redis, "generator", self.name, run_id=None)
 
     async def serve(self, run_id: str, config: RunConfig, facts: ModelFacts) -> None:
-        """Generate for a run until cancelled."""
+        """Serve a run until cancelled: accept weight pushes, and answer its prompts, its turns and API clients."""
         keys, patience_s = RunKeys(run_id), self._settings.redis_patience_s
         longest = _max_model_len(config, facts)
         async with registered(self._redis, keys, replica_id=self.name, url=self._url, patience_s=patience_s) as seat:
@@ -152,7 +152,7 @@ class SimulatedReplica:
         )
 
     async def close(self) -> None:
-        """Close the replica's connections."""
+        """Close the replica's Redis connection."""
         await self._redis.aclose()
 
 

@@ -58,7 +58,7 @@ class SimulationSettings(BaseSettings):
 
 
 def read_simulation_settings() -> SimulationSettings:
-    """Return the settings of this process.
+    """Read the settings of the simulation from ``HEADRACE_SIMULATED_`` environment variables.
 
     Raises:
         UserError: A variable is wrong; the message names it.

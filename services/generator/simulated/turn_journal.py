@@ -1,4 +1,4 @@
-"""Notes each turn that a simulated replica has sampled, for tests that look for turns sampled twice.
+"""Writes each turn that a simulated replica has sampled to a file, for tests that look for turns sampled twice.
 
     begin --> sampled --> one JSON line for each turn: run, request, turn, by, began_at_s
          +-> cancelled: no line
@@ -20,7 +20,9 @@ _MAX_BEGUN = 10_000
 
 
 class TurnJournal:
-    """Appends to a file that several replicas may share; the lines of one write are never mixed.
+    """Appends one JSON line for each sampled turn to a file, which several replicas may share.
+
+    Lines of several replicas are never mixed.
 
     Args:
         path: The file.
@@ -39,7 +41,7 @@ class TurnJournal:
         self._began_at_s[request.request_id] = time.time()
 
     def note(self, request: TurnRequest) -> None:
-        """Write one sampled turn of a request."""
+        """Append the line of one sampled turn."""
         line = {
             "run": request.run_id,
             "request": request.request_id,

@@ -1,4 +1,4 @@
-"""Makes vLLM's parsers of tool calls, and finds the parser that reads what the model's chat template writes.
+"""Builds vLLM's parsers of tool calls, and finds the parser that fits the model's chat template.
 
     a call, rendered by the template --each parser--> the same call: this parser fits the model
 
@@ -20,7 +20,7 @@ _FIRST = (DEFAULT_PARSER, "qwen3_coder", "llama3_json", "mistral")
 
 
 def make_parser(tool_call_parser: str, reasoning_parser: str | None, tokenizer: Any) -> Any:
-    """Return the class of a parser for one message.
+    """Return vLLM's parser class for assistant messages, made of a tool call parser and a reasoning parser.
 
     Raises:
         UserError: vLLM has no such parser, or it does not fit the tokenizer.
@@ -49,7 +49,7 @@ def find_parser(written: str, tool: dict[str, Any], tokenizer: Any, reasoning_pa
         written: A message with the call ``{"a": 1}``, as the chat template writes it.
         tool: Schema of the tool, whose only parameter is ``a``.
         tokenizer: The tokenizer of the model.
-        reasoning_parser: The parser of reasoning beside it, if there is one.
+        reasoning_parser: Name of the reasoning parser with which it must be combined; None for none.
     """
 
     def fits(name: str) -> bool:
@@ -65,7 +65,7 @@ def find_parser(written: str, tool: dict[str, Any], tokenizer: Any, reasoning_pa
 
 
 def reads(name: str, written: str, tool: dict[str, Any], tokenizer: Any) -> bool:
-    """Return whether a parser reads a call (see find_parser)."""
+    """Return whether the parser ``name`` finds the call of ``tool`` with ``{"a": 1}`` in the text ``written``."""
     ids = list(tokenizer(written, add_special_tokens=False)["input_ids"])
     request = parsed_request([tool])
     try:
@@ -78,7 +78,7 @@ def reads(name: str, written: str, tool: dict[str, Any], tokenizer: Any) -> bool
 
 
 def parsed_request(tools: Sequence[dict[str, Any]]) -> Any:
-    """Return a request as vLLM's parsers take it; they read only its tools.
+    """Return a ChatCompletionRequest with these tools, as vLLM's parsers require.
 
     Raises:
         TurnRefusedError: The tools are malformed.

@@ -1,4 +1,4 @@
-"""Conversations as a model reads and writes them: its chat template, and vLLM's parsers of tool calls and reasoning.
+"""Converts messages to token ids and sampled tokens to messages, with the model's chat template and vLLM's parsers.
 
     messages --TurnRenderer--> ids --engine--> sampled ids --decoded, parsed--> assistant message
 
@@ -21,10 +21,15 @@ log = logging.getLogger(__name__)
 
 
 class ChatFormat(Protocol):
-    """The format of a run's model. Its methods block, and are not called at the same time."""
+    """Converts between messages and token ids for the model of a run.
+
+    Its methods block, and are not called at the same time.
+    """
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
-        """Return the token ids that follow the recorded ids, up to the beginning of the turn to be sampled.
+        """Render the messages that have no recorded ids, and return their token ids.
+
+        They end at the start of the turn to be sampled.
 
         Raises:
             TurnRefusedError: The conversation cannot be rendered.
@@ -32,18 +37,18 @@ class ChatFormat(Protocol):
         ...
 
     def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
-        """Return what was sampled as an assistant message."""
+        """Return a sampled completion as an assistant message."""
         ...
 
 
 class ModelChatFormat:
-    """The format that the model's tokenizer and vLLM's parsers define.
+    """Implements ChatFormat with the model's tokenizer and chat template, and with vLLM's parsers.
 
     Args:
         tokenizer: A tokenizer of transformers.
         chat_template_kwargs: Passed to the chat template with the messages.
-        tool_call_parser: Name of vLLM's parser of tool calls. None takes the first parser that reads calls as the
-            chat template writes them, or else hermes.
+        tool_call_parser: Name of vLLM's parser of tool calls. None takes the first parser that reads calls as the chat
+            template writes them, or else hermes.
         reasoning_parser: Name of vLLM's parser of reasoning; None leaves reasoning in the content.
 
     Raises:
@@ -85,12 +90,20 @@ class ModelChatFormat:
             )
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
-        """See ChatFormat."""
+        """Render the messages that follow the recorded ids with the chat template, and return their token ids.
+
+        Raises:
+            TurnRefusedError: The tools are malformed, or the chat template cannot render the conversation or leaves
+                messages out.
+        """
         parsed_request(request.tools)  # refuses malformed tools before anything is sampled
         return self._renderer.appended_ids(request)
 
     def message(self, request: TurnRequest, completion: SampledCompletion) -> ChatMessage:
-        """See ChatFormat. The content has no end-of-turn token. A turn that was cut has no calls."""
+        """Decode a completion, and return it as an assistant message with its reasoning and tool calls.
+
+        The content has no end-of-turn token. A turn that was cut has no calls.
+        """
         ids, is_whole = list(completion.token_ids), completion.finish_reason == "stop"
         if is_whole and ids[-1] in self._special_ids:
             ids.pop()
@@ -119,10 +132,11 @@ class ModelChatFormat:
 
 
 def load_chat_format(config: RunConfig, vllm_config: Any) -> ModelChatFormat:
-    """Return the format of a run's model.
+    """Load the tokenizer and the parsers of a run's model, and return its chat format.
 
     Raises:
-        UserError: The tokenizer cannot be loaded, or see ModelChatFormat.
+        UserError: The tokenizer cannot be loaded, its chat template is missing or leaves out tools, or vLLM refuses a
+            parser.
     """
     model = vllm_config.model_config
     return ModelChatFormat(

@@ -1,13 +1,13 @@
-"""Renders the messages that no recorded token stands for, by the model's chat template.
+"""Renders the new messages of a conversation by the model's chat template, to append them to recorded token ids.
 
     recorded ids    <|im_start|> assistant ... 4 <|im_end|>
     appended ids                                            newline <|im_start|> user ... <|im_start|> assistant newline
 
-For the recorded messages, a template need not write the sampled tokens: it drops old reasoning, or writes arguments
-with other white space. So the last recorded message is rendered with a mark at its end, and only the tokens
-behind the mark are used. Of the messages before it, only those are rendered that templates need: system messages and
-the last user message. A second rendering, in which nothing follows the turn, shows how many tokens belong to the turn
-itself:
+The rendered text of recorded messages is not used, because a template need not write the tokens that were sampled: it
+drops old reasoning, or writes arguments with other white space. So the last recorded message is rendered with a mark at
+its end, and only the tokens behind the mark are used. Of the messages before it, only those are rendered that templates
+need: system messages and the last user message. A second rendering, in which nothing follows the turn, shows how many
+tokens belong to the turn itself:
 
     behind the mark, with what follows    <|im_end|> newline <|im_start|> user ...
     behind the mark, without              <|im_end|> newline
@@ -46,7 +46,9 @@ _CALLED: ChatMessage = {"role": "assistant", "content": "", "tool_calls": [_CALL
 
 
 class TurnRenderer:
-    """Renders conversations. Calls may take long, and must not run at the same time.
+    """Renders conversations with the chat template of a tokenizer.
+
+    Calls may take long, and must not run at the same time.
 
     Args:
         tokenizer: A tokenizer of transformers.
@@ -63,7 +65,7 @@ class TurnRenderer:
         self._special_ids = special_ids(tokenizer)
 
     def check(self) -> None:
-        """Render a conversation with a tool.
+        """Check that the chat template can render a conversation with a tool, a call and its result.
 
         Raises:
             TurnRefusedError: The chat template ignores tools or their results, or cannot render such conversations.
@@ -95,7 +97,10 @@ class TurnRenderer:
         return turn.removesuffix(self._tokenizer.decode(last)) if self._special_ids.issuperset(last) else turn
 
     def appended_ids(self, request: TurnRequest) -> list[int]:
-        """Return the token ids that follow the recorded ids, up to the beginning of the turn to be sampled.
+        """Render the messages that have no recorded ids, and return their token ids.
+
+        They end at the start of the turn to be sampled. If the last recorded turn has no end-of-turn token, they begin
+        with it.
 
         Raises:
             TurnRefusedError: The chat template cannot render the conversation, or leaves messages out.
@@ -116,7 +121,11 @@ class TurnRenderer:
         return whole[min(special, default=0) :]
 
     def _behind_turn(self, request: TurnRequest) -> tuple[str, str]:
-        """Return what follows the last recorded message: if it is the last one, and if the others come after it."""
+        """Return two rendered texts from behind the last recorded message: without the later messages, and with them.
+
+        Raises:
+            TurnRefusedError: The chat template cannot render the conversation, or leaves messages out.
+        """
         *before, turn = request.messages[: request.num_recorded_messages]
         follow, mark = request.messages[request.num_recorded_messages :], uuid.uuid4().hex
         refusal = _refusal("the chat template leaves out assistant messages, so a conversation cannot be continued")
@@ -178,7 +187,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _needed(before: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages before a turn that can change what a template writes behind it."""
+    """Return the earlier messages that can affect how a turn is rendered: system messages and the last user message."""
     roles = [message.get("role") for message in before]
     last_user = max((place for place, role in enumerate(roles) if role == "user"), default=None)
     return [
@@ -187,7 +196,10 @@ def _needed(before: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _marked(message: ChatMessage, mark: str) -> Iterator[ChatMessage]:
-    """Yield messages that end with the mark, for templates that write calls and for all others."""
+    """Yield variants of a message that end with ``mark``: first in the arguments of its calls, then in its content.
+
+    Templates differ in which of these they write last.
+    """
     if calls := list[Any](message.get("tool_calls") or []):
         function = {**calls[-1]["function"], "arguments": {"mark": mark}}
         for others in (calls[:-1], []):  # some templates take only one call
@@ -197,7 +209,11 @@ def _marked(message: ChatMessage, mark: str) -> Iterator[ChatMessage]:
 
 
 def _content(content: Any, *, as_parts: bool) -> Any:
-    """Return the text of a message, or the list of its parts."""
+    """Return a message's content as text, or as a list of parts.
+
+    Raises:
+        ValueError: A part is not text.
+    """
     text = {"type": "text", "text": content or ""}
     parts = cast("list[dict[str, Any]]", content if isinstance(content, list) else [text])
     if others := sorted({str(part["type"]) for part in parts} - {"text"}):
@@ -215,7 +231,7 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_short_ids(message: ChatMessage) -> ChatMessage:
-    """Return a message with ids of nine letters and digits, which Mistral's templates require."""
+    """Return a message whose tool call ids have nine letters and digits, which Mistral's templates require."""
     made = dict(message)
     if "tool_call_id" in made:
         made["tool_call_id"] = _short_id(made["tool_call_id"])

@@ -1,4 +1,4 @@
-"""The answers to one list of requests, each as soon as it is there.
+"""Samples a list of turn requests, and streams each answer as soon as it is there.
 
 request 0 --sampled--+
 request 1 --sampled--+--> lines, in the order in which they are there
@@ -22,7 +22,7 @@ Outcomes = list[SampledTurn | TurnRefusal]
 
 
 class TurnAnswers:
-    """Samples the turns of one list of requests at the same time, from its construction until ``close``.
+    """Samples the turns of a list of requests at the same time, from its construction until ``close``.
 
     Args:
         requests: The requests.
@@ -41,7 +41,7 @@ class TurnAnswers:
             task.add_done_callback(partial(self._take, index, request))
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield all answers as lines. Answers that are ready at the same time come together."""
+        """Yield all answers as JSON lines. Answers that are ready at the same time come in one piece."""
         while self._sampling or self._ready:
             await self._changed.wait()
             self._changed.clear()
@@ -65,7 +65,7 @@ class TurnAnswers:
 
 
 def _refusal(request: TurnRequest, sampling: "asyncio.Task[Outcomes]") -> TurnRefusal | None:
-    """Return why a request has no turn at all; None if it has."""
+    """Return the refusal for a request whose sampling failed or was cancelled; None if it succeeded."""
     if sampling.cancelled():
         return TurnRefusal("unavailable", f"run {request.run_id} ended on this replica before the turn was whole")
     error = sampling.exception()

@@ -1,9 +1,9 @@
-"""``POST /internal/v1/turns``: turns of conversations, as shared/turns.py describes them.
+"""HTTP route ``POST /internal/v1/turns``, which samples turns of conversations; shared/turns.py has the bodies.
 
     200  a line for each turn        409  another run is served        422  malformed        503  not ready
 
 Only the sessions service calls it. It needs the internal key, which is checked in front of the application. If the
-client disconnects, the turns that it was not sent yet are aborted.
+client disconnects, turns that were not sent yet are aborted.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _RETRY_AFTER = {"Retry-After": "1"}
 
 
 def make_turn_router(desk: TurnDesk) -> APIRouter:
-    """Build the router of ``POST /internal/v1/turns``; ``desk`` samples the turns."""
+    """Return a router with ``POST /internal/v1/turns``; ``desk`` samples the turns."""
     router = APIRouter(tags=["turns"])
 
     @router.post(TURN_PATH, response_model=None)
@@ -41,7 +41,7 @@ def make_turn_router(desk: TurnDesk) -> APIRouter:
 
 
 class _Lines(StreamingResponse):
-    """Turns are sampled only until it is sent, or its client disconnects."""
+    """Streaming response with one line for each turn. Sampling ends when it is sent, or when the client disconnects."""
 
     def __init__(self, answers: TurnAnswers) -> None:
         super().__init__(answers.lines(), media_type="application/jsonl")

@@ -1,4 +1,4 @@
-"""Samples turns for the run that this replica serves.
+"""Samples the turns of conversations, in the run that this replica serves.
 
     TurnRequest --> [thread: rendered] --> gate --> engine: n completions --> [thread: parsed] --> n SampledTurns
 
@@ -33,7 +33,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class TurnEngine(Protocol):
-    """The engine as turns use it; engine/engine.py implements it with vLLM."""
+    """The methods of an engine that turns are sampled with; engine/engine.py implements them with vLLM."""
 
     @property
     def max_model_len(self) -> int | None:
@@ -49,12 +49,18 @@ class TurnEngine(Protocol):
         request_id: str,
         max_tokens: int | None = None,
     ) -> Sequence[SampledCompletion]:
-        """See generation_loop.SamplingEngine; a completion has at most ``max_tokens`` tokens."""
+        """Sample completions of at most ``max_tokens`` tokens; None means the run's ``max_completion_length``.
+
+        Cancelling the call aborts the request.
+
+        Raises:
+            MessageError: The model cannot take the prompt.
+        """
         ...
 
 
 class TurnSampler:
-    """Samples turns of one run.
+    """Samples the turns of one run's conversations.
 
     Args:
         engine: Samples the completions.
@@ -87,7 +93,7 @@ class TurnSampler:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="turns")
 
     async def sample(self, request: TurnRequest) -> list[SampledTurn | TurnRefusal]:
-        """Sample the ``n`` turns of a request; some may have to be refused. Cancelling the call aborts all of them.
+        """Sample the ``n`` turns of a request, and return a turn or a refusal for each. Cancelling the call aborts all.
 
         Raises:
             TurnRefusedError: The conversation cannot be rendered, or leaves no room for a completion.
@@ -104,7 +110,7 @@ class TurnSampler:
         )
 
     def close(self) -> None:
-        """Cancel what waits for the thread, without waiting for what it does now."""
+        """Cancel queued work of the rendering thread, without waiting for the work that it does now."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _complete(
@@ -121,7 +127,9 @@ class TurnSampler:
         )
 
     async def _while_there_are_weights(self, work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
-        """Return the result of ``work``. Without weights for long, cancel it: its client can ask another replica.
+        """Return the result of ``work``, or cancel it if this replica has no weights for WITHOUT_WEIGHTS_S.
+
+        The client can then ask another replica.
 
         Raises:
             UnavailableError: There were no weights for WITHOUT_WEIGHTS_S.
@@ -141,7 +149,7 @@ class TurnSampler:
             await asyncio.wait({task})
 
     def _prompt(self, request: TurnRequest) -> tuple[list[int], list[int]]:
-        """Return the appended ids, and all ids that the engine is given."""
+        """Return the newly rendered ids, and the whole prompt: the recorded ids followed by these."""
         appended = self._format.appended_ids(request)
         return appended, unpack_ids(request.recorded_ids).tolist() + appended
 
@@ -187,7 +195,7 @@ class TurnSampler:
 
 
 class TurnDesk:
-    """Passes turns to the sampler of the run that is served.
+    """Passes turn requests to the sampler of the run that this replica serves.
 
     Args:
         state: Tells why this replica is not ready.
@@ -200,7 +208,10 @@ class TurnDesk:
 
     @contextlib.contextmanager
     def serving(self, sampler: TurnSampler | None) -> Generator[None]:
-        """Sample turns while the block runs, if the run has any. Its end ends the turns in progress."""
+        """Sample turns with ``sampler`` while the block runs; None if the run has no turns.
+
+        When the block ends, turns in progress are aborted, and ``sampler`` is closed.
+        """
         self._sampler = sampler
         try:
             yield
@@ -212,7 +223,7 @@ class TurnDesk:
                 sampler.close()
 
     def sample(self, requests: Sequence[TurnRequest]) -> TurnAnswers:
-        """Begin to sample turns of one run. The caller closes what is returned.
+        """Begin to sample turns of one run. The caller closes the returned TurnAnswers.
 
         Raises:
             TurnRefusedError: Another run is served.

@@ -1,1 +1,1 @@
-"""Runs in the worker process of vLLM: the wires by which weights arrive, and where they are staged."""
+"""Runs in vLLM's worker processes: receives pushed weights, stages them, and loads them into the model."""

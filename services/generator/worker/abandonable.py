@@ -1,4 +1,4 @@
-"""Waits that can be given up: for a store that may stall for minutes, or for ranks that may never come."""
+"""Runs blocking calls that can be abandoned: a store may stall for minutes, and a rank may never come."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,10 @@ _ResultT = TypeVar("_ResultT")
 
 
 def abandonable(work: Callable[[], _ResultT], check: Callable[[], None]) -> _ResultT:
-    """Return what ``work`` returns in a thread. If ``check`` raises meanwhile, the thread is abandoned."""
+    """Run ``work`` in a thread and return its result, calling ``check`` every 20 ms meanwhile.
+
+    If ``check`` raises, the thread is abandoned and the error is passed on.
+    """
     result: Future[_ResultT] = Future()
 
     def run() -> None:

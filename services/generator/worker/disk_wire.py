@@ -28,7 +28,7 @@ _MAX_CHAIN = 1024
 
 
 class DiskWire:
-    """This worker's view of one run's directory.
+    """Reads the weights of one run from the directory or object store to which the trainer writes them.
 
     Args:
         weight_dir: Absolute path or URL of the directory.
@@ -66,13 +66,16 @@ class DiskWire:
         staging.complete = wanted
 
     def leave(self) -> None:
-        """Make a reader stop soon. A read of the store that is under way is abandoned."""
+        """Make ``receive_into`` fail soon. A read of the store that is under way is abandoned."""
         self._is_over.set()
 
     def _chain(
         self, place: DiskPlace, *, staged_checksum: str | None, check: Callable[[], None]
     ) -> list[tuple[str, Manifest]]:
-        """Return the versions to read, in reading order."""
+        """Return the versions to read, oldest first, each as the name of its directory and its manifest.
+
+        The last one is ``place``. The first one is a full version, or a delta on the staged version.
+        """
         newest = abandonable(partial(read_manifest, self._store, place.name, sha256=place.manifest_sha256), check)
         found = [(place.name, newest)]
         while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != staged_checksum:

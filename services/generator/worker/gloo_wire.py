@@ -1,4 +1,4 @@
-"""The receiving end of the gloo wire, which needs only torch.
+"""Receives pushed weights over gloo. It needs only torch.
 
     rank 0, the trainer --- packed uint8 chunks, broadcast ---> ranks rank_offset .. of this replica's workers
                         --- lifeline, a silent connection --->  closed when the trainer gives up, or dies
@@ -29,7 +29,7 @@ _abandoned: list[tuple[Any, Any]] = []
 
 
 class GlooWire:
-    """This worker's place in one communicator epoch. See weight_wires.ChunkWire.
+    """Implements ChunkWire (weight_wires.py) with gloo.
 
     Args:
         master_port: Port of the trainer's store.
@@ -71,18 +71,28 @@ class GlooWire:
                 self._lifeline.close()
 
     def leave(self) -> None:
-        """See ChunkWire."""
+        """Close the connections. A call of ``receive`` or ``confirm`` that waits in another thread then fails."""
         self._group = None
         self._lifeline.close()
 
     def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
-        """See ChunkWire."""
+        """Fill ``chunk`` with the trainer's next broadcast.
+
+        Raises:
+            RuntimeError: It did not come by ``deadline`` (monotonic seconds), the trainer gave up, or this worker has
+                left.
+        """
         options = c10d.BroadcastOptions()
         options.timeout = _until(deadline)
         self._complete(lambda group: group.broadcast([chunk], options))
 
     def confirm(self, *, deadline: float) -> None:
-        """Wait until every rank has called ``confirm``. Raises RuntimeError as ``receive`` does."""
+        """Wait until every rank has called ``confirm``.
+
+        Raises:
+            RuntimeError: A rank did not call it by ``deadline`` (monotonic seconds), the trainer gave up, or this
+                worker has left.
+        """
         options = c10d.AllreduceOptions()
         options.timeout = _until(deadline)
         self._complete(lambda group: group.allreduce([torch.zeros(1, dtype=torch.int64)], options))

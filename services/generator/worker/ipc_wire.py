@@ -1,7 +1,8 @@
-"""The receiving end of the wire within one GPU; gloo_communicator.py in the trainer has the diagram.
+"""Receives pushed weights from a trainer on the same GPU, through a CUDA buffer that the trainer shares.
 
-The trainer's buffer is mapped from the fields of the join body (IpcBuffer). Each field is checked, and none
-is unpickled. A chunk is copied before it is confirmed, so it belongs to this process.
+gloo_communicator.py in the trainer has the diagram. The trainer's buffer is mapped from the fields of the join body
+(IpcBuffer). Each field is checked, and none is unpickled. A chunk is copied before it is confirmed, so it belongs to
+this process.
 """
 
 import base64
@@ -20,7 +21,7 @@ _MIN_HANDLE_BYTES, _EVENT_HANDLE_BYTES = 64, 64
 
 
 class IpcWire:
-    """This worker's place in one communicator epoch, with the trainer's buffer mapped. See weight_wires.ChunkWire.
+    """Implements ChunkWire (weight_wires.py) with the trainer's buffer, which this process has mapped.
 
     Args:
         gloo: The wire that signals when bytes are ready; ``leave`` leaves it too.
@@ -33,12 +34,17 @@ class IpcWire:
         self._buffer: torch.Tensor | None = buffer
 
     def leave(self) -> None:
-        """See ChunkWire. Releases the mapping too."""
+        """Leave the gloo wire, and release the mapping of the trainer's buffer."""
         self._gloo.leave()
         self._buffer = None
 
     def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
-        """See ChunkWire. Raises RuntimeError too if the trainer sends another size than it announced."""
+        """Copy the trainer's next chunk from its buffer into ``chunk``, in pieces of at most the buffer's size.
+
+        Raises:
+            RuntimeError: It did not come by ``deadline`` (monotonic seconds), has another size than announced, the
+                trainer gave up, or this worker has left.
+        """
         start = 0
         while start < chunk.numel():
             message = torch.zeros(8, dtype=torch.uint8)
@@ -97,5 +103,5 @@ def map_buffer(place: IpcBuffer, device: torch.device) -> torch.Tensor:
 
 
 def device_uuid(device: torch.device) -> str:
-    """Return the UUID by which every process knows the GPU."""
+    """Return the UUID of a GPU, which is the same in every process, unlike its index."""
     return str(cuda.get_device_properties(device).uuid).removeprefix("GPU-")

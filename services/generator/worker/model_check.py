@@ -43,7 +43,10 @@ weight_files: Any = safetensors
 
 
 class FullSet:
-    """The full set of parameters of a model, of which a worker has a shard. vLLM's ModelConfig describes it."""
+    """Checks whether announced parameters are the full set of a model, of which a worker has a shard.
+
+    vLLM's ModelConfig describes the model.
+    """
 
     def __init__(self, model: Any, model_config: Any) -> None:
         self._model = model
@@ -51,7 +54,10 @@ class FullSet:
         self._known: tuple[Any, ...] | None = None
 
     def check(self, announced: tuple[Spec, ...]) -> None:
-        """Return if these are all parameters, complete, and in the model's dtype or float32.
+        """Check that every parameter of the model is announced, complete, and in the model's dtype or float32.
+
+        Quantised models are not checked. A model whose loader reads the content of parameters is checked only for
+        dtypes.
 
         Raises:
             ValueError: They are not; the message says which ones are wrong.
@@ -153,10 +159,10 @@ def checkpoint_specs(vllm_config: Any) -> list[Spec]:
 
 
 def check_adapters(model: Any, specs: Iterable[Spec], *, rank: int) -> None:
-    """Return if the announced adapters are complete, and match this model and the run's rank.
+    """Check that the announced adapters are complete, and match the layers of this model and the run's ``rank``.
 
     Raises:
-        ValueError: They do not.
+        ValueError: An adapter has another rank, belongs to an unknown layer, or lacks one of its two matrices.
     """
     manager = model.lora_manager
     known = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
@@ -179,7 +185,7 @@ def check_adapters(model: Any, specs: Iterable[Spec], *, rank: int) -> None:
 
 
 class _Shadow:
-    """A copy of a model whose tensors have no content. Loading into it only counts, and does not change the model.
+    """A copy of a model whose tensors have no content. Loading into it counts elements, and does not change the model.
 
     Attributes:
         model: The shadow.
@@ -209,11 +215,11 @@ class _Shadow:
         return loaded
 
     def is_filled(self, layer: Any) -> bool:
-        """Return whether a layer of the shadow received as many numbers as it has."""
+        """Return whether a layer of the shadow received as many elements as it has."""
         return self._numbers.get(id(layer), 0) >= int(sizes.get_layer_size(layer))
 
     def not_used_up(self, *, num_shards: int) -> list[str]:
-        """Return the pushed parameters that have more numbers than ``num_shards`` workers together can have taken."""
+        """Return the names of parameters with more elements than ``num_shards`` workers can have taken together."""
         sizes_of = {name: tensor.numel() for name, tensor in self._pushed.values()}
         return sorted(name for name, number in self._taken.items() if 0 < number * num_shards < sizes_of[name])
 

@@ -26,9 +26,10 @@ from services.generator.worker.model_check import is_tied, require_all
 
 
 class CheckedReload:
-    """One reload of a worker's shard of a model, which vLLM's ModelConfig describes.
+    """Replaces the weights of one worker's shard of a model, and checks that none is missing.
 
-    The constructor prepares every layer for loading, and first finishes an interrupted reload.
+    The constructor prepares every layer for loading, and first finishes an interrupted reload. ``model_config`` is
+    vLLM's ModelConfig of the model.
     """
 
     def __init__(self, model: Any, model_config: Any) -> None:
@@ -66,7 +67,10 @@ class CheckedReload:
 
 
 def prepack_tied_head(model: Any) -> None:
-    """Make the head of a model with tied embeddings compute with the current embeddings."""
+    """Make the head of a model with tied embeddings compute with the current embeddings.
+
+    On a CPU, its prepacked copy would keep the old weights.
+    """
     modules: list[Any] = list(model.modules())
     heads = [module for module in modules if isinstance(module, ParallelLMHead)]
     embeddings = [

@@ -1,4 +1,4 @@
-"""The receiving end of the NCCL wire: a rank of an ``NcclGroup``, on the stream of the receiving thread.
+"""Receives pushed weights over NCCL, as a rank of an ``NcclGroup``, on the CUDA stream of the receiving thread.
 
 After a deadline or an abort, a kernel that waits for a dead trainer may stay on the GPU; guarded_engine.py then ends
 the process.
@@ -18,12 +18,12 @@ cuda: Any = torch.cuda  # partly untyped
 
 
 class NcclWire:
-    """This worker's place in one communicator epoch. See weight_wires.ChunkWire.
+    """Implements ChunkWire (weight_wires.py) with NCCL.
 
     Args:
         unique_id: NCCL's unique id of the rendezvous, in base64.
         timeout_s: Deadline of the rendezvous in seconds; the constructor blocks until every rank is there.
-        is_given_up: Whether the push was given up, asked while a rank is waited for.
+        is_given_up: Returns whether the push was given up; called while this rank waits for others.
 
     Raises:
         PushError: Not all ranks came in time, or the push was given up.
@@ -49,11 +49,16 @@ class NcclWire:
             raise
 
     def receive(self, chunk: torch.Tensor, *, deadline: float) -> None:
-        """See ChunkWire."""
+        """Fill ``chunk`` with the trainer's next broadcast.
+
+        Raises:
+            PushError: It did not come by ``deadline`` (monotonic seconds), NCCL failed, the push was given up, or this
+                worker has left.
+        """
         self._group.broadcast(self._on_gpu(chunk), timeout_s=deadline - time.monotonic())
 
     def leave(self) -> None:
-        """See ChunkWire."""
+        """Close the NCCL communicator in a thread, because that may take seconds. Calls that wait on it then fail."""
         # The abort may wait for seconds, and the calling loop also decodes.
         threading.Thread(target=self._group.close, name="leave NCCL", daemon=True).start()
 

@@ -33,7 +33,7 @@ _TORCH_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 
 class StagedWeights:
-    """Memory for a full set of parameters.
+    """One full set of received parameters in staging memory, with their digests.
 
     Args:
         specs: Names, dtypes and shapes, in the order in which they are pushed.
@@ -60,7 +60,7 @@ class StagedWeights:
         self._threads = ThreadPoolExecutor(digest_threads(os.cpu_count() or 1), thread_name_prefix="digest weights")
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """Copy one parameter.
+        """Copy one received parameter into its place.
 
         Raises:
             ValueError: The name, dtype or shape was not announced.
@@ -72,12 +72,16 @@ class StagedWeights:
         self.changed(name)
 
     def put_delta(self, name: str, delta: bytes) -> None:
-        """Change one parameter by a delta from its current values. Raises ValueError as ``apply_delta`` does."""
+        """Apply a delta to the current values of one parameter.
+
+        Raises:
+            ValueError: The delta is damaged, or is for a parameter of another size. The parameter is unchanged.
+        """
         apply_delta(self.tensors[name], delta)
         self.changed(name)
 
     def changed(self, name: str) -> None:
-        """Note that a parameter's bytes have changed. They must stay as they are until the next checksum."""
+        """Begin to compute the digest of a written parameter, which must not change until the next checksum."""
         place = self.tensors[name]
         if place.device.type == "cpu":
             self._digests[name] = self._threads.submit(digest, place)
@@ -146,8 +150,9 @@ def apply_delta(target: Tensor, data: bytes) -> None:
 
 
 class StagingMemory:
-    """One block for all weights that a worker stages: on its GPU if there is room and the trainer is not on it, else in
-    main memory.
+    """One block of memory for all weights that a worker stages.
+
+    It is on the worker's GPU if there is room and the trainer does not use that GPU, otherwise in main memory.
 
     For an engine on a GPU, main memory is page-locked as long as this object exists, because it is copied to the GPU
     while decoding is paused. torch's ``pin_memory`` is not used: its allocator rounds every block up to a power of two,
@@ -174,14 +179,15 @@ class StagingMemory:
                 weakref.finalize(self, registration.host_unregister, address).atexit = False
 
     def suits(self, num_bytes: int) -> bool:
-        """Return whether weights of this size fit and use nearly all of it."""
+        """Return whether weights of ``num_bytes`` fit into the block, and fill at least 95 % of it."""
         return num_bytes <= self.block.numel() <= 1.05 * num_bytes
 
 
 def staging_device(num_bytes: int, device: torch.device, *, shares_gpu: bool = False) -> torch.device:
     """Return the engine's GPU if it has room for this memory and some to spare, otherwise the CPU.
 
-    A trainer on the same GPU needs what is free now for gradients and moments, with its first step.
+    If the trainer uses the same GPU, it is the CPU: the trainer's first step needs that GPU's free memory for gradients
+    and moments.
     """
     if device.type != "cuda" or shares_gpu:
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The wires over which a worker receives weights from the trainer. Each communicator epoch is one wire.
+"""Opens the wires over which a worker receives weights from the trainer. Each communicator epoch has its own wire.
 
     open_wire (blocks until every rank is there) --> receive_version, receive_version, ... --> leave
 
@@ -24,7 +24,7 @@ from shared.weights.parameter_spec import Spec, cut, total_bytes
 
 
 class ChunkWire(Protocol):
-    """This worker's place in one communicator epoch, over which weights arrive in chunks."""
+    """This worker's connection to the trainer in one communicator epoch, over which weights arrive in chunks."""
 
     @property
     def device(self) -> torch.device:
@@ -35,8 +35,8 @@ class ChunkWire(Protocol):
         """Fill a uint8 tensor with the trainer's next chunk.
 
         Raises:
-            RuntimeError, PushError: It did not come by ``deadline`` (monotonic), the trainer gave up, or this worker
-                has left.
+            RuntimeError, PushError: It did not come by ``deadline`` (monotonic seconds), the trainer gave up, or this
+                worker has left.
         """
         ...
 
@@ -51,13 +51,16 @@ Wire = ChunkWire | DiskWire
 def open_wire(
     where: dict[str, Any], *, rank: int, device: torch.device, is_given_up: Callable[[], bool] = lambda: False
 ) -> Wire:
-    """Enter the trainer's communicator; blocks until every rank is there.
+    """Enter the trainer's communicator, and return this worker's wire once every rank is there.
+
+    With the transport ``disk`` there is no communicator, so it returns at once.
 
     Args:
         where: Fields of the join body, including ``transport``.
         rank: This worker's rank within its replica.
         device: Device on which the engine computes.
-        is_given_up: Whether the push was given up. NCCL asks; gloo and ipc see that the trainer has closed its socket.
+        is_given_up: Returns whether the push was given up. Only NCCL needs it: gloo and ipc notice that the trainer has
+            closed its socket.
 
     Raises:
         RuntimeError, PushError: Not all ranks came in time, or the trainer gave up.
@@ -90,8 +93,8 @@ def receive_version(staged: StagedWeights, wire: Wire, what: dict[str, Any], *, 
         buffer_bytes: Size in bytes after which a chunk ends.
 
     Raises:
-        PushError: A file is missing or damaged.
-        RuntimeError: The time is up, the trainer gave up, or the base of its delta is not what is staged.
+        RuntimeError, PushError: The time is up, the trainer gave up, a file is missing or damaged, or a delta starts
+            from other weights than the staged ones.
         ValueError: A parameter or a delta differs from the announcement.
     """
     timeout_s = float(what["timeout_s"])
@@ -122,7 +125,7 @@ def receive_chunks(
     """Yield the named parameters of each chunk as it arrives. They are valid until the next chunk is requested.
 
     Raises:
-        RuntimeError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
+        RuntimeError, PushError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
     """
     deadline = time.monotonic() + timeout_s
     for chunk_of in cut(specs, buffer_bytes):

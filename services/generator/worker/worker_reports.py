@@ -1,4 +1,4 @@
-"""Progress reports of vLLM's workers on this machine during a push, without a call through the engine.
+"""Sends the progress of vLLM's workers in a push to the generator's process over a Unix socket of this machine.
 
     worker's thread --datagram--> socket of the generator process --> progress of every worker
 
@@ -23,12 +23,12 @@ _LOST_S = 0.5
 
 
 class Progress(NamedTuple):
-    """Progress of one worker; a plain tuple on vLLM's wire.
+    """The progress of one worker in a push. vLLM's RPC transmits it as a plain tuple.
 
     Attributes:
         phase: The current phase of the worker.
         failure: Why its last job failed; None if it did not fail.
-        checksum: Checksum of the last complete set that it received; None before the first.
+        checksum: Checksum of the received weights; None if they are not complete.
     """
 
     phase: str
@@ -37,9 +37,10 @@ class Progress(NamedTuple):
 
 
 class ReportTo(NamedTuple):
-    """Where a worker reports; a plain tuple on vLLM's wire.
+    """Address for the progress reports of a worker's next job. vLLM's RPC transmits it as a plain tuple.
 
     Attributes:
+        path: Path of the Unix socket that receives the reports.
         job: Number of the job that is reported on.
     """
 
@@ -55,7 +56,7 @@ class ReportTo(NamedTuple):
 
 
 class WorkerReports:
-    """The listening end; created and closed on the event loop."""
+    """Receives the progress reports of an engine's workers. It must be created and closed on the event loop."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -71,7 +72,7 @@ class WorkerReports:
         self._loop.add_reader(self._socket.fileno(), self._read)
 
     def begin(self) -> ReportTo:
-        """Return where workers report on the job that comes next, and forget earlier reports."""
+        """Forget earlier reports, and return the address to which workers report on their next job."""
         self._job += 1
         self._heard = {}
         return ReportTo(self._path, self._job)

@@ -40,7 +40,7 @@ _MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load", "
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a line of vLLM about a layer without new weights is of use: rotary embeddings never get any."""
+    """Return whether vLLM's log line about a layer without new weights is useful. Rotary embeddings never get any."""
     layers = record.args if isinstance(record.args, tuple) else ()
     return not any(str(layer).endswith("RotaryEmbedding") for layer in layers)
 
@@ -49,7 +49,7 @@ logging.getLogger(layerwise.__name__).addFilter(_is_worth_a_line)
 
 
 class WorkerExtension:
-    """Extends vLLM's worker by the methods that a push needs: ``worker_extension_cls`` of the engine's arguments.
+    """Adds the methods of a weight push to vLLM's worker, as the engine argument ``worker_extension_cls``.
 
     vLLM adds this class to the bases of its own worker, without calling any constructor.
     """
@@ -57,7 +57,10 @@ class WorkerExtension:
     _headrace_transfer: "WorkerTransfer | None" = None
 
     def headrace_push(self, move: str, arguments: dict[str, Any], report_to: Sequence[Any] | None = None) -> Any:
-        """Make one move of WorkerTransfer. If ``report_to`` is given, report the progress of the move there."""
+        """Call the method ``move`` of this worker's WorkerTransfer, and return its result.
+
+        If ``report_to`` is given, the progress of the move is reported to that address.
+        """
         if move not in _MOVES:
             raise ValueError(f"a push has no move {move}")
         if self._headrace_transfer is None:
@@ -67,10 +70,10 @@ class WorkerExtension:
         return getattr(self._headrace_transfer, move)(**arguments)
 
     def headrace_make_ready(self) -> None:
-        """Make the buffers that vLLM 0.32 makes only in a warm-up; without a GPU it warms up only a few kinds of
-        engines.
+        """Allocate the receive buffers of a pipeline worker, which vLLM 0.32 allocates only in a warm-up.
 
-        All workers of a pipeline but the first receive the previous worker's activations into these buffers.
+        Without a GPU, vLLM warms up only a few kinds of engines. All workers of a pipeline but the first receive the
+        previous worker's activations into these buffers.
         """
         runner: Any = getattr(self, "model_runner")  # noqa: B009  an attribute of vLLM's worker
         if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
@@ -80,8 +83,10 @@ class WorkerExtension:
 
 
 class WorkerTransfer:
-    """One worker's part in the pushes of its engine's life, for its shard of the model. ``rank`` is that within its
-    replica. Every method except ``reserve`` and ``load`` returns at once.
+    """Receives pushed weights in one vLLM worker, and loads the worker's shard of the model from them.
+
+    It lives as long as the worker. Every method except ``reserve`` and ``load`` returns at once: ``enter`` and
+    ``receive`` start a job in a thread, and ``progress`` reports on it.
 
     Attributes:
         report_to: Address to which progress of the next job is reported; None if it is not reported.
@@ -109,7 +114,7 @@ class WorkerTransfer:
         self._stream: Any = None
 
     def reserve(self) -> None:
-        """Allocate staging memory for the model's checkpoint. Page-locking that of a large model takes minutes.
+        """Allocate staging memory for the model's checkpoint. Page-locking memory for a large model takes minutes.
 
         Without this, or if the push has other parameters, the next ``receive`` allocates it, within the push's
         deadline.
@@ -119,7 +124,10 @@ class WorkerTransfer:
             self._reserve(specs, spare_bytes=staging_bytes(specs) // 500)
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Begin to enter a communicator, and leave the current one, if any."""
+        """Begin to enter the communicator that ``where`` describes, and leave the current one, if any.
+
+        ``where`` holds the fields of JoinRequest.
+        """
 
         def job() -> None:
             wire = open_wire(where, rank=self._rank, device=self._device, is_given_up=lambda: self._is_given_up)
@@ -134,9 +142,10 @@ class WorkerTransfer:
         self._start(ENTERING, job)
 
     def receive(self, what: dict[str, Any]) -> None:
-        """Begin to receive the parameters of the begin body, to which ``staging`` and ``adapter`` were added.
+        """Begin to receive the parameters that ``what`` announces.
 
-        ``adapter`` holds the directory and the PEFT config of adapters; None if whole models arrive.
+        ``what`` holds the fields of BeginRequest, whether to use ``staging``, and ``adapter``: the directory and the
+        PEFT config of adapters, or None if whole models arrive.
         """
         named = zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
         specs = tuple(Spec(name, getattr(torch, dtype_name), tuple(shape)) for name, dtype_name, shape in named)
@@ -157,7 +166,7 @@ class WorkerTransfer:
         self._start(CHECKING, job)
 
     def progress(self) -> Progress:
-        """Return the progress of the thread."""
+        """Return the phase of this worker, the failure of its last job, and the checksum of the received weights."""
         return Progress(self._phase, self._failure, self._checksum)
 
     def leave(self) -> None:
@@ -166,7 +175,7 @@ class WorkerTransfer:
         self._close_wire()
 
     def forget(self) -> None:
-        """Discard the received weights, which differ from what the trainer sent. Their memory is kept."""
+        """Discard the received weights, because they must not be used. Their memory is kept for the next push."""
         self._checksum = self._direct = None
         if self._staged is not None:
             self._staged.complete = None
